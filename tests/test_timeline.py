@@ -24,7 +24,6 @@ def recorded(tokens, **moments):
 
 
 def test_spans_of_a_split_request():
-    """The spans of a split request equal those drawn in the docstring of twofold.timeline."""
     timeline = recorded(
         [4.0, 6.0, 7.0], prefill_started=2.0, handoff_started=2.5, handoff_ended=4.5, decode_started=5.0
     )
@@ -60,7 +59,6 @@ def test_late_reports_are_dropped():
 
 @given(st.lists(st.floats(0.001, 10), min_size=2, max_size=30))
 def test_tpot_is_the_mean_gap_and_spans_add_up(gaps):
-    """TPOT is the mean ITL, and E2E is the sum of TTFT and all token gaps."""
     times = [2.0]
     for gap in gaps:
         times.append(times[-1] + gap)

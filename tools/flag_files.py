@@ -2,10 +2,9 @@
 
     python tools/flag_files.py [--list]
 
-Each flag is set to a unique number, and all processes are traced for functions that receive this number. The count is
-the number of files with such a function, plus one for the file that declares the flag and one for the file that uses
-the value. Only packages that pass settings on are searched (command line, cluster spec, launcher). Structs that contain
-the number are not counted. Exits with 1 if a flag passes through more than four files.
+Each flag gets a unique number, and all processes are traced for functions of the command line, cluster spec and
+launcher that receive this number. The count is the number of files with such a function, plus the file that declares
+the flag and the file that uses it. Exits with 1 if a count exceeds four.
 """
 
 import argparse

@@ -2,10 +2,9 @@
 
     python tools/request_files.py [--list]
 
-The live request runs on `twofold serve --engine emulated` with one prefill and one decode worker; the files of all
-processes count together. The simulated request runs in `twofold.simulation` on a cluster of the same shape. A file
-counts if one of its functions is called between the request's arrival and its last token. Code that runs only at import
-does not count.
+A file counts if one of its functions is called, in any process, between the request's arrival and its last token. The
+service is `twofold serve --engine emulated` with one prefill and one decode worker; the simulated cluster has the same
+shape.
 """
 
 import argparse

@@ -2,10 +2,9 @@
 
     python tools/wording.py [--list] [PATH ...]
 
-A text counts as roundabout if it hides its subject in a clause ("What was read is …"), refers to things by chains of
-pronouns ("those that", "of what"), uses archaic adverbs ("thereby", "whereupon"), or lets programs speak and know ("the
-worker says that it lives"). A match is only a hint: rewrite the whole sentence, not just the phrase. Exits with 1 if
-more than 3% of the texts of one kind match.
+A text counts as roundabout if it hides its subject in a clause ("What was read is …"), has chains of pronouns ("those
+that", "of what") or archaic adverbs ("thereby"), or lets programs speak and know ("the worker says that it lives"). A
+match is only a hint: rewrite the whole sentence. Exits with 1 if over 3% of the texts of one kind match.
 """
 
 import argparse

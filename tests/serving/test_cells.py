@@ -1,4 +1,4 @@
-"""Cell-aware routing over two hosts, each with a prefill and a decode worker."""
+"""Routing over two cells (groups of instances): each host is a cell with a prefill and a decode worker."""
 
 import asyncio
 import json

@@ -1,8 +1,4 @@
-"""Streams survive workers that are killed, stopped and paused at random under load.
-
-TWOFOLD_CHAOS_ROUNDS sets the number of faults; by default, each role gets each fault once. `pytest -rP`
-prints a report.
-"""
+"""Streams survive workers killed, stopped or paused under load; TWOFOLD_CHAOS_ROUNDS sets the number of faults."""
 
 import asyncio
 import os

@@ -84,7 +84,7 @@ def test_prompts_are_routed_to_their_cached_prefix(emulated):
 
 
 def test_a_busy_worker_with_the_prefix_is_bypassed(emulated):
-    """In a burst of prompts with one prefix, the second worker computes the prefix again, so that both cache it."""
+    """In a burst of prompts with one prefix, both workers compute and cache the prefix."""
     _, url = emulated
     begin = tokens("in demand", SHARED)
     asyncio.run(ask(url, begin))

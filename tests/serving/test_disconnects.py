@@ -37,10 +37,7 @@ async def leave(url, body, *, after_tokens=0, after_s=0.0):
 
 
 def occasions(draw, answer_s):
-    """Yield arguments of `leave`: disconnect at once, at a random time, after the first token, and during decode.
-
-    Delays are numbers of tokens or fractions of the measured `answer_s`, so they suit fast and slow machines.
-    """
+    """Yield arguments of `leave`: disconnect at once, at a random time, after the first token, and during decode."""
     while True:
         yield {"stream": draw.random() < 0.5}
         # Mostly early: decode is by far the longest phase.
@@ -78,11 +75,7 @@ COUNTERS = (
 
 
 def check_disconnects(url, disconnects, settled=all_blocks_free):
-    """Repeat random disconnects until requests were aborted both before and after their first token.
-
-    The machine's load determines the progress of a request at its disconnect, so one repetition may produce only aborts
-    before the first token, or only aborts after it.
-    """
+    """Repeat random disconnects until requests were aborted both before and after their first token."""
     before = [metric(url, counter) for counter in COUNTERS]
     for seed in range(20):
         asyncio.run(storm(url, disconnects, settled, seed))

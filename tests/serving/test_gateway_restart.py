@@ -29,7 +29,7 @@ ASK = {"prompt": [5, 6, 7] * 30, "temperature": 1.0, "seed": 6, "ignore_eos": Tr
 
 
 class Client:
-    """Client of one stream; `read` returns its outcome: `whole`, `error` or `broken`."""
+    """A client of one stream; `read` returns `whole` (complete), `error` (error event) or `broken` (disconnected)."""
 
     def __init__(self, session, url, name, max_tokens):
         self.session, self.url = session, url

@@ -24,10 +24,7 @@ def prompt(seed, count):
 
 
 async def stream(session, url, name, ids, output, events, began):
-    """Stream a completion and return its tokens.
-
-    Appends (`name`, token number) to `events` for each token, and sets the event `began` at the first token.
-    """
+    """Return the tokens of a streamed completion; append (`name`, tokens so far) to `events` for each chunk."""
     body = {
         "model": await served_name(session, url),
         "prompt": ids,
@@ -50,10 +47,7 @@ async def stream(session, url, name, ids, output, events, began):
 
 
 async def beside_a_decode(url, decode, short, long):
-    """Send `decode` with a long output, then `short`, then `long`; each waits for the previous one's first token.
-
-    Returns the three outputs, and all tokens in order of arrival as (prompt name, token number).
-    """
+    """Send three prompts, each after the previous one's first token; return outputs and (name, token number) events."""
     events, tasks = [], []
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
         for name, ids, output in (("decode", decode, LONG_OUTPUT), ("short", short, OUTPUT), ("long", long, OUTPUT)):
@@ -64,7 +58,7 @@ async def beside_a_decode(url, decode, short, long):
 
 
 def test_a_short_prompt_joins_decodes_and_a_long_one_waits(tiny_model_dir, tmp_path):
-    """With a decode, a prompt of 40 tokens takes 51 ms, within the bound of 100 ms; one of 200 tokens takes 211 ms."""
+    """The TBT bound is 100 ms; an iteration takes 51 ms with the short prompt and 211 ms with the long one."""
     model, path = tiny_model_dir("llama"), tmp_path / "host.yaml"
     path.write_text(dump_profile(replace(profile(), model=read_model(model))))
     prompts = prompt("decode", 30), prompt("short", 40), prompt("long", 200)

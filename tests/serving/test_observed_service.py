@@ -53,7 +53,6 @@ def observed(tiny_model_dir, tmp_path_factory):
 
 
 def test_the_log_has_one_json_line_per_request(observed):
-    """No log line contains a prompt."""
     ended = [line for line in observed["lines"] if line["message"] == "request ended"]
     assert [(line["request_id"], line["trace_id"], line["finish_reason"]) for line in ended] == [
         ("mine", TRACE, "length")

@@ -1,7 +1,5 @@
-"""The OpenAI Python client works with the gateway.
-
-The tests do not depend on the generated text. The service must have deterministic greedy output and a context of a
-few hundred tokens. The fixture `openai_base_url` selects the service.
+"""The OpenAI Python client works with the gateway of the service that the fixture `openai_base_url` selects. The
+service must have deterministic greedy output and a context of a few hundred tokens.
 """
 
 import asyncio
@@ -23,7 +21,7 @@ FIXED = {"temperature": 0, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
 
 @pytest.fixture(scope="module", params=["split", "colocated", "scripted"])
 def openai_base_url(request, service):
-    """Yield the base URL of the API. The tests run on a split, a colocated and a scripted service in turn."""
+    """Yield the base URL of the API of a split, a colocated and a scripted service in turn."""
     if request.param == "scripted":
         with running_app(create_app(ScriptedService(), byte_level(), keys=None)) as url:
             yield f"{url}/v1"

@@ -75,7 +75,7 @@ def test_a_prompt_beyond_the_slo_is_a_400(service):
 
 
 def test_the_baseline_rejects_after_prefill_with_a_429(service):
-    """A request rejected after prefill gets a plain 429 even if it streams, and its blocks become free."""
+    """A request rejected after prefill gets a 429 even if it asked for a stream, and its blocks are freed."""
 
     async def beside_another(url):
         async with aiohttp.ClientSession() as session:

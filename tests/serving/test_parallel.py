@@ -51,7 +51,7 @@ def expected(tiny_model_dir):
     ("arch", "flags"), WAYS, ids=lambda value: value if isinstance(value, str) else " ".join(value)
 )
 def test_output_equals_generate_across_degrees(arch, flags, tiny_model_dir, expected):
-    """For each combination of attention kind, parallelism and hand-off mode, the output equals that of `generate`."""
+    """Outputs equal those of transformers' `generate` for every attention kind, parallelism and hand-off mode."""
     with running_service(tiny_model_dir(arch), *ENGINE, *flags) as (_, url):
         made = asyncio.run(complete_all(url, prompts(), at_once=12, max_tokens=OUTPUT, temperature=0, ignore_eos=True))
         assert made == expected(arch)

@@ -46,10 +46,7 @@ async def ask_in_turn(url, prompts, **fields):
 
 
 def shared_with_earlier(prompts):
-    """Return how many tokens each prompt can reuse from earlier prompts.
-
-    Only whole blocks are reused, and the last token of a prompt is never reused.
-    """
+    """Return how many tokens of each prompt earlier prompts can provide: whole blocks, never the last token."""
     found = []
     for number, prompt in enumerate(prompts):
         best = 0
@@ -214,7 +211,7 @@ def test_no_reuse_without_prefix_caching(tiny_model_dir):
 
 
 def test_a_restarted_worker_starts_with_an_empty_cache(tight):
-    """The first prompt after a worker restart finds no cached prefix and gets the same tokens as before the restart."""
+    """The first prompt after a restart finds no cached prefix and gets the same tokens as before."""
     prompt = tokens("killed", 30 * BLOCK + 1)
     process, url = tight
     before = [asyncio.run(ask(url, prompt, **GREEDY)) for _ in range(2)]

@@ -23,7 +23,7 @@ def random_prompts(seed):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_greedy_output_equals_generate(arch, service, tiny_model_dir):
-    """Greedy output equals that of `generate` when prompts are sent one at a time, in batches and at random times."""
+    """Prompts sent one at a time, in batches or at random times get the tokens of transformers' `generate`."""
     prompts = random_prompts(seed=ARCHITECTURES.index(arch))
     expected = greedy_outputs(tiny_model_dir(arch), prompts, OUTPUT)
     url = service(arch, SPLIT)

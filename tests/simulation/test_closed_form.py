@@ -8,7 +8,6 @@ from support.toy import clusters, run, workloads
 @settings(max_examples=1500)
 @given(clusters(), workloads())
 def test_runs_equal_single_iterations(cluster, requests):
-    """Runs of iterations and single iterations give exactly equal timelines, histograms, energy and counts."""
     at_once = run(cluster, requests)
     one_by_one = run(cluster, requests, max_run=1)
     assert at_once.facts() == one_by_one.facts()

@@ -66,10 +66,7 @@ def test_current_reports_give_the_decisions_of_one_controller(control):
 
 
 def test_late_reports_cause_herding():
-    """Late load reports concentrate requests on few instances.
-
-    If controllers count the requests they have sent, or use the router `two-choices`, the effect is smaller.
-    """
+    """Late load reports crowd requests on few instances; counting sent requests or `two-choices` reduces this."""
     late = ControlSpec(reports_every_s=1.0, own_load=OwnLoad.IGNORED)
     known, herding = run(), run(late)
     assert herding.ttft_s.percentile(50) > 2.5 * known.ttft_s.percentile(50)
@@ -105,7 +102,7 @@ def test_every_request_ends_and_runs_are_repeatable(router):
 
 @pytest.mark.parametrize("cells", [2, 4])
 def test_cells_divide_the_instances_of_each_role(cells):
-    """Each cell gets prefill and decode instances, and both phases of a request run in one cell."""
+    """Each cell (group of instances) has both roles, and both phases of a request run in one cell."""
 
     def cell(instance):
         role, _, number = instance.partition("-")

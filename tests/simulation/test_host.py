@@ -77,7 +77,6 @@ def test_threads_run_on_separate_cores():
 
 
 def test_dropped_task_does_not_end():
-    """A dropped task never ends and leaves its core to the other task."""
     run = Run(cores=1)
     lost = HostTask([0])
     run.job(0, lost, 0.0, 5.0)

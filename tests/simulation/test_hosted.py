@@ -26,10 +26,7 @@ class Ends(Observer):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Return a function that simulates requests, given as (arrival, prompt, output), on a host profile.
-
-    The function returns (TTFT, E2E) of each request in seconds.
-    """
+    """Return a function that simulates (arrival s, prompt tokens, output tokens) and returns each (TTFT, E2E) in s."""
 
     def run(one, requests, *, prefill=1, decode=1, colocated=0, **settings):
         path = tmp_path_factory.mktemp("host") / "host.yaml"
@@ -100,7 +97,6 @@ def test_busy_neighbour_slows_a_worker_down(run):
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, 300), st.integers(1, 20)), min_size=1, max_size=12))
 def test_no_request_is_faster_than_alone(run_many, requests):
-    """TTFT and E2E of each request are at least as long as if the request ran alone."""
     requests = sorted(requests)
     for (_, prompt, output), (ttft, e2e) in zip(requests, run_many(requests), strict=True):
         prefill = 0.010 + prompt * 0.001

@@ -42,6 +42,5 @@ def test_rejects_the_batcher_without_its_bound():
 
 
 def test_a_service_rejects_the_inlined_batcher_of_a_cluster_file():
-    """An emulated service rejects the `inlined` batcher."""
     with pytest.raises(ConfigurationError, match="an emulated service cannot inline prompts"):
         check_servable(SPEC)

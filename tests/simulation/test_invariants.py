@@ -58,7 +58,6 @@ def test_time_never_runs_backwards_in_a_request(cluster, requests):
 @settings(max_examples=500)
 @given(clusters() | pipelines(), workloads())
 def test_distributions_match_the_timelines(cluster, requests):
-    """The counts and sums of latency histograms equal those of the requests' timelines."""
     world = run(cluster, requests)
     done = [t for t in world.ends.timelines if t.finish_reason is FinishReason.LENGTH]
     counts = world.statistics

@@ -38,14 +38,12 @@ class Transfers:
 
 
 def test_a_transfer_alone_takes_its_bytes_over_the_bandwidth():
-    """A lone transfer takes the latency plus its bytes divided by the bandwidth."""
     net = Transfers(latency_s=0.5)
     net.send(0, 0, 1, 200, 1.0)
     assert net.run() == {0: 3.5}
 
 
 def test_two_transfers_into_one_machine_share_its_network():
-    """While both transfers run, each has half of the receiver's bandwidth."""
     net = Transfers()
     net.send(0, 0, 2, 100, 0.0)
     net.send(1, 1, 2, 100, 0.5)

@@ -72,7 +72,7 @@ def test_short_iteration_waits_behind_a_long_one():
 
 
 def test_decodes_in_two_lanes_overlap():
-    """Two sequences in two lanes alternate on two stages, and each generates a token every 10 ms."""
+    """Two sequences in two lanes (batches that alternate on two stages) each generate a token every 10 ms."""
     world = run(toy(2), requests((0, 10, 6), (0, 10, 6)))
     first, last = moments(world, Moment.DECODE_STARTED), moments(world, Moment.LAST_TOKEN)
     assert first[1] - first[0] == pytest.approx(15.0)

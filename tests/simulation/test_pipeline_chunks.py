@@ -37,10 +37,7 @@ BOTH_PHASES = ("splitwise", "splitwise-sim")
 
 
 def toy(stages, chunk):
-    """Return a toy cluster of pipelines that split prompts into chunks of `chunk` tokens.
-
-    A stage takes 4 ms plus 1 ms per token.
-    """
+    """Return toy pipelines that split prompts into chunks of `chunk` tokens; a stage takes 4 ms plus 1 ms per token."""
     model = Pipeline("toy", ToyModel.error, ToyModel(), ToyModel(), stages)
     pools = (
         PoolSpec(machines=stages, machine="dgx-h100", role=Role.PREFILL, pipeline_parallel=stages),
@@ -85,7 +82,6 @@ def chunkable(drawn):
 @settings(max_examples=150)
 @given(pipelines(failures=False).filter(chunkable), workloads())
 def test_chunks_pass_every_stage_in_order(cluster, requests):
-    """The chunks of a prompt cover all its tokens and pass each stage one after another."""
     passages = defaultdict(list)
 
     class Recorded(instance_module._Run):

@@ -18,7 +18,7 @@ steps = st.lists(st.tuples(gaps, levels), min_size=1, max_size=40)
 
 
 def segments_of(start, changes, end_gap):
-    """Compute the reference: the end of the step function, and its segments as (begin, end, value)."""
+    """Return the end of a step function and its segments as (begin, end, value), computed without bins."""
     at, spans, value = start, [], None
     for gap, level in [*changes, (end_gap, None)]:
         if value is not None and gap:
@@ -47,7 +47,7 @@ def close(expected, scale):
 
 @given(st.integers(0, 10**15), steps, gaps)
 def test_integral_mean_and_maximum_agree_with_the_plain_way(start, changes, end_gap):
-    """The integral, mean and maximum of a series equal those of the step function's segments."""
+    """Integral, mean and maximum of a series equal those computed from the step function's segments."""
     series = series_of(start, changes, end_gap)
     end, spans = segments_of(start, changes, end_gap)
     area = math.fsum((b - a) / PS * value for a, b, value in spans)
@@ -63,7 +63,6 @@ def test_integral_mean_and_maximum_agree_with_the_plain_way(start, changes, end_
 
 @given(st.integers(0, 10**15), steps, gaps)
 def test_every_bin_agrees_with_the_plain_way(start, changes, end_gap):
-    """The mean and maximum of each bin equal those of the segments within the bin."""
     series = series_of(start, changes, end_gap)
     end, spans = segments_of(start, changes, end_gap)
     points = series.points()
@@ -114,7 +113,6 @@ def test_values_without_duration_are_ignored():
 
 
 def test_finishing_twice_changes_nothing():
-    """A second call of `finish` at the same simulated time changes nothing."""
     series = series_of(0, [(0, 3), (10**9, 4)], 10**8)
     points = series.points()
     series.finish(series.at_ps)

@@ -107,7 +107,6 @@ def test_series_show_the_pools_and_the_power():
 
 
 def test_a_result_survives_serialization():
-    """A simulation result is unchanged by a JSON round trip."""
     result = simulate(SPLIT, [one(1000, 10)], catalog=CATALOG)
     again = msgspec.json.decode(msgspec.json.encode(result), type=type(result))
     assert again.e2e_s.percentile(50) == result.e2e_s.percentile(50)

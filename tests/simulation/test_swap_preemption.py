@@ -37,7 +37,6 @@ def test_runs_end_when_blocks_run_out(cluster, requests):
 @settings(max_examples=600)
 @given(clusters(swapping=True), workloads(outputs=LONG))
 def test_every_request_ends_once_and_all_blocks_are_freed(cluster, requests):
-    """After all requests have ended, all device and host blocks are free, even after instance failures."""
     world = run(cluster, requests)
     counts = world.statistics
     assert counts.arrived == len(requests) == counts.completed + counts.rejected + counts.failed

@@ -52,7 +52,6 @@ def test_a_bound_may_be_reached_and_not_passed(value):
 
 
 def test_slowdowns_need_every_request_completed():
-    """A slowdown SLO is missed if a single request does not complete."""
     judged = verdict(result(arrived=100, completed=99), SPLITWISE)
     assert not judged.met
     assert [check.name for check in judged.checks if not check.met] == ["requests completed"]

@@ -18,12 +18,9 @@ def design(*counts, family=SPLIT):
 
 
 class AnalyticCluster:
-    """A trial evaluator that computes a design's capacity, in requests/s, by a formula instead of a simulation.
-
-    A pool serves `per_prefill`, `per_decode` or `per_mixed` requests/s per machine. The capacity of a split cluster is
-    that of its weaker pool less `overhead` requests/s. A trial meets the SLO if its rate is at most the capacity.
-    `upper` returns `slack` times the capacity. `asked` lists the evaluated trials. If `tells` is True, evaluations name
-    the limiting phase.
+    """A stub evaluator of the planner's trials; a machine of a role serves `per_prefill`, `per_decode` or `per_mixed`
+    requests/s. A split design has the capacity of its weaker pool less `overhead` requests/s. `upper` returns `slack`
+    times the capacity. If `tells` is True, evaluations name the limiting phase.
     """
 
     def __init__(self, per_prefill=5.0, per_decode=3.0, per_mixed=2.0, *, slack=1.2, overhead=0.0, tells=True):

@@ -20,10 +20,8 @@ def kind(tensor, pipeline=1, name="dgx-node"):
 
 
 class AnalyticPlacement:
-    """A trial evaluator that computes a placement's capacity, in requests/s, by a formula instead of a simulation.
-
-    `prefill` and `decode` are functions from an instance kind to requests/s. The capacity is that of the weaker phase.
-    A colocated instance has a third of the lower of its two rates.
+    """A stub evaluator of the planner's trials; `prefill` and `decode` map an instance kind to requests/s. A split
+    placement has the capacity of its weaker phase, a colocated one a third of its lower rate.
     """
 
     def __init__(self, prefill, decode):

@@ -41,10 +41,7 @@ async def served_name(session: aiohttp.ClientSession, url: str) -> str:
 async def complete_all(
     url: str, prompts: Sequence[list[int]], *, at_once: int, spread_s: float = 0.0, **fields: object
 ) -> list[list[int]]:
-    """Send all prompts and return their outputs in order.
-
-    Each prompt is delayed by a random time of up to `spread_s` seconds, and at most `at_once` requests run at a time.
-    """
+    """Send prompts after random delays of up to `spread_s` seconds, `at_once` at most; return outputs in order."""
     waits = random.Random(0)
     slots = asyncio.Semaphore(at_once)
 

@@ -7,16 +7,13 @@ from twofold.kvcache.prefix import prefix_keys
 
 
 def prompts(alphabet, longest):
-    """Strategy for prompts, given as keys of one-token blocks.
-
-    The smaller `alphabet` is, the more often prompts have common prefixes.
-    """
+    """Strategy for prompts as keys of one-token blocks; a smaller `alphabet` makes common prefixes more frequent."""
     tokens = st.lists(st.integers(0, alphabet - 1), min_size=1, max_size=longest)
     return tokens.map(lambda drawn: tuple(prefix_keys(drawn, 1)))
 
 
 class RecordingObserver(CacheObserver):
-    """A cache observer that records the cached keys and the reasons for which keys were removed."""
+    """A cache observer that records the cached keys, and why keys were removed."""
 
     def __init__(self):
         self.keys, self.reasons = set(), []

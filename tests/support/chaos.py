@@ -28,11 +28,8 @@ class Fault(StrEnum):
 
 
 class Chaos:
-    """An injector of each fault into each role of a service, while clients stream responses.
-
-    Call `learn` to record the reference outputs, then `run`. `roles` are prefixes of worker names. The seed determines
-    all random choices. `wrong` lists incorrect responses, `faults` counts faults by (role, fault), `lost` counts lost
-    attempts by stage, and `alive` counts the requests that run in each phase when a fault is injected.
+    """An injector of each fault into each role of a service, while clients stream; `roles` are prefixes of worker
+    names. `learn` records the reference outputs, `run` injects the faults, and `wrong` lists incorrect responses.
     """
 
     def __init__(self, process, url, roles, *, clients=5, seed=1):
@@ -55,7 +52,6 @@ class Chaos:
         ]
 
     async def learn(self):
-        """Record the output of each prompt while there are no faults."""
         async with aiohttp.ClientSession() as session:
             self.answers = [await complete(session, self.url, **question) for question in self.questions]
 
@@ -80,7 +76,6 @@ class Chaos:
             self.lost[stage] = int(await asyncio.to_thread(metric, self.url, name))
 
     def report(self):
-        """Return a text that summarizes the faults and responses."""
         hits = ", ".join(f"{role} {fault}: {count}" for (role, fault), count in sorted(self.faults.items()))
         return (
             f"\n{self.answered} responses, {len(self.wrong)} incorrect; {self.left} clients disconnected early"
@@ -131,7 +126,6 @@ class Chaos:
             self.waking.add(wakes)
 
     def _send(self, role, fault):
-        """Send the fault's signal to a running worker of `role` and return its process, or None if there is none."""
         with suppress(psutil.NoSuchProcess):  # a process ended because of an earlier fault
             able = [one for one in named(self.process, f"{role}.*") if _runs(one)]
             if able:

@@ -11,10 +11,7 @@ _PIDFD_GETFD = 438  # in the common Linux syscall table
 
 
 def cut_between(processes):
-    """Shut down all TCP connections among `processes`; return the number of connection ends shut down.
-
-    The sockets are duplicated with pidfd_getfd, because shutting down a duplicate also shuts down the original.
-    """
+    """Shut down all TCP connections among `processes`; return the number of connection ends shut down."""
     ends = [
         (process, one)
         for process in processes
@@ -35,6 +32,7 @@ def _shut_down(pid, fd):
         copy = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, fd, 0)
         if copy < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        # Shutting down a duplicate of a socket also shuts down the original.
         with socket.socket(fileno=copy) as taken:
             taken.shutdown(socket.SHUT_RDWR)
     finally:

@@ -50,10 +50,8 @@ def drive(
     seed: int = 0,
     scatter: bool = True,
 ) -> list[list[Sampled]]:
-    """Run all prompts and return an output of `sampling.max_tokens` tokens for each; EOS does not end an output.
-
-    Each iteration runs up to `max_batch` unfinished requests in random order, with at most `chunk()` tokens per
-    request. Blocks are assigned in random order if `scatter` is True.
+    """Return an output of `max_tokens` tokens for each prompt, regardless of EOS. Each iteration runs up to `max_batch`
+    requests, in random order, with at most `chunk()` tokens per request.
     """
     rng = random.Random(seed)
     each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling

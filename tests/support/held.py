@@ -69,12 +69,8 @@ def holdings(process):
 
 
 def leaks(process, before, *, tries=6000, pause_s=0.1):
-    """Poll until a service holds no more resources than `before`.
-
-    Returns a dict that maps the kind of each leaked resource to (before, now). Missing processes count as a leak, too.
-    The gateway may have four more open files per worker, because each of a worker's four threads opens a connection to
-    the controller when it sends its first message.
-    """
+    """Poll until `holdings` are back at `before`; return {kind: (before, now)} of resources still held."""
+    # Each of the four threads of a worker opens a connection to the controller when it sends its first message.
     most = {**before, "open files of the gateway": before["open files of the gateway"] + 4 * before["processes"]}
     for _ in range(tries):
         now = holdings(process)

@@ -17,10 +17,7 @@ TWOFOLD = [sys.executable, "-m", "twofold.cli.main"]
 
 
 class JoinedService:
-    """The processes of a service and of the hosts that join it.
-
-    All run on this machine, or on the emulated `hosts` if given.
-    """
+    """A service and the hosts that join it, as processes on this machine or on the emulated `hosts`."""
 
     def __init__(self, model, folder, hosts=None):
         self.model, self.folder, self.hosts = model, Path(folder), hosts

@@ -12,11 +12,8 @@ Label = BlockKey | tuple[str, int]
 
 
 class KvContents:
-    """A model that checks that every sequence of a worker finds its own KV, even if block copies run as late as
-    allowed.
-
-    Peers are assumed to write blocks as soon as the lease is granted. `keys_of` returns the keys of a request's full
-    prompt blocks. Blocks with equal keys are interchangeable; a block without a key belongs to one request.
+    """A model of block contents that checks whether each batch of an instance reads the KV of its own requests. Blocks
+    with equal keys are interchangeable; `keys_of` returns the keys of a request's full prompt blocks.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Overload ledgers with simple iteration times: 1 ms per prompt token and 10 ms per decoding sequence."""
+"""Overload ledgers (predicted loads of instances), at 1 ms per prompt token and 10 ms per decoding sequence."""
 
 from support.routed import load, pools
 from support.toy import ToyModel

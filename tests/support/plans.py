@@ -37,9 +37,6 @@ def plan(*choices, objective=Objective.THROUGHPUT, rate=None, break_even=None, w
 
 
 def split_and_colocated(split_rate=20.0, colocated_rate=10.0, **more):
-    """Return a plan of two designs, the one with the higher rate first.
-
-    The split design has 5+5 machines at $278 and 83.5 kW, the colocated design 10 machines at $380 and 102 kW.
-    """
+    """Return a plan of a split design (5+5 machines) and a colocated design (10 machines), the faster design first."""
     both = [choice(design(5, 5), split_rate), choice(design(10, family=COLOCATED), colocated_rate)]
     return plan(*sorted(both, key=lambda each: -each.highest_rate), **more)

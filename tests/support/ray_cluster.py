@@ -37,7 +37,6 @@ class RayNodes:
         return node.node_id
 
     def raylet(self, node):
-        """Return the raylet process of a node."""
         return self._nodes[node].all_processes["raylet"][0].process
 
     def kill(self, node):

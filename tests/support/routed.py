@@ -33,10 +33,7 @@ def cluster(roles: list[Role], router: str = "jsq", capacity_tokens: int | None 
 
 
 def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int) -> InstanceLoad:
-    """Return the load of an instance with `queued` waiting sequences.
-
-    The first letter of `name` gives the role: `p` for prefill, `d` for decode, `m` for mixed.
-    """
+    """Return the load of an instance whose `name` begins with `p` (prefill), `d` (decode) or `m` (mixed)."""
     made = InstanceLoad(name, _ROLES[name[0]], capacity)
     made.queued = partial(int, queued)
     made.replace(NO_LOAD, LoadTotals(**numbers))

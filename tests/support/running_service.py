@@ -15,10 +15,7 @@ ROUTE = ("-m", "twofold.cli.main", "route")  # alternative `program`
 
 @contextmanager
 def running_service(model, *flags, port=None, program=("-m", "twofold.cli.main", "serve")):
-    """Run `twofold serve MODEL FLAGS…`, or `program` instead; yield (process, URL), and kill the process at exit.
-
-    If `model` is None, the command has no MODEL argument.
-    """
+    """Run `twofold serve MODEL FLAGS…` (no MODEL if None), or `program` instead; yield (process, URL)."""
     port = free_port() if port is None else port
     given = [] if model is None else [str(model)]
     command = [sys.executable, *program, *given, *flags, "--port", str(port)]
@@ -58,7 +55,6 @@ def named(process, pattern):
 
 
 def _name(process):
-    """Return the name of a process; an empty string if it has ended."""
     try:
         return process.name()
     except psutil.NoSuchProcess:

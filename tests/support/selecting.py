@@ -50,10 +50,7 @@ def prefilling(prompt: int, computed: int, name: str = "s") -> State:
 
 
 def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
-    """Return a state with `count` sequences that are ready to decode.
-
-    Sequence i reserves KV for `output_tokens[i]` output tokens, if this entry exists.
-    """
+    """Return a state with `count` sequences ready to decode; sequence i reserves KV for `output_tokens[i]` tokens."""
     made = [sequence(f"r{i}", computed=10, generated=1) for i in range(count)]
     for each, tokens in zip(made, output_tokens, strict=False):
         each.decode_tokens = tokens

@@ -12,10 +12,7 @@ _SHARED = "/memfd:twofold-"  # prefix of Twofold's segments in /proc/PID/maps
 
 
 def shared_bytes(process):
-    """Return the bytes of shared memory that a service has mapped, by segment name.
-
-    A segment mapped by several processes counts once.
-    """
+    """Return the bytes of shared memory that a service has mapped, by segment name; each segment counts once."""
     sizes = {}
     for child in children(process):
         mapped = {}
@@ -55,10 +52,7 @@ def disk_bytes(directory):
 
 @contextmanager
 def largest(*measures):
-    """Call the functions `measures` repeatedly in a thread while the context is open.
-
-    Each function returns values by name. Yields a list with one dict per function, which maps names to maximum values.
-    """
+    """Call the functions `measures` repeatedly; yield a list of their maximum results, each a dict by name."""
     most = [{} for _ in measures]
     looks, done = [0], threading.Event()
 

@@ -1,9 +1,6 @@
-"""Script that runs models with tensor and pipeline parallelism on forked ranks and prints the results.
-
-Arguments: a directory for temporary files; then, for each model, its directory and a list of degrees such as 2x1,1x2
-(tensor x pipeline). The script reads prompts from stdin as JSON and prints one JSON line per model. The line is a list
-with one entry per degree: [[[token id, log probability], …] for each prompt, layers that one iteration reports, first
-token of each prompt in a pipelined run].
+"""Script that prints results of models on forked tensor- and pipeline-parallel ranks. Arguments: a temporary directory;
+then for each model its directory and a list of degrees such as 2x1,1x2 (tensor x pipeline). Reads prompts from stdin as
+JSON; prints a JSON line per model, with the results of `driven` for each degree.
 """
 
 import json
@@ -40,11 +37,7 @@ def main(files, *models):
 
 
 def of_split(model, files, split, prompts):
-    """Run a model with the degrees of parallelism `split` and return its results.
-
-    All ranks, including the first, are forked processes, because a rank shards the model in place and the next split
-    needs the whole model.
-    """
+    """Run a model with the degrees `split`, with each rank in a forked process; return the result of `driven`."""
     plan = MemoryPlan(layout=model.layout(16), num_blocks=BLOCKS, max_model_len=model.max_model_len)
     factory = TorchFactory(model, "", plan, "cpu", None, None)
     spec = WorkerConfig(instance="w", role=Role.MIXED, batcher="mixed", max_num_batched_tokens=512, split=split)
@@ -57,6 +50,7 @@ def of_split(model, files, split, prompts):
             engine = factory.parts(spec, 1, pipes).engine
         os.write(write, json.dumps(driven(engine, prompts)).encode())
 
+    # The first rank is forked, too: a rank shards the model in place, and the next split needs the whole model.
     others = [lambda rank=rank: factory.run_rank(spec, rank, pipes) for rank in range(1, split.ranks)]
     pids = [fork(run) for run in (first, *others)]
     pipes.close()
@@ -81,7 +75,7 @@ def fork(run):
 
 
 def driven(engine, prompts):
-    """Return [outputs with chunked prefill, layers that one iteration reports, first tokens in a pipelined run]."""
+    """Return [tokens with log probabilities, layers that an iteration reports, first tokens when pipelined]."""
     sizes = iter([40, 200, 3] * 1000)
     outputs = drive(engine, prompts, GREEDY, chunk=lambda: next(sizes), max_batch=3)
     layers = []

@@ -36,11 +36,7 @@ def until(happens):
 
 
 class GatedCopier:
-    """A block copier whose reads can be held back.
-
-    `hold(layer)` blocks reads of this and later layers until `open` is called. `done` lists the copies made since
-    `hold`.
-    """
+    """A block copier whose `hold(layer)` blocks reads from this layer on until `open`; `done` lists later copies."""
 
     def __init__(self, copier):
         self.layers, self.span = copier.layers, copier.span
@@ -120,10 +116,7 @@ class StoreWorker:
         self._thread.join()
 
     def submit(self, name, prompt, output, *, target=None):
-        """Submit a request as the worker's inbox thread does.
-
-        With a `target` instance, the worker prepares a hand-off to this instance, but never gets a lease from it.
-        """
+        """Submit a request; with a `target` instance, prepare a hand-off that never gets a lease."""
         request = Request(
             id=name,
             arrival_s=0.0,

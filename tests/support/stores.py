@@ -74,10 +74,7 @@ class RunningPeering:
 
 
 class RunningStore:
-    """A KV store that runs on a thread for one epoch; `reports` lists its messages to the controller.
-
-    With a `key`, the store exchanges blocks with other stores and fetches `at_once` blocks at a time.
-    """
+    """A KV store on a thread; `reports` lists its messages to the controller. A `key` connects it to other stores."""
 
     def __init__(
         self,

@@ -54,11 +54,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 def write_tiny_model(
     arch: str, directory: Path, *, seed: int = 0, vocab_size: int = 512, max_positions: int = 2048, **changes: Any
 ) -> Path:
-    """Write a model of architecture `arch` (a transformers model type) to `directory` and return the directory.
-
-    `changes` override fields of the model's configuration. The weights' standard deviation is about 1/√hidden_size, so
-    that rounding errors are not amplified, but early tokens still influence the output.
-    """
+    """Write a model of the transformers type `arch` to `directory`; `changes` override fields of its configuration."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 

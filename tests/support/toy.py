@@ -146,10 +146,7 @@ def pools(*shape):
 
 @st.composite
 def clusters(draw, swapping=False, failures=True):
-    """Strategy for clusters with valid combinations of roles, routers, batchers, hand-offs, links and failures.
-
-    If `swapping` is True, the clusters use swap preemption, which not all combinations support.
-    """
+    """Strategy for clusters with valid combinations of roles, routers, batchers, hand-offs, links and failures."""
     split = draw(st.booleans())
     rule = "twofold" if swapping else draw(st.sampled_from(["twofold", "twofold", "splitwise-sim"]))
     if split:

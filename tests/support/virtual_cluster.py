@@ -1,8 +1,4 @@
-"""A small simulation that runs the live schedulers under a virtual clock.
-
-Two functions give the durations of batches and of hand-offs, as whole numbers, so that sums are exact. Invariants are
-checked after each event.
-"""
+"""A small simulation that runs the live schedulers under a virtual clock and checks invariants after each event."""
 
 import heapq
 import itertools
@@ -44,10 +40,8 @@ class Run:
 
 
 class VirtualCluster:
-    """A cluster that runs requests to completion; results are in `tokens`, `ended`, `first_token_s` and `end_s`.
-
-    If `runs` is True, equal iterations complete together (`start`, `advance`), and such a run ends early if the
-    scheduler sets `changed`. Otherwise, each iteration is a batch of its own (`next_batch`, `complete`).
+    """A cluster that runs requests to completion; results are in `tokens`, `ended`, `first_token_s` and `end_s`. If
+    `runs` is True, equal iterations complete together unless the scheduler sets `changed`.
     """
 
     def __init__(

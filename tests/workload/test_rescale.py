@@ -26,7 +26,7 @@ TEN = [ask(index, float(index), 100, 10) for index in range(10)]
 
 @given(request_lists(min_size=2), st.floats(1e-3, 1e4))
 def test_rescaled_rate_is_exact(requests, rate):
-    """Rescaling a trace to a rate gives exactly this rate and changes only arrival times."""
+    """Rescaling changes only arrival times."""
     assume(requests[-1].arrival_s > 1e-3)
     scaled = list(to_rate(lambda: iter(requests), rate))
     assert mean_rate(scaled) == pytest.approx(rate, rel=1e-9)
@@ -132,7 +132,6 @@ def test_replay_duration_is_measured_after_scaling():
     ],
 )
 def test_rejects_invalid_windows(options, message):
-    """Invalid windows are rejected before the trace is read."""
     with pytest.raises(ConfigurationError, match=message):
         Replay(**options)
 

@@ -10,7 +10,6 @@ from twofold.workload.summary import summarise
 
 @given(request_lists())
 def test_length_quantiles_equal_numpys(requests):
-    """Quantiles, mean, minimum and maximum of prompt lengths equal those of numpy."""
     lengths = [request.prompt_tokens for request in requests]
     summary = summarise(requests).prompt_tokens
     assert [summary.p50, summary.p90, summary.p99] == pytest.approx(np.quantile(lengths, [0.5, 0.9, 0.99]))

@@ -27,7 +27,6 @@ def round_trip(requests, name):
 
 @given(request_lists(ids=st.text(), blocks=BLOCKS))
 def test_twofold_format_is_lossless(requests):
-    """Requests in the `twofold` format read back equal, with exact times."""
     written, back = round_trip(requests, "twofold")
     assert back == requests
     assert written.losses(FORMATS["twofold"]) == []
@@ -82,7 +81,6 @@ def test_losses_are_reported_with_counts(tmp_path):
 
 
 def test_failure_keeps_the_existing_file(tmp_path):
-    """If a write fails, an existing file at the path is unchanged and no temporary file remains."""
     path = tmp_path / "trace.jsonl"
     path.write_text("before")
 
@@ -107,7 +105,7 @@ def test_gz_output_is_compressed_and_reproducible(tmp_path):
 
 
 def test_symlinks_are_followed(tmp_path):
-    """Writing to a symlink replaces the file that it points to, and keeps the symlink."""
+    """Writing to a symlink replaces the target file and keeps the symlink."""
     (tmp_path / "real").write_text("before")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     write_trace([ask()], tmp_path / "link", FORMATS["twofold"])
@@ -138,7 +136,6 @@ def test_rejects_unwritable_paths_and_requests(tmp_path, place, request_, name):
 
 @pytest.mark.parametrize("name", ["mooncake", "twofold"])
 def test_block_hashes_are_written_as_numbers(name):
-    """Block hashes are written as numbers, and equal hashes as equal numbers."""
     keys = tuple(prefix_keys(range(8), 2))
     blocks = [
         request.prefix_blocks

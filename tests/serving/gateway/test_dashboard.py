@@ -27,7 +27,7 @@ def shifted(moments, by):
 
 
 def busy_service():
-    """Return a scripted service with history: three instances, one of them lost, and several requests."""
+    """Return a scripted service whose telemetry has three instances, one of them lost, and several requests."""
     service, now = ScriptedService(), time.monotonic()
     instances = service.telemetry.instances
     for name, role in {"prefill-0": Role.PREFILL, "prefill-1": Role.PREFILL, "decode-0": Role.DECODE}.items():
@@ -46,7 +46,6 @@ def busy_service():
 
 
 def test_viewers_share_a_snapshot():
-    """The service takes one snapshot a second for any number of viewers."""
     service, now = ScriptedService(), 0.0
     dashboard = Dashboard(service, clock=lambda: now)
     for now in (0.0, 0.5, 0.99, 1.0, 1.5):  # noqa: B007 read by the clock
@@ -63,7 +62,6 @@ def test_data_needs_an_api_key_and_the_page_does_not():
 
 
 def test_the_page_loads_no_external_assets(client):
-    """The page's content security policy forbids external assets."""
     answer = client.get("/dashboard")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert "default-src 'none'" in answer.headers["content-security-policy"]

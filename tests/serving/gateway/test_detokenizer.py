@@ -20,10 +20,7 @@ def detokenize(tokenizer, token_ids, skip):
 
 @given(kinds, st.data(), st.booleans())
 def test_pieces_join_to_the_librarys_decoding(kind, data, skip):
-    """The joined text pieces of single tokens equal the text that the tokenizers library decodes from all tokens.
-
-    With byte fallback, this holds only if the tokens form whole characters; see Detokenizer.
-    """
+    """Joined text pieces equal the tokenizers library's text, unless byte fallback leaves a partial character."""
     tokenizer = KINDS[kind]()
     ids = st.integers(0, tokenizer.backend.get_vocab_size() - 1)
     token_ids = data.draw(st.lists(ids, max_size=40))

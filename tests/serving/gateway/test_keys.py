@@ -52,7 +52,6 @@ def test_the_key_name_is_passed_with_the_generation(guarded, service, header, na
 
 
 def test_health_and_metrics_need_no_key(guarded):
-    """Health probes and metric scrapers send no key."""
     assert guarded.get("/health").status_code == 200
     assert guarded.get("/metrics").status_code == 200
 
@@ -97,7 +96,7 @@ def keys_file(tmp_path):
 
 
 def test_reads_a_key_file(keys_file):
-    """Limits are optional, comments and empty lines are skipped, and keys from flags come first."""
+    """Limits are optional, comments and empty lines are skipped, and keys from flags precede those of the file."""
     path = keys_file("# who  key\n\nalice sk-1\nbob\tsk-2 4\ncarol sk-3 - 60\n")
     ring = read_keys([SECRET], path)
     assert ring.limits == {
@@ -141,6 +140,6 @@ def test_a_missing_key_file_is_reported_by_name(tmp_path):
 
 @pytest.mark.parametrize("secret", ["", "two words", "sécret"])
 def test_rejects_keys_that_no_header_can_carry(secret):
-    """Empty and non-ASCII keys are rejected at startup instead of at the first request."""
+    """Empty and non-ASCII keys are rejected at startup."""
     with pytest.raises(ConfigurationError, match="printable ASCII"):
         read_keys([secret], None)

@@ -18,10 +18,7 @@ def client():
 
 
 def exchange(client, *parts):
-    """Send raw bytes; return the status, the head and the rest of the response.
-
-    The last request in the bytes must close the connection.
-    """
+    """Send raw bytes, read until the server disconnects, and return the response's status, head and rest."""
     address = (client.base_url.host, client.base_url.port)
     with socket.create_connection(address, timeout=600) as sock:
         try:
@@ -79,7 +76,6 @@ def test_header_limit_is_per_request_and_excludes_the_body(client):
 
 
 def test_invalid_http_is_400(client):
-    """Bytes that are not HTTP get status 400 and the error `invalid_http`."""
     status, _, body = exchange(client, b"\x16\x03\x01 hello\r\n\r\n")
     assert status == 400
     assert '"invalid_http"' in body

@@ -1,4 +1,4 @@
-"""For requests generated from its OpenAPI description, the gateway conforms to the description."""
+"""The gateway's responses to generated requests conform to its OpenAPI description."""
 
 import pytest
 import schemathesis

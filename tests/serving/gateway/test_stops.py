@@ -17,7 +17,7 @@ def pieces_of(text, cuts):
 
 
 def naive(text, stop_strings, include, unarmed=0):
-    """Reference implementation: search for stop strings in ever longer prefixes of the text."""
+    """Reference implementation: after each character, compare the end of the text with every stop string."""
     for end in range(unarmed + 1, len(text) + 1):
         for stop in sorted(stop_strings, key=len, reverse=True):
             if text[:end].endswith(stop):

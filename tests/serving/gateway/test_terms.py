@@ -71,7 +71,6 @@ def test_rejects_invalid_timeouts_and_priorities(client, fields, header, param):
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_timeout_before_the_first_token_is_504(n):
-    """All generations of the request are aborted."""
     service = ScriptedService(lambda _: [Gate()])
     with running_gateway(service) as client:
         response = client.post("/v1/completions", json={**ASK, "n": n, "timeout": 0.05})
@@ -113,7 +112,6 @@ def test_permanent_rejection_is_400_without_retry_after():
 
 
 def test_every_refusal_reason_has_a_message():
-    """A missing message would raise KeyError in the gateway under overload."""
     assert all(isinstance(rejection_error(Refusal(reason, 1)), RequestError) for reason in RefusalReason)
 
 

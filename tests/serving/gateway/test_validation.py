@@ -82,7 +82,7 @@ def test_rejects_missing_required_fields(client, missing):
     ],
 )
 def test_rejects_unsupported_fields(complete, chat, field, value):
-    """Both endpoints reject unsupported fields, because ignoring a field would change the answer."""
+    """Completions and chat reject unsupported fields, because ignoring one would change the answer."""
     assert refused(complete(**{field: value}), param=field)["code"] == "unsupported_parameter"
     refused(chat(**{field: value}), param=field)
 
@@ -121,7 +121,6 @@ def test_rejects_json_that_is_not_an_object(client, body):
 
 
 def test_an_unknown_model_is_404(complete, chat, client):
-    """The completions, chat and models endpoints return a 404."""
     for response in (complete(model="other"), chat(model="other"), client.get("/v1/models/other")):
         assert refused(response, 404, "model")["code"] == "model_not_found"
 

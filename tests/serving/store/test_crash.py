@@ -8,10 +8,7 @@ SCRIPT = Path(__file__).parents[3] / "bench" / "mooncake" / "store_crash.py"
 
 
 def test_reads_no_torn_block_after_crashes():
-    """The store and its clients are killed during gets and puts.
-
-    Requests continue, no torn block is read, and the disk recovers within its capacity.
-    """
+    """No torn (partly written) block is read when the store and its clients are killed during gets and puts."""
     ended = subprocess.run(
         [sys.executable, str(SCRIPT), "--rounds", "6", "--clients", "2"], capture_output=True, text=True, check=False
     )

@@ -105,10 +105,7 @@ def test_rejects_a_single_slot(slots):
 
 
 class StoreLives(RuleBasedStateMachine):
-    """State machine in which clients put, load and die at any time, and the disk is late, fails or damages blocks.
-
-    `memory` and `disk` map each slot to the key of the complete block that it contains, or to None.
-    """
+    """State machine in which clients put, load and die at any time, and the disk is late, fails or damages blocks."""
 
     def __init__(self):
         super().__init__()
@@ -122,7 +119,7 @@ class StoreLives(RuleBasedStateMachine):
         self.known = set()
 
     def turn(self):
-        """Collect the manager's block moves, grants and changes, as the store does after each event."""
+        """Record the manager's block moves and granted slots, and check its reported changes of the stored keys."""
         self.moves.extend(self.manager.take_moves())
         for granted in self.manager.take_grants():
             keys = (self.puts if granted.puts else self.loads).get(granted.requester)

@@ -28,7 +28,7 @@ class Server:
 
 
 class Fetcher:
-    """Stub of the block fetcher: the test decides when a fetch fills its slots; an ended fetch fills no slots."""
+    """Stub of the block fetcher; the test decides when a fetch fills its slots."""
 
     def __init__(self):
         self.brought, self.orders = [], {}
@@ -60,7 +60,6 @@ class PeersLive(RuleBasedStateMachine):
         self.wanted = {}  # keys of peer requests by number
 
     def turn(self):
-        """Process pending events as the store does."""
         self.peering.turn(self.now)
         for granted in self.manager.take_grants():
             if self.peering.granted(granted):

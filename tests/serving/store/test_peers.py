@@ -212,7 +212,7 @@ def test_refuses_blocks_of_another_model(tmp_path):
 
 @contextmanager
 def guarded(kind):
-    """Yield a guard with the cluster key, and a ZeroMQ socket that the guard can authenticate."""
+    """Yield a guard (it authenticates connections by the cluster key) and a ZeroMQ socket."""
     context = zmq.Context()
     guard, socket = Guard(context, KEY), context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)

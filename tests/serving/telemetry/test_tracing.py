@@ -21,7 +21,7 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 @pytest.fixture
 def traced():
-    """Return a function that ends the timelines of one HTTP request and returns the exported spans."""
+    """Return a function that reports the timelines of one HTTP request to a tracer and returns the exported spans."""
 
     def run(*timelines, context=None):
         exporter = InMemorySpanExporter()

@@ -33,10 +33,7 @@ def vllm_pair(tiny_model_dir, tmp_path_factory):
 
 
 def routed_fleet(vllm_pair, probe_timeout):
-    """Yield a gateway that prefills on one server and decodes on the other.
-
-    If only one server is available, the gateway uses it for both phases.
-    """
+    """Yield a gateway that prefills on one server and decodes on the other; if one is down, the other does both."""
     model, (prefill, decode) = vllm_pair
     flags = (
         *("--model", str(model), "--served-model-name", NAME, "--router", "jsq-planned"),

@@ -52,10 +52,7 @@ class Publisher:
 
 
 def feed(numbers, lost=(), *, replays=False):
-    """Publish the batches `numbers` to a feed, but drop the batches `lost`.
-
-    Returns the numbers of the batches that the feed received, with "gap" at each gap that the feed reported.
-    """
+    """Publish the batches `numbers` except `lost`; return the received numbers, with "gap" for each reported gap."""
     heard = []
 
     async def scenario():

@@ -50,7 +50,6 @@ def test_queues_without_any_server(busy):
 
 
 def test_unmeasured_servers_have_the_mean_speed():
-    """A server without measurements is assumed to have the mean speed of the measured servers."""
     speeds = PrefillSpeeds()
     assert speeds.of("new") == NOMINAL_S
     speeds.read("one", PrefillTotals(25.0, 100, 1))
@@ -60,7 +59,7 @@ def test_unmeasured_servers_have_the_mean_speed():
 
 
 def test_decode_servers_do_not_affect_the_speed():
-    """A decode server's readings are ignored, because the server computes only one prompt token per request."""
+    """Measurements of decode servers are ignored, because these servers compute one prompt token per request."""
     speeds = PrefillSpeeds()
     speeds.read("one", PrefillTotals(1.0, 1000, 2))
     speeds.read("two", PrefillTotals(5.0, 50, 50))

@@ -108,7 +108,7 @@ def test_prompt_keys_equal_event_keys(key, salt):
 
 
 def test_api_keys_do_not_share_prefixes():
-    """Each combination of API key and cache salt gets a salt of its own for vLLM's prefix cache."""
+    """Each combination of API key and cache salt has its own salt in vLLM's prefix cache."""
     names = UpstreamPromptKeys()
     request = Request(id="r", arrival_s=0.0, prompt_tokens=20, output_tokens=3)
     salts = {

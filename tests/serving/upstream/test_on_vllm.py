@@ -1,4 +1,4 @@
-"""Requests through the gateway to two unmodified vLLM servers get the tokens of one server and leak no blocks."""
+"""Requests split over two unmodified vLLM servers get the tokens of a single server and leak no blocks."""
 
 import asyncio
 import json
@@ -37,11 +37,7 @@ BLOCKS = 8  # of 128 tokens
 
 
 def test_conductor_routes_to_cached_prefixes(vllm_pair):
-    """The gateway learns cached prefixes from KV events, even for prompts that other clients sent.
-
-    The server with the prefix computes only one more token and no other request runs, so its predicted TTFT is the
-    shortest at any measured speed.
-    """
+    """The gateway learns cached prefixes from vLLM's KV events, even if other clients sent the prompts."""
     model, servers = vllm_pair
     flags = ("--model", str(model), "--served-model-name", "tiny", "--router", "conductor", "--probe-timeout", "600")
     both = [flag for one in servers for flag in ("--colocated", f"{one.url},events={one.events}")]
@@ -49,7 +45,7 @@ def test_conductor_routes_to_cached_prefixes(vllm_pair):
     with running_service(None, *flags, *both, program=ROUTE) as (_, url):
 
         def announced(server, *, tries):
-            """Send a new prompt directly to a server; return it, and whether the gateway received its KV events."""
+            """Send a new prompt to a server; return the prompt, and whether the gateway received its KV events."""
             prompt = [draw.randint(10, 500) for _ in range(BLOCKS * 128 + 1)]
             known = metric(url, "prefix_index_blocks")
             server.complete(prompt=prompt, max_tokens=1)
@@ -67,7 +63,7 @@ def test_conductor_routes_to_cached_prefixes(vllm_pair):
 
 
 def test_greedy_tokens_equal_one_server(fleet):
-    """Concurrent requests, prefilled on one server and decoded on the other, get the tokens of a single server."""
+    """Concurrent requests that are prefilled on one server and decoded on the other get a single server's tokens."""
     asked = [*prompts(8, 1), *([(number * 7) % 500 for number in range(n)] for n in (127, 128, 129, 256, 384))]
     alone = [fleet.decode.complete(prompt=prompt, max_tokens=40) for prompt in asked]
     before = handoffs(fleet)
@@ -77,7 +73,7 @@ def test_greedy_tokens_equal_one_server(fleet):
 
 
 def test_sampled_tokens_equal_one_server(fleet):
-    """A sampled request gets the tokens of a single server, because both servers get the same seed."""
+    """A sampled request gets the tokens of a single server, because prefill and decode server get the same seed."""
     (prompt,) = prompts(1, 2)
     fields = {"temperature": 1.0, "top_p": 0.9, "seed": 7, "max_tokens": 40, "ignore_eos": True}
     assert asyncio.run(complete_all(fleet.url, [prompt], at_once=1, **fields)) == [
@@ -86,7 +82,6 @@ def test_sampled_tokens_equal_one_server(fleet):
 
 
 def test_one_token_needs_no_decode(fleet):
-    """A request for one output token causes no KV hand-off."""
     before = handoffs(fleet)
     fields = {**GREEDY, "max_tokens": 1}
     (tokens,) = asyncio.run(complete_all(fleet.url, prompts(1, 3), at_once=1, **fields))
@@ -123,7 +118,7 @@ def test_disconnects_free_every_block(fleet):
 
 
 async def streaming(fleet, asked, count, hit):
-    """Run `count` streams of one prompt, call `hit` when each stream has a token, and return the tokens by stream."""
+    """Run `count` streams of one prompt, call `hit` once each stream has a token, and return the tokens by stream."""
     going, tokens = asyncio.Event(), [[] for _ in range(count)]
 
     async def one(session, number):
@@ -175,7 +170,7 @@ def test_streams_survive_a_crashed_or_hung_server(watched_fleet, role, number):
 
 
 async def handed_off_again(fleet, asked, alone):
-    """Send requests until a request is handed off from one server to the other again."""
+    """Send requests until one is handed off between the two servers."""
     before = handoffs(fleet)
     async with aiohttp.ClientSession() as session:
         for _ in range(6000):

@@ -9,5 +9,4 @@ from serving.test_openai_client import *  # noqa: F403  (reuses the tests with a
 
 @pytest.fixture(scope="module")
 def openai_base_url(fleet):
-    """Return the base URL of the gateway's API."""
     return f"{fleet.url}/v1"

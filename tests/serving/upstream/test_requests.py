@@ -1,4 +1,4 @@
-"""Attempts of requests on two scripted servers, whose responses include ones that real servers give only rarely."""
+"""Attempts (runs of a request on a prefill and a decode server) against two scripted servers."""
 
 import asyncio
 import json
@@ -52,10 +52,7 @@ class Events:
 
 @pytest.fixture
 def attempt():
-    """Return a function that runs an attempt on scripted servers.
-
-    The function returns the recorded events, the attempt's error or None, and the requests that each server received.
-    """
+    """Return a function that runs an attempt and returns its events, its error or None, and each server's requests."""
 
     def run(prefill, decode=None, max_tokens=4, seed=0, first_index=0):
         heard, raised = Events(), None
@@ -147,7 +144,7 @@ def test_one_server_for_both_phases(attempt):
     ],
 )
 def test_errors_lose_the_attempt(attempt, prefill, decode, where, unavailable):
-    """Each of these errors raises AttemptLostError, but only some of them mark the server as unavailable."""
+    """Every failure of a server raises AttemptLostError, but only some mark the server as unavailable."""
     _, raised, _ = attempt(prefill, decode)
     assert isinstance(raised, AttemptLostError)
     assert (raised.instance, raised.unavailable) == (where, unavailable)

@@ -9,7 +9,6 @@ from twofold.serving.worker.state import CacheChanges
 
 @given(st.lists(st.integers(0, 5)), st.sets(st.integers(0, 60)))
 def test_reports_add_up_to_the_cache(toggled, looks):
-    """The reported changes add up to the contents of the cache, and no change is reported twice."""
     changes, there, known = CacheChanges(), set(), set()
     for step, key in enumerate([*toggled, 0]):
         if key in there:

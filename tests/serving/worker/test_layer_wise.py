@@ -6,7 +6,6 @@ from twofold.serving.worker.prefixes import LayerSync, ReadyLayers
 
 
 def in_thread(act):
-    """Run a function in a thread and return the thread."""
     thread = threading.Thread(target=act)
     thread.start()
     return thread

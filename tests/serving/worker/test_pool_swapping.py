@@ -19,7 +19,6 @@ def contents(pool, blocks):
 
 
 def test_swapped_blocks_return_unchanged():
-    """Blocks return from host memory with the keys and values of all layers."""
     pool = KvPool(LAYOUT, 8)
     for layer in range(len(LAYOUT.layers)):
         pool.keys(layer).copy_(torch.randn(pool.keys(layer).shape))

@@ -44,7 +44,7 @@ def expected(tiny_model_dir):
 
 @pytest.fixture
 def host(tmp_path, model):
-    """Yield a KV store that has the blocks of `BEGIN`, and a new client of this store."""
+    """Yield a KV store that has the blocks of the prefix `BEGIN`, and a new client of this store."""
     block_bytes = model.layout(BLOCK).bytes_per_block
     with running_store(tmp_path, slots=64, block_bytes=block_bytes) as store:
         with store_client(tmp_path, "first") as first:

@@ -85,7 +85,6 @@ def test_consecutive_runs_have_no_zero_power_between(tmp_path):
 
 
 def test_an_empty_run_is_valid_too(tmp_path):
-    """The trace of a simulation without events is valid JSON with an empty list."""
     assert events_of(tmp_path, lambda trace: trace.close(0)) == []
 
 

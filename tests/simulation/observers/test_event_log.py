@@ -63,7 +63,7 @@ def test_moments_are_sorted(tmp_path):
 
 
 def test_a_request_without_moments_has_its_arrival(tmp_path):
-    """A request whose timeline has no recorded moments is logged at its arrival time."""
+    """A request without recorded phase times is logged at its arrival time."""
     log = EventLog(tmp_path / "log")
     log.ended(Timeline(completed().request), 0.0)
     log.close(0)

@@ -60,14 +60,12 @@ def test_rows_are_written_in_groups(tmp_path):
 
 
 def test_a_run_without_requests_gives_a_table_without_rows(tmp_path):
-    """The table of a simulation without requests has its columns and no rows."""
     ParquetTable(tmp_path / "none.parquet").close(0)
     assert parquet.read_table(tmp_path / "none.parquet").num_rows == 0
     assert len(parquet.read_schema(tmp_path / "none.parquet").names) == 16
 
 
 def test_a_broken_run_leaves_no_file(tmp_path):
-    """A failed simulation leaves no Parquet file."""
     table = ParquetTable(tmp_path / "requests.parquet")
     for _ in range(ROWS_PER_GROUP):
         table.ended(completed(), 0.0)

@@ -14,7 +14,7 @@ from twofold.serving.launch.ray.launcher import HostJob, RayJob
 
 
 class FakeRay:
-    """Fake Ray with CPUs by node; a placement group stays pending if its node is full or in `stuck`."""
+    """A fake of Ray with given CPUs per node; placement groups stay pending on nodes that are full or in `stuck`."""
 
     class exceptions:  # noqa: N801  (as Ray calls it)
         class RayError(Exception):

@@ -56,7 +56,7 @@ def test_workers_of_a_lost_node_move_to_the_others(service, cluster, answers):
 
 
 def test_the_plan_shrinks_without_room_and_is_restored(service, cluster, answers):
-    """With only the head node left, the service continues as 1P+1D; a new node restores the plan."""
+    """With only the head node left, the service continues as 1P+1D; a new node brings the third worker back."""
     (lost,) = set(service.nodes().values()) - {cluster.head}
 
     def kill():
@@ -75,7 +75,7 @@ def test_the_plan_shrinks_without_room_and_is_restored(service, cluster, answers
 
 
 def test_no_actor_or_process_is_left(service, cluster):
-    """All workers end when the service is killed."""
+    """All workers end when the service process is killed."""
     # Runs last, because the tests of this file share the service.
     family = [one for name in service.up() for one in processes_of(name)]
     assert len(family) == 3

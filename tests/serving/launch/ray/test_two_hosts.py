@@ -23,7 +23,7 @@ CUT_S = 9.0  # workers behind the cut must have ended by then
 
 @contextmanager
 def raylet(command):
-    """Run `ray start …` during the context, then kill its processes."""
+    """Run the `ray start` command while the context is open, then kill its processes."""
     process = subprocess.Popen(command, env=os.environ | PATIENT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         yield process
@@ -63,7 +63,7 @@ def service(cluster, tiny_model_dir, tmp_path_factory):
 
 
 def test_a_cut_link_breaks_no_stream(service, hosts, tiny_model_dir):
-    """The watchdog ends the remote worker, and the service replaces it on the local host."""
+    """The remote worker's watchdog ends the worker, and the service starts a replacement on the local host."""
     nodes = service.nodes()
     before = {name: processes_of(name) for name in nodes}
     assert len(set(nodes.values())) == 2

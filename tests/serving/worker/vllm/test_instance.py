@@ -46,7 +46,7 @@ class Vllm:
         self.over.discard(request_id)
 
     def settle(self):
-        """Report finished transfers to the fake vLLM, which, like vLLM, fails for a request that it does not expect."""
+        """Report finished transfers to the fake vLLM, which fails, like vLLM, on a request that it does not expect."""
         settled = self.instance.settle()
         for request_id in settled.received:
             assert request_id in self.awaited
@@ -192,7 +192,6 @@ TestInstance = Instance.TestCase
 
 
 def test_rejects_a_duplicate_request():
-    """A second request with the id of an existing request is rejected."""
     instance = Vllm().instance
     request = Request(id="a", arrival_s=0.0, prompt_tokens=3, output_tokens=2)
     instance.submit(request, decodes_here=True)

@@ -21,7 +21,9 @@ _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]+)`")
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on one HTTP request. Prompt limits apply to each prompt, besides the model's context length.
 
-    `header_bytes` includes the request line. `choices` limits `n`, and `generations` limits `n` times the number of prompts. `timeout_s` is the default timeout. `longest_retention_s` limits the time for which clients may keep prompts cached.
+    `header_bytes` includes the request line. `choices` limits `n`, and `generations` limits `n` times the number of
+    prompts. `timeout_s` is the default timeout. `longest_retention_s` limits the time for which clients may keep
+    prompts cached.
     """
 
     header_bytes: int = 64 * 1024

@@ -94,7 +94,8 @@ def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoRet
 class ForkServer(WorkerStarter):
     """Forks workers and kills them on command. If one rank of a worker exits, its other ranks are killed.
 
-    `runs` maps workers to functions that prepare their processes. `inbox_of` returns the address of a process's socket file, which is deleted after its exit. `daemons` run from the start, and restart whenever they end.
+    `runs` maps workers to functions that prepare their processes. `inbox_of` returns the address of a process's socket
+    file, which is deleted after its exit. `daemons` run from the start, and restart whenever they end.
     """
 
     poll_s = DAEMON_RESTART_S

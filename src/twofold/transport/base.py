@@ -61,7 +61,7 @@ class Connection(Protocol):
     """Thread-safe connection to a peer's cache. Transfers raise InstanceLostError after `close` or a peer's loss."""
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Copy these layers of local blocks into the peer's blocks; once the peer sees them, return the bytes copied."""
+        """Copy these layers of local blocks into the peer's blocks, visible to the peer; return the bytes copied."""
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         """Copy these layers of the peer's blocks into local blocks; return the bytes copied."""

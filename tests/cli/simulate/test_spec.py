@@ -79,7 +79,7 @@ def test_failures_that_cannot_be(text):
     ],
 )
 def test_flags_that_cannot_be(arguments, words):
-    """`twofold simulate` rejects a missing cluster or model and an invalid link bandwidth."""
+    """`twofold simulate` rejects a missing cluster or model, and an invalid link bandwidth."""
     with pytest.raises(ConfigurationError, match=words):
         spec(**arguments)
 

@@ -78,7 +78,7 @@ def test_a_tiny_context_still_has_probes():
 
 
 def test_the_fit_finds_the_times(monkeypatch, tmp_path):
-    """The fitted profile predicts prefill, decode and mixed iterations, and the change of slope at 512 tokens."""
+    """The fitted profile predicts prefill, decode and mixed iterations, and its slope changes at 512 tokens."""
     file, stepper = swept(monkeypatch, tmp_path, 120.0)
     fitted = fit_iterations(measurements(file.rows, stepper.limits))
     times = fitted.times

@@ -142,7 +142,7 @@ class Alive(Message, frozen=True, kw_only=True):
 
 
 class PrefillStarted(Message, frozen=True, kw_only=True):
-    """Report that a prefill has started, on which the controller reserves blocks on the decode instance."""
+    """Report that a prefill has started. The controller then reserves blocks on the decode instance."""
 
     request_id: str
 
@@ -154,8 +154,8 @@ class LeaseGranted(Message, frozen=True, kw_only=True):
 
 
 class StepDone(Message, frozen=True, kw_only=True):
-    """Report of a completed iteration. `started` lists the requests whose prefill it began. `started_s` is its start on
-    the worker's monotonic clock. `epoch` identifies the worker process, and `number` orders its status reports.
+    """Report of a completed iteration, which started at `started_s` on the worker's monotonic clock. `started` lists
+    the requests whose prefill began. `epoch` identifies the worker process; `number` orders its status reports.
     """
 
     instance: str
@@ -221,7 +221,7 @@ class HandoffEnded(Message, frozen=True, kw_only=True):
 
 
 class HandoffOffered(Message, frozen=True, kw_only=True):
-    """Permission for the target (of epoch `epoch`) to read the KV in `blocks` of `source` in a pulled hand-off."""
+    """Permission for the target of a pulled hand-off to read the KV in `blocks` of `source`."""
 
     request_id: str
     epoch: int

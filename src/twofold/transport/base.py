@@ -20,7 +20,7 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     """Location of an instance's KV cache during one epoch (life of its process), which peers need for access.
 
     Both peers must have the same `layout`, which describes the cache of the whole instance. In a sharded instance,
-    `address` is of the first rank and `others` of the other ranks. Only the same transport can decode an address.
+    `address` belongs to the first rank and `others` to the other ranks.
     """
 
     instance: str
@@ -37,7 +37,7 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvCacheSpec(NamedTuple):
-    """Properties of the KV cache that a transport creates for one epoch. The engine computes on `device`."""
+    """Properties of the KV cache of one epoch (process life) of an instance, whose engine computes on `device`."""
 
     instance: str
     epoch: int
@@ -58,13 +58,13 @@ class KvCacheSpec(NamedTuple):
 
 
 class Connection(Protocol):
-    """Thread-safe connection to a peer's cache. Transfers raise InstanceLostError after `close` or a peer's loss."""
+    """Thread-safe connection to a peer's cache. Transfers raise InstanceLostError after `close` or the peer's loss."""
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Copy these layers of local blocks into the peer's blocks, visible to the peer; return the bytes copied."""
+        """Copy the given layers of local blocks into the peer's blocks; return the number of bytes copied."""
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Copy these layers of the peer's blocks into local blocks; return the bytes copied."""
+        """Copy the given layers of the peer's blocks into local blocks; return the number of bytes copied."""
 
     def probe(self, nbytes: int) -> None:
         """Move `nbytes` (at most SCRATCH_BYTES) into the peer's scratch memory in the same way as `write`."""
@@ -86,11 +86,11 @@ class Transport:
         """Connect to a peer's cache. Raises ConfigurationError if layouts differ or the memory is unreachable."""
 
     def publish(self, blocks: Sequence[int]) -> None:
-        """Let peers read these blocks, which the engine has computed."""
+        """Let peers read the given blocks, which the engine has computed."""
 
     def add_checksums(self, layers: range, blocks: Sequence[int], sums: list[int], *, landed: bool) -> None:
-        """Extend the checksum of each block in `sums` (initially 0, updated in place) by the contents of these layers.
-        With `landed`, the contents are as peers wrote them, otherwise as the engine computed them.
+        """Extend the checksum of each block in `sums` (initially 0, updated in place) by the contents of the given
+        layers. With `landed`, the contents are as peers wrote them, otherwise as the engine computed them.
         """
 
     def granted(self, lease: Lease) -> None:
@@ -112,7 +112,7 @@ def check_layout(ours: MemoryDescriptor, peer: MemoryDescriptor) -> None:
 
 
 def moved_bytes(layout: KvLayout, layers: range, blocks: int) -> int:
-    """Return the size in bytes of these layers of `blocks` KV blocks."""
+    """Return the size in bytes of the given layers of `blocks` KV blocks."""
     return blocks * sum(layout.layer_bytes_per_block(layer) for layer in layers)
 
 

@@ -91,7 +91,7 @@ class CurveConnection:
         return found
 
     def _answer(self, frames: list[curve_server.Bytes]) -> list[zmq.Frame]:
-        """Send a request, again after every reconnect, and return its reply."""
+        """Send a request, repeat it after every reconnect, and return its reply."""
         asked = False
         while not self._closed:
             if not asked:

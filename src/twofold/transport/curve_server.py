@@ -30,7 +30,7 @@ class WriteBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReadBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request to read these layers of these blocks. Denied if `epoch` has ended."""
+    """Request to read the given layers of the given blocks. Denied if `epoch` has ended."""
 
     epoch: int
     layers: tuple[int, int]
@@ -58,7 +58,7 @@ CurveReply = Done | Denied
 
 
 def gather(pool: KvPool, layers: range, blocks: Sequence[int]) -> list[Bytes]:
-    """Copy these layers of `blocks` into buffers: one with keys and one with values per layer."""
+    """Copy the given layers of `blocks` into buffers: one with keys and one with values per layer."""
     take = torch.tensor(blocks, device=pool.device)
     return [
         part.index_select(0, take).cpu().numpy().reshape(-1).data for layer in layers for part in pool.block_rows(layer)
@@ -97,7 +97,7 @@ class LeaseGate:
 
     @contextmanager
     def passing(self, source: str, blocks: Sequence[int]) -> Iterator[bool]:
-        """Yield True if one lease of `source` covers all these blocks. No lease ends until the context exits."""
+        """Yield True if one lease of `source` covers all given blocks. No lease ends until the context exits."""
         with self._lock:
             yield any(holder == source and leased.issuperset(blocks) for (holder, _), leased in self._leases.items())
 

@@ -30,7 +30,7 @@ class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmulatedConnection:
-    """Emulated link to one peer. A layer-wise hand-off (begun before its prefill ended) takes `sync_s` s longer."""
+    """Emulated link to a peer. A layer-wise hand-off (begun before its prefill ended) takes `sync_s` seconds longer."""
 
     def __init__(self, link: "EmulatedTransport", peer: EmulatedPort) -> None:
         self._link, self._layout = link, link.descriptor.layout

@@ -1,8 +1,8 @@
 """Transport `mooncake`: shared memory within a host, Mooncake's transfer engine between hosts.
 
-Within a host, the engine would use TCP, whose buffered data arrives even after the sender was killed. Each piece
-(memory range) is submitted separately: a call with several pieces returns at the first failure, while other pieces are
-still in flight.
+Within a host, the engine would use TCP, whose buffered data arrives even after the sender was killed. Pieces (memory
+ranges) are submitted one by one: a call with several pieces would return at the first failure, while the other pieces
+could still be written after the end of their lease.
 """
 
 import os
@@ -47,7 +47,7 @@ class MooncakeEngine:
         self.session = f"{address}:{self._engine.get_rpc_port()}"
 
     def register(self, address: int, nbytes: int) -> None:
-        """Let peers write and read this host memory. Raises ConfigurationError on failure."""
+        """Let peers write and read a range of host memory. Raises ConfigurationError on failure."""
         if self._engine.register_memory(address, nbytes):
             raise ConfigurationError(f"Mooncake cannot register {nbytes / 2**20:,.0f} MiB of memory")
 
@@ -165,12 +165,12 @@ class MooncakeTransport(SharedMemoryTransport):
 
 
 def own_address(epoch: int, nbytes: int) -> int:
-    """Return the address at which the memory of an epoch is mapped. Two epochs rarely get the same address."""
+    """Return the address for the memory of an epoch (process life). Two epochs rarely get the same address."""
     place = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
     return _FIRST + epoch % ((_LAST - _FIRST) // place) * place
 
 
 def _cache_memory(layout: KvLayout, num_blocks: int, address: MooncakeAddress) -> CacheMemory:
-    """Return the address map of a cache, in which scratch memory follows the pool and the epoch number is separate."""
+    """Return the address map of a cache. Scratch memory follows the KV pool; the epoch number is separate."""
     scratch = address.base + layout.pool_bytes(num_blocks)
     return CacheMemory(layout, num_blocks, base=address.base, life=address.life, scratch=scratch)

@@ -54,7 +54,7 @@ class NixlAgent:
         self._unreleased: list[int] = []
 
     def register(self, address: int, nbytes: int, device: int | None) -> None:
-        """Let peers access this memory of GPU `device` (None: host memory). Raises ConfigurationError on failure."""
+        """Let peers access memory of GPU `device` (None: host memory). Raises ConfigurationError on failure."""
         pieces = self._bindings.nixlRegDList(self._kind(device), [(address, nbytes, device or 0, "")])
         try:
             self._agent.registerMem(pieces, [])

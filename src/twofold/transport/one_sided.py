@@ -139,5 +139,5 @@ class OneSidedConnection:
 
 
 def pause(checks: int, waited_s: float) -> None:
-    """Sleep between two checks of a transfer: first 0 s, then longer with `waited_s`, the time since its start."""
+    """Sleep between two checks of a transfer: 0 s at first, then `waited_s`/16 (at most 1 ms) to save CPU time."""
     time.sleep(0 if checks < 4 else min(waited_s / 16, 0.001))

@@ -49,7 +49,7 @@ class Close(msgspec.Struct, frozen=True, tag=True):
 
 
 class Publish(msgspec.Struct, frozen=True, tag=True):
-    """Request to make these blocks readable for peers."""
+    """Request to make the given blocks readable for peers."""
 
     blocks: Sequence[int]
 
@@ -164,7 +164,7 @@ class ShardedTransport(Transport):
 
 
 class RankServer:
-    """Server in the process of any rank but the first, which executes the first rank's requests on its own cache."""
+    """Server of each rank but the first: executes requests of the first rank on this rank's part of the cache."""
 
     def __init__(self, own: SharedMemoryTransport, first: Pipe) -> None:
         self._own, self._first = own, TypedPipe[RankRequest](first, RankRequest)

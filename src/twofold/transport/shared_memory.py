@@ -128,7 +128,7 @@ class SharedMemoryTransport(PooledTransport):
     """Transport whose local cache is in shared memory, which peers on this host map.
 
     On an accelerator, the engine has its own pool, and blocks are copied between it and the shared memory. In a sharded
-    instance, the cache has the part of one `rank`, but the descriptor's layout is of the whole instance.
+    instance, the cache holds only the heads and layers of one `rank`.
     """
 
     def __init__(self, spec: KvCacheSpec, sharding: Sharding = UNSHARDED, rank: int = 0) -> None:

@@ -1,7 +1,7 @@
 """Trace format of the Azure LLM inference traces: csv with TIMESTAMP, ContextTokens and GeneratedTokens.
 
-A timestamp has up to nine fractional digits and an optional UTC offset. Read arrival times count from the first
-request; written timestamps count from 1970-01-01 and are rounded to 100 ns. Source: Azure Public Dataset.
+A timestamp has up to nine fractional digits and an optional UTC offset. When read, arrival times count from the first
+request. When written, timestamps count from 1970-01-01, rounded to 100 ns. Source: Azure Public Dataset.
 """
 
 import re

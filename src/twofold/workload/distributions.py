@@ -82,7 +82,7 @@ def require_positive(name: str, value: float) -> None:
 
 
 def _sums(seed: int, draw: Callable[[Generator], list[float]]) -> Iterator[float]:
-    """Return an iterator of the cumulative sums of drawn gaps. Raises ConfigurationError for a negative seed."""
+    """Return arrival times: cumulative sums of drawn gaps. Raises ConfigurationError for a negative seed."""
     random = generator(seed, RandomStream.ARRIVALS)
 
     def times() -> Iterator[float]:
@@ -102,7 +102,7 @@ class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
     """Quantiles of the prompt and output lengths of a trace, from minimum to maximum, and the origin of the trace.
 
     A share `probabilities[i]` of the prompts have at most `prompt_tokens[i]` tokens, and the same share of the outputs
-    have at most `output_tokens[i]`. The trace has `requests` requests.
+    have at most `output_tokens[i]`. `requests` is the number of requests in the trace.
     """
 
     name: str

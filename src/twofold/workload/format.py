@@ -20,8 +20,7 @@ class TraceFormat:
     """A trace format: how to detect, read and write it, and the request fields that it supports.
 
     `keys` are the required csv columns or JSON keys, which identify the format. `read` yields the requests of a file;
-    `encode` formats a request and its index as one line. Arrival times are written in steps of `resolution_s` (0:
-    exact).
+    `encode` formats a request as one line. Arrival times are written in steps of `resolution_s` (0: exact).
     """
 
     name: str
@@ -36,14 +35,14 @@ class TraceFormat:
 
 
 def prompt_length(lines: Lines, name: str, tokens: int) -> int:
-    """Return `tokens` if it is a valid prompt length; otherwise raise an error that names the line and field."""
+    """Return `tokens` if it is a valid prompt length; otherwise raise WorkloadError, which names line and field."""
     if tokens < 1:
         raise lines.error(f"{name} is {tokens}, and a prompt has at least one token")
     return _bounded(lines, name, tokens)
 
 
 def output_length(lines: Lines, name: str, tokens: int) -> int:
-    """Return a valid output length, with 0 replaced by 1; otherwise raise an error that names the line and field."""
+    """Return a valid output length, with 0 replaced by 1; otherwise raise WorkloadError, which names line and field."""
     if tokens < 0:
         raise lines.error(f"{name} is {tokens}, and an output has no negative length")
     if tokens == 0:

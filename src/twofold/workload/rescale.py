@@ -84,7 +84,7 @@ def scale_lengths(requests: Iterable[Request], factor: float) -> Iterator[Reques
 
 
 def fit_to_context(requests: Iterable[Request], max_model_len: int) -> Iterator[Request]:
-    """Shorten prompt and output of a longer request by the same factor, to `max_model_len` tokens together."""
+    """Shorten requests of more than `max_model_len` tokens: prompt and output shrink by the same factor."""
     require(max_model_len >= 2, f"the context must be at least 2 tokens, not {max_model_len}")
     return (_clipped(request, max_model_len) for request in requests)
 

@@ -106,7 +106,7 @@ def csv_fields(lines: Lines, line: str) -> list[str]:
 
 
 def csv_rows(lines: Lines, columns: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the values of `columns`, in this order, for each row."""
+    """Yield the values of `columns` for each row, in the order of `columns`."""
     texts = iter(lines)
     header = csv_fields(lines, next(texts, ""))
     missing = [column for column in columns if column not in header]

@@ -23,7 +23,7 @@ from twofold.workload.trace import open_trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Part of a trace to replay, from `start_s` seconds of the original trace on, and its arrival rate.
+    """The part of a trace to replay, which starts at `start_s` seconds of the original trace, and its arrival rate.
 
     `rate_scale` multiplies the arrival rate; alternatively, `rate` sets its mean in requests per second. `duration_s`
     is in seconds of the replay. With `rate`, the part ends after `rate` · `duration_s` requests.

@@ -24,11 +24,10 @@ class LengthSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of a trace; undefined ones are None. `gap_cv` is the coefficient of variation of the gaps between
-    arrivals.
+    """Statistics of a trace. A statistic that is undefined for the trace is None.
 
-    `gap_cv` is 1 for Poisson arrivals, and gamma arrivals with the same value have a burstiness of 1 / gap_cv².
-    `highest_reuse` is the share of prefix blocks that occurred earlier in the trace: the hit rate of an infinite cache.
+    `gap_cv` is the coefficient of variation of the gaps between arrivals: 1 for Poisson, 1/sqrt(burstiness) for gamma
+    arrivals. `highest_reuse` is the share of prefix blocks that occurred earlier: the hit rate of an infinite cache.
     """
 
     requests: int
@@ -99,7 +98,7 @@ def summarise(requests: Iterable[Request]) -> TraceSummary:
 
 
 def _quantile(values: list[int], below: list[int], share: float) -> float:
-    """Return the quantile `share` of ascending distinct `values`; `below[i]` counts samples up to `values[i]`."""
+    """Return the quantile `share`. `values` are ascending and distinct; `below[i]` samples are ≤ `values[i]`."""
     place = share * (below[-1] - 1)
     low, high = (values[bisect_right(below, rank)] for rank in (math.floor(place), math.ceil(place)))
     return low + (high - low) * (place % 1)

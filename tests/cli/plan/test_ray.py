@@ -20,7 +20,7 @@ def node(gpus, kind="H100"):
 
 @pytest.fixture
 def asked(monkeypatch, capsys):
-    """Return a function that runs `twofold plan --ray` on fake nodes; it returns the planned query and stderr."""
+    """Return a function that runs `twofold plan --ray` on fake nodes and returns the planning query and stderr."""
 
     def ask(nodes, *flags):
         queries = []

@@ -88,7 +88,7 @@ def test_the_model_is_called_as_in_the_file(cluster):
     ],
 )
 def test_flags_that_deny_the_file(cluster, flags, said):
-    """`twofold serve` rejects a flag that contradicts the cluster file or has no effect beside one."""
+    """`twofold serve` rejects a flag that contradicts the cluster file or has no effect with a cluster file."""
     with pytest.raises(ConfigurationError, match=said):
         emulated(cluster, **flags)
 

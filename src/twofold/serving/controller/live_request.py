@@ -44,7 +44,7 @@ def deadline_error() -> RequestError:
 
 
 class LiveRequest:
-    """A request and its current attempt. Orders the tokens, because the second (from decode) may arrive first."""
+    """A request and its current attempt. Orders its tokens: the second (from decode) may arrive before the first."""
 
     def __init__(self, generation: Generation) -> None:
         self.id = generation.request.id
@@ -79,7 +79,7 @@ class LiveRequest:
         return AttemptStage.HANDOFF if waits else AttemptStage.DECODE
 
     def remaining(self) -> Generation:
-        """Return the generation for the next attempt: the prompt, then all output tokens received so far."""
+        """Return the input of the next attempt, whose prompt also contains all output tokens received so far."""
         made = len(self._tokens)
         generation, request, sampling = self.generation, self.generation.request, self.generation.sampling
         attempt = msgspec.structs.replace(
@@ -113,7 +113,7 @@ class LiveRequest:
         self._early.clear()
 
     def push(self, output: TokenOutput) -> list[TokenOutput]:
-        """Add a token of the current attempt; return the tokens that are now next in order."""
+        """Add a token of the current attempt; return the tokens that can be delivered in order now."""
         if self.first_index:
             output = msgspec.structs.replace(output, index=output.index + self.first_index)
         self._early[output.index] = output

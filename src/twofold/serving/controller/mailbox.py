@@ -41,7 +41,7 @@ class Inbox(Generic[M]):
     """Receiver of the messages of one process, for use in one thread. `kind` is the union of the message types.
 
     Malformed frames are dropped and counted in `dropped`. Other hosts send to the optional address `outside`, such as
-    tcp://ADDRESS:* (any free port). With a `guard`, senders need its key and must stamp their messages, and
+    tcp://ADDRESS:* (any free port). With a `guard`, senders need its key and put a Stamp before each message, and
     `on_lost(sender)` is called when messages of a sender are missing.
     """
 
@@ -132,7 +132,7 @@ class Inbox(Generic[M]):
 
 
 class Outbox:
-    """Thread-safe sender of messages to any inbox, in order. With a `guard`, messages are stamped and encrypted."""
+    """Thread-safe sender of messages to any inbox, in order of sending; with a `guard`, encrypted and stamped."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], guard: Guard | None = None, sender: str = "") -> None:
         self._context, self._guard, self._sender = context, guard, sender

@@ -162,7 +162,7 @@ class WorkerRegistry(WorkerGroup):
         return True
 
     def _check(self, message: Registered) -> None:
-        """Raise ConfigurationError for an incompatible worker, and StaleEpochError for a fenced or exited worker."""
+        """Raise ConfigurationError for an incompatible worker, StaleEpochError for one killed or already exited."""
         instance, model = message.peer.memory.instance, (message.model, message.peer.memory.layout)
         member = self.members.get(instance)
         if member is None:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class RemoteWorker:
-    """Desired state of a worker on a joined host. `life` counts its starts; `over` is the last start that has ended."""
+    """Desired state of a worker on a joined host. `life` numbers its processes; `over` is the last that has ended."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -63,7 +63,7 @@ class JoinResult(msgspec.Struct, frozen=True):
 
 
 class Hosts(ProcessControl):
-    """Process control for the workers of all hosts. Forwards commands to the `local` launcher or to a joined host.
+    """Starts and kills the workers of all hosts, by commands to the `local` launcher or to a joined host.
 
     For each worker in `own` (on Ray), the local launcher starts a separate host, which joins under the worker's name.
     If this host is lost, the launcher starts another one. `model` is the model's fingerprint.
@@ -292,8 +292,8 @@ class RemoteWorkers:
                 self._membership.exited(instance)
 
     def exited(self, instance: str) -> None:
-        """Record the exit of a local process. If it is the launcher of a joined host that is still present, do nothing,
-        because the host itself reports the exit of its worker.
+        """Record the exit of a process of the local launcher. On Ray, this process only launches a joined host. Do
+        nothing while this host is present, because it reports the exit of its worker itself.
         """
         host = self._hosts.host_of(instance)
         if instance not in self._hosts.own or host is None or not host.present:

@@ -120,7 +120,7 @@ class LiveRequests:
         return live
 
     def check_waiting(self) -> None:
-        """Place waiting requests, and fail those past their deadline. Call periodically."""
+        """Place waiting requests, and fail waiting requests past their deadline. Call periodically."""
         self.place_waiting()
         for queued in self._admission.expired(time.monotonic()):
             self._telemetry.deadline_missed()
@@ -136,7 +136,7 @@ class LiveRequests:
                 return
 
     def _place_on_resumed(self) -> None:
-        """Place waiting requests if a worker has returned after its circuit breaker's trial."""
+        """Place waiting requests if a worker is available again after the trial of its circuit breaker."""
         if self.health.take_resumed():
             self.place_waiting()
 
@@ -180,7 +180,7 @@ class LiveRequests:
     # -- reports of workers -----------------------------------------------------------------------------------------
 
     def announced(self, attempt_id: str) -> None:
-        """Reserve blocks on an attempt's decode worker, because its prefill has started."""
+        """Reserve blocks on an attempt's decode worker, because the attempt's prefill has started."""
         live = self._attempts.get(attempt_id)
         if live is not None and live.placed is not None:
             self._reserve(live.current, live.placed)

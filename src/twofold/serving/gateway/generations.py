@@ -26,7 +26,7 @@ _SEED_MASK = (1 << _SEED_BITS) - 1
 
 
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Id, arrival, deadline (monotonic clock, s) and cache retention (s) of a response."""
+    """Id, arrival time and deadline (s, monotonic clock) of a response, and cache retention of its prompts (s)."""
 
     id: str
     arrival: Arrival
@@ -164,7 +164,9 @@ def _check_key(key: ApiKey, generations: int) -> None:
 
 
 def _timeout_s(limits: RequestLimits, request: HttpRequest, fields: GenerationFields) -> float:
-    """Return the timeout (s): the shorter of body and header, or the default. Raises RequestError if too long."""
+    """Return the timeout of a request in seconds: the shorter of body field and header, or the default if neither is
+    set. Raises RequestError if it exceeds the limit.
+    """
     wanted = [] if fields.timeout is None else [(fields.timeout, "timeout")]
     header = request.headers.get(TIMEOUT_HEADER)
     if header is not None:

@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(with_signal: signal.Signals, parent: int) -> None:
-    """Let the kernel send `with_signal` to this process when its parent, the process `parent`, dies."""
+    """Let the kernel send `with_signal` to this process when its parent (process id `parent`) dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, with_signal)
     if os.getppid() != parent:  # the parent died before the call
         os._exit(1)
@@ -63,7 +63,7 @@ def take_stdout() -> Callable[[bytes], None]:
 
 
 def begin(job: type[Job]) -> tuple[Job, SendReport]:
-    """Return the job from standard input, and a function that sends reports. From now on, die with the parent."""
+    """Return the job from standard input, and a function that sends reports. The process now dies with its parent."""
     die_with_parent(signal.SIGTERM, os.getppid())
     say = take_stdout()
     line = bytearray()

@@ -94,8 +94,8 @@ class JoinSession:
         self._was_heard = False
 
     async def run(self, run_dir: Path) -> bool:
-        """Run workers until the session ends; return True if the host must join again. Raises ConfigurationError if the
-        service refuses this host or its workers fail.
+        """Run workers until the session ends; return True if the service has forgotten this host, which must then join
+        again. Raises ConfigurationError if the service refuses this host or its workers fail.
         """
         loop = asyncio.get_running_loop()
         loop.add_reader(self._inbox.fileno(), self._drain)

@@ -86,7 +86,7 @@ class Launcher(ProcessControl):
 
 
 class LocalLauncher(Launcher):
-    """Launcher of workers on this host, which a fork server forks."""
+    """Launcher of workers on this host, as children of a fork server."""
 
     def __init__(self, config: ServiceConfig) -> None:
         super().__init__("twofold.serving.launch.fork_server", config)

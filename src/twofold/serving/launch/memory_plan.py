@@ -13,7 +13,7 @@ DEFAULT_KV_CACHE_BYTES = 1024 * MIB
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Planned context length and numbers of KV blocks and, for workers that swap, of swap blocks per worker."""
+    """Planned context length and number of KV blocks per worker. Workers that swap also get `swap_blocks` blocks."""
 
     layout: KvLayout
     num_blocks: int
@@ -31,8 +31,8 @@ def plan_memory(
     swap_bytes: int | None = None,
     swapping: int = 0,
 ) -> MemoryPlan:
-    """Return the numbers of KV and swap blocks per worker. Raises ConfigurationError if all of them exceed
-    `available_bytes`, or if a KV cache or swap space cannot hold a request of `max_model_len` tokens.
+    """Return the numbers of KV and swap blocks per worker. Raises ConfigurationError if the blocks of all workers
+    exceed `available_bytes`, or if a KV cache or swap space cannot hold a request of `max_model_len` tokens.
     """
     wanted = kv_cache_bytes if kv_cache_bytes is not None else DEFAULT_KV_CACHE_BYTES
     num_blocks = wanted // layout.bytes_per_block

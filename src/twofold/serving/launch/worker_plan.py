@@ -69,7 +69,7 @@ def plan_workers(
 
 
 def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
-    """Return the workers with equal shares of this host's cores, pinned to them with `pin_cores`."""
+    """Give each worker an equal share of this host's cores. With `pin_cores`, pin each worker to its share."""
     if not workers:
         return ()
     return tuple(
@@ -133,7 +133,9 @@ def with_splits(workers: Sequence[WorkerConfig], splits: Mapping[Role, Sharding]
 
 
 def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[WorkerConfig, ...]:
-    """Set the chunk size (tokens, or None) of pipelined prefill workers; raises ConfigurationError without any."""
+    """Set the chunk size in tokens of workers that prefill on several pipeline stages. If `chunk` is None, change
+    nothing. Raises ConfigurationError if there is no such worker.
+    """
     if chunk is None:
         return tuple(workers)
     chunked = [

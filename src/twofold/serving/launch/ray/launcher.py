@@ -23,7 +23,9 @@ class HostJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RayJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of the Ray driver. Each worker takes a `bundle` of resources; equal `link_label` values mean fast links."""
+    """Input of the Ray driver: all workers of a service. Each worker takes a `bundle` of resources. Nodes with the same
+    value of the label `link_label` share a fast network.
+    """
 
     address: str
     bundle: dict[str, float]

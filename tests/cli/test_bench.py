@@ -33,7 +33,7 @@ def run(*arguments: object):
 
 
 def test_a_run_prints_a_table_and_writes_a_report(trace, tmp_path):
-    """The table shows latencies, the JSON report has summary, configuration and requests, and both hide the API key."""
+    """The table has latencies, the JSON report has summary, configuration and requests, and neither has the API key."""
     report_path = tmp_path / "report.json"
     with endpoint() as scripted:
         result = run(

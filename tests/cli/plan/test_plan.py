@@ -74,7 +74,7 @@ def test_a_second_run_reuses_all(fresh, planned):
 
 
 def test_tables_have_designs_margins_and_verdict(invoke):
-    """The tables show the designs with model errors, the margins to the SLO, the Pareto front and the verdict."""
+    """The tables show designs with model errors, margins to the SLO, the Pareto front, and whether split wins."""
     shown = invoke(*SMALL, "--slo", "ttft=1,tpot=0.06").stdout
     for words in ("h100+h100", "chunked-prefill", "model error", "±", "Margins", "Pareto front", "plit", "CPU second"):
         assert words in shown, words

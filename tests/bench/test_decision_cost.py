@@ -1,10 +1,10 @@
-"""The decision benchmark keeps a constant number of requests in the cluster."""
+"""The benchmark of scheduling decisions keeps a constant number of requests in the cluster."""
 
 from bench.decision_cost import decisions_per_s, sample_requests
 
 
 class Counted:
-    """Cluster scheduler stub that places every request and records its phase."""
+    """Cluster scheduler stub that counts its requests and checks the order of their phases."""
 
     def __init__(self):
         self.stages, self.most = {}, 0
@@ -27,7 +27,7 @@ class Counted:
 
 
 def test_the_oldest_request_leaves_before_the_next_arrives():
-    """Each arrival removes the oldest request, so the cluster never holds more than `held` requests."""
+    """Each arrival removes the oldest request, so the cluster never holds more requests than configured."""
     cluster = Counted()
     assert decisions_per_s(cluster, 20, held=5) > 0
     assert cluster.most == 5

@@ -55,7 +55,7 @@ def test_every_request_is_sent_in_order_and_answered():
 
 
 def test_requests_do_not_leave_before_they_are_due():
-    """Request n is sent no earlier than n gaps after the start."""
+    """Request n is sent no earlier than n arrival gaps after the start."""
     with endpoint() as scripted:
         result = load(scripted, trace(8, gap_s=0.02))
     sent_s = [timeline.moments[Moment.ARRIVED] - result.started_s for timeline in in_order_of_sending(result)]
@@ -137,7 +137,7 @@ def test_an_empty_workload_gives_an_empty_result():
 
 
 def test_records_are_in_sending_order():
-    """Records are in the order in which the requests were sent, even if the first request ends last."""
+    """Records are in the order in which requests were sent, even if the first request ends last."""
 
     def script(body):
         # The first request ends last.

@@ -13,7 +13,7 @@ def ask(name="a", prompt_tokens=40, blocks=()):
 
 @given(length=st.integers(1, 3000), blocks=st.lists(st.integers(0, 9), max_size=6), seed=st.integers(0, 99))
 def test_token_prompts_have_the_exact_length_and_stay_in_range(length, blocks, seed):
-    """A prompt has the requested length, and its ids are at least `lowest` and below the vocabulary size."""
+    """A prompt has the requested length, and its token ids are at least `lowest` and below the vocabulary size."""
     maker = PromptMaker(seed=seed, lowest=10, vocabulary=20)
     ids = maker.token_ids(ask(prompt_tokens=length, blocks=tuple(blocks)))
     assert len(ids) == length
@@ -65,7 +65,7 @@ def test_token_range_fits_small_vocabularies():
 
 
 def test_block_names_may_be_hashes():
-    """Two prompts share the tokens of a block if its hash is equal in both."""
+    """Two prompts share the tokens of a block if the block has the same hash in both."""
     maker = PromptMaker(block_tokens=32)
     one, two = (maker.token_ids(ask(name, 64, (b"same", name.encode()))) for name in ("one", "two"))
     assert one[:32] == two[:32]

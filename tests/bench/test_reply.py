@@ -41,7 +41,7 @@ def test_chat_role_chunks_are_no_tokens():
 
 @given(chunks=st.integers(1, 30), extra=st.integers(0, 100))
 def test_packed_chunks_keep_first_last_and_every_gap(chunks, extra):
-    """With more tokens than chunks, every token gets the time of a chunk, and the time of every chunk is used."""
+    """If chunks have several tokens, each token gets the time of a chunk, and the time of every chunk is used."""
     reply = reply_of(*[StreamChoice("a")] * chunks, tokens=chunks + extra)
     times = reply.token_times_s()
     assert len(times) == chunks + extra

@@ -30,10 +30,7 @@ def test_no_prompt_is_sent_twice():
 
 
 def test_equal_numbers_are_equal_prompts():
-    """Two streams with an equal `prompt` number send the same prompt, the second one after the first has been answered.
-
-    The probe of the prefix cache uses such a pair.
-    """
+    """Two probe streams with equal `prompt` numbers send the same prompt one after the other, for a prefix hit."""
     with endpoint() as server:
         again = ProbeStream(prompt_tokens=20, output_tokens=1, after_tokens=1, prompt=0)
         first = ProbeStream(prompt_tokens=20, output_tokens=1, prompt=0)

@@ -1,4 +1,4 @@
-"""Power sources: RAPL counters in a folder like that of the kernel."""
+"""Power is read from RAPL energy counters and limited by RAPL power caps, here in a fake of the kernel's folder."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from twofold.errors import ConfigurationError
 
 @pytest.fixture
 def packages(tmp_path):
-    """Return the folders of two processor packages of 100 W each."""
+    """Return the fake RAPL folders of two processor packages with power limits of 100 W."""
     for number in range(2):
         package = tmp_path / f"intel-rapl:{number}"
         package.mkdir()
@@ -40,7 +40,7 @@ def test_a_cap_that_cannot_be_written_is_one_sentence(packages):
 
 
 def test_counters_that_wrap_around_are_read_on(packages):
-    """A counter that passed its range counts from 0 again; the energy between two readings stays positive."""
+    """If an energy counter wraps around to 0, the energy between two readings stays positive."""
     (packages[0] / "energy_uj").write_text("900000")
     power = RaplPower(packages[0].parent)
     (packages[0] / "energy_uj").write_text("100000")

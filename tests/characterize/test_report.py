@@ -1,4 +1,4 @@
-"""Insights, charts, tables and pages that are generated from known profiles."""
+"""Verdicts on Splitwise's insights, charts, tables and HTML pages from known profiles."""
 
 import re
 
@@ -57,10 +57,7 @@ def test_the_knee_is_where_throughput_ends_to_grow():
 
 
 def test_a_long_prompt_is_computed_in_chunks():
-    """With a token budget, TTFT is the sum of the times of the prompt's chunks.
-
-    Each chunk also pays for attention to the earlier chunks.
-    """
+    """With a token budget, TTFT is the sum over a prompt's chunks, each with attention to the chunks before."""
     chunked = instance()
     chunked = msgspec.structs.replace(
         chunked, profile=msgspec.structs.replace(chunked.profile, max_num_batched_tokens=512, request_s=0.01)
@@ -70,10 +67,7 @@ def test_a_long_prompt_is_computed_in_chunks():
 
 
 def test_insights_that_one_profile_can_judge():
-    """One profile suffices to judge insights 1 to 4, but not insights 6 and 7.
-
-    Insight 3 fails for this profile, because prefill of a long prompt takes longer than decode of a dozen tokens.
-    """
+    """One profile suffices to judge Splitwise's insights 1 to 4 (insight 3 fails here), but not insights 6 and 7."""
     catalog = instance().profile.extend(load_catalog())
     activity = [
         run for name, requests in SENT.items() for run in activities(instance().profile, catalog, name, requests)
@@ -94,10 +88,7 @@ def test_active_tokens_grow_with_the_load():
 
 
 def test_power_that_decode_does_not_use():
-    """Insight 6 holds if decode draws less power than prefill, or if a power cap slows down prefill but not decode.
-
-    It fails if decode draws as much power as prefill, or if the cap slows down both phases.
-    """
+    """Splitwise's insight 6 holds if decode draws less power than prefill, or if a power cap slows only prefill."""
     power = MeasuredPower(tdp_w=700, prefill_share=0.95, decode_share=0.5, source="NVML")
     assert judged(instance(power=power))[6].verdict is Finding.HOLDS
     hungry = msgspec.structs.replace(power, decode_share=0.94)
@@ -112,10 +103,7 @@ def test_power_that_decode_does_not_use():
 
 
 def test_cheaper_decode_needs_prices():
-    """Insight 7 compares throughput per dollar and per watt with slower hardware.
-
-    It needs the price and power of both.
-    """
+    """Splitwise's insight 7, cheaper decode on slower hardware, needs the price and power of both machines."""
     fast = instance(costs=MachineCosts(price_per_h=38, tdp_w=10_000))
     slow = instance("slow", 1.5, costs=MachineCosts(price_per_h=17, tdp_w=6_000))
     dear = instance("slow", 1.5, costs=MachineCosts(price_per_h=30, tdp_w=9_000))
@@ -132,7 +120,7 @@ def test_memory_that_no_batch_fills_is_not_judged():
 
 
 def test_measured_power_of_both_phases():
-    """If a row has times of both phases, its peak power belongs to prefill and its average power to decode."""
+    """If a profile row has times of both phases, its peak power is of prefill and its average power of decode."""
     of_both = rows(
         {
             "prompt_size": 512,

@@ -1,4 +1,4 @@
-"""Sweeps of a simulated instance whose iteration times are known."""
+"""Measurement sweeps of a simulated instance whose iteration times are known."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def silent(_name, _share):
 
 
 def swept(monkeypatch, tmp_path, budget_s, **settings):
-    """Sweep a `PacedStepper` for `budget_s` seconds of the stepper's clock; return the profile file and the stepper."""
+    """Sweep a simulated instance for `budget_s` simulated seconds; return the profile file and the instance."""
     stepper = PacedStepper(**settings)
     keep_time(monkeypatch, stepper)
     file = ProfileFile(tmp_path / "p.csv", PAIR)
@@ -40,7 +40,7 @@ def test_probes_fit_into_the_limits():
 
 
 def test_the_first_probes_are_of_all_kinds():
-    """The first twelve probes include every kind except transfers, so even a short budget measures each kind."""
+    """The first twelve probes include every kind except KV transfers, so even a short sweep measures each kind."""
     first = probes(LIMITS)[:12]
     assert {probe.kind for probe in first} == set(ProbeKind) - {ProbeKind.TRANSFER}
 
@@ -51,7 +51,7 @@ def test_a_disaggregated_service_is_asked_for_its_transfers_only():
 
 
 def test_delays_of_the_second_token_become_a_link():
-    """The latency and the bandwidth of the KV link are fitted to the transfer times of prompts of several lengths."""
+    """The latency and bandwidth of the KV link are fitted to the transfer times of prompts of several lengths."""
     delays = {10: 21.0, 1000: 120.0, 2000: 220.0}  # ms: 20 ms, and 0.1 ms per token
     rows = [
         ProfileRow(
@@ -78,7 +78,7 @@ def test_a_tiny_context_still_has_probes():
 
 
 def test_the_fit_finds_the_times(monkeypatch, tmp_path):
-    """The fitted profile predicts prefill, decode and mixed iterations, and finds the bend at 512 tokens."""
+    """The fitted profile predicts prefill, decode and mixed iterations, and its slope changes at 512 tokens."""
     file, stepper = swept(monkeypatch, tmp_path, 120.0)
     fitted = fit_iterations(measurements(file.rows, stepper.limits))
     times = fitted.times
@@ -101,7 +101,7 @@ def test_chunked_prompts_are_measured_in_chunks(monkeypatch, tmp_path):
 
 
 def test_a_sweep_is_resumed(monkeypatch, tmp_path):
-    """A second sweep keeps the rows in the file and adds measurements of sizes that the file does not have."""
+    """A second sweep keeps the rows in the file, and adds measurements of new sizes."""
     first, _ = swept(monkeypatch, tmp_path, 2.0)
     sizes = [(row.prompt_size, row.batch_size, row.running, bool(row.token_time)) for row in first.rows]
     again, _ = swept(monkeypatch, tmp_path, 0.5)

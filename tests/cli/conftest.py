@@ -28,7 +28,7 @@ def host(tmp_path, model):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Exit status, stdout and stderr of a command."""
+    """Exit status, stdout and stderr of a command that has ended."""
 
     code: int
     out: str

@@ -40,7 +40,7 @@ POLICIES = ("--router", "last-first", "--batcher", "mixed=added")
 
 
 def add(folder: Path, module: str, text: str, registry: str, line: str) -> None:
-    """Write the module of a policy into a package `folder`, and register the policy in this package."""
+    """Write the module of a policy into a folder of the copied package, and register the policy there."""
     (folder / f"{module}.py").write_text(text)
     name = next(word for word in text.split("class ")[1].replace("(", " ").split())
     path = folder / "__init__.py"

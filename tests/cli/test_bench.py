@@ -1,4 +1,4 @@
-"""`twofold bench` prints a table, writes a report, and uses error messages and exit codes."""
+"""`twofold bench` prints a table, writes a report, and fails with clear messages and exit codes."""
 
 import json
 import signal
@@ -33,10 +33,7 @@ def run(*arguments: object):
 
 
 def test_a_run_prints_a_table_and_writes_a_report(trace, tmp_path):
-    """The table shows latencies, and the JSON report has summary, configuration and requests.
-
-    Neither shows the API key.
-    """
+    """The table has latencies, the JSON report has summary, configuration and requests, and neither has the API key."""
     report_path = tmp_path / "report.json"
     with endpoint() as scripted:
         result = run(

@@ -45,10 +45,7 @@ def test_json_has_each_machine():
 
 
 def test_an_instance_of_some_accelerators():
-    """With half of the accelerators (`--tp 4` instead of 8), loading a prefix pays off at half of the bandwidth.
-
-    The reason is that computing the prefix takes twice as long.
-    """
+    """With `--tp 4` instead of 8, computing a prefix takes twice as long, so loading pays off at half the bandwidth."""
     whole, half = (
         json.loads(run("a100", "--performance", "roofline", "--tp", degree, "--json").stdout) for degree in (8, 4)
     )

@@ -19,10 +19,7 @@ def paper():
 
 
 def test_a_model_is_measured(twofold, model, tmp_path):
-    """The built-in engine is measured in this process, and `twofold plan` accepts the resulting profile.
-
-    The profile has held-out errors of prefill, decode and mixed iterations.
-    """
+    """The built-in engine is measured in this process, and `twofold plan` accepts the resulting profile."""
     path = tmp_path / "mine.yaml"
     done = twofold("characterize", model, "-o", path, *BRIEF, *SMALL, "--threads", 1)
     assert done.code == 0, done.err
@@ -51,10 +48,7 @@ def test_a_model_is_measured(twofold, model, tmp_path):
 
 
 def test_a_service_is_measured_over_http(twofold, model, tmp_path):
-    """An OpenAI endpoint is measured from outside.
-
-    If the endpoint does not report its KV capacity, a flag must set the capacity.
-    """
+    """An OpenAI endpoint is measured over HTTP. If it does not report its KV capacity, a flag must set the capacity."""
     path = tmp_path / "served.yaml"
     with running_service(model, "--colocated", "1", "--kv-cache-memory-bytes", "64MiB") as (_, url):
         common = ("characterize", url, "-o", path, *BRIEF, "--model-sizes", model)
@@ -68,10 +62,7 @@ def test_a_service_is_measured_over_http(twofold, model, tmp_path):
 
 
 def test_measurements_before_a_refusal_are_kept(twofold, model, tmp_path):
-    """If the server refuses long prompts, the sweep ends with a one-line error.
-
-    Earlier measurements stay in the CSV.
-    """
+    """If the server refuses long prompts, the sweep fails with a one-line error, and earlier measurements are kept."""
 
     def script(body):
         return [Refuse(400)] if len(body["prompt"]) > 100 else well_behaved(body)
@@ -152,7 +143,7 @@ def test_a_running_service_is_verified(twofold, model, tmp_path):
 
 
 class Dial:
-    """Power source whose limit is a number; a limit under 10 W is refused."""
+    """Fake power source whose power limit can be set to 10 W or more."""
 
     name, tdp_w = "a dial", 100.0
 
@@ -169,7 +160,7 @@ class Dial:
 
 
 def test_each_power_cap_has_a_profile(twofold, model, tmp_path, monkeypatch):
-    """A model is measured without a cap and under each; then the power limit is restored."""
+    """A model is measured without a power cap and under each of two caps; then the original limit is restored."""
     dial = Dial()
     monkeypatch.setattr("twofold.cli.characterize.measure.find_power", lambda _device: dial)
     path = tmp_path / "mine.yaml"

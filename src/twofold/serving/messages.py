@@ -13,14 +13,14 @@ from twofold.transport.base import MemoryDescriptor
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base class of all messages. `tag` adds the class name to the encoded message."""
+    """Base class of all messages. The encoded message contains the name of its class."""
 
 
 # -- controller to worker -------------------------------------------------------------------------------------
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance's KV `memory` and inbox addresses: `inbox` for senders on its `host`, `outside` for other hosts."""
+    """Addresses of an instance: its KV `memory`, and its inbox for senders on its host and others (`outside`)."""
 
     inbox: str
     memory: MemoryDescriptor
@@ -39,10 +39,7 @@ class Peers(Message, frozen=True, kw_only=True):
 
 
 class StoreFetch(msgspec.Struct, frozen=True, kw_only=True):
-    """Instruction to fetch the first `blocks` blocks of a prompt from the KV store of `host` at `address`.
-
-    After `limit_s` seconds, the worker computes the blocks that have not arrived.
-    """
+    """Instruction to fetch a prompt's first `blocks` blocks from another host's KV store within `limit_s` seconds."""
 
     host: str
     address: str
@@ -51,10 +48,9 @@ class StoreFetch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prefill(Message, frozen=True, kw_only=True):
-    """Command to prefill a request, and then to decode it or, if `target` is set, to hand its KV off to `target`.
-
-    With `announce`, the worker reports the start of the prefill, and the controller then reserves blocks on `target`.
-    With `fetch`, a prefix is first fetched from another host's KV store.
+    """Command to prefill a request, and then to decode it or, if `target` is set, to hand its KV off to `target`. With
+    `announce`, the worker reports the start of the prefill, and the controller then reserves blocks on `target`. With
+    `fetch`, the worker first fetches a prefix from another host's KV store.
     """
 
     generation: Generation
@@ -65,9 +61,8 @@ class Prefill(Message, frozen=True, kw_only=True):
 
 
 class Reserve(Message, frozen=True, kw_only=True):
-    """Command to reserve blocks for a request, once enough are free, and lease them to the prefill worker `source`.
-
-    The prompt is included for engines that may recompute the KV of a decode.
+    """Command to reserve blocks for a request once enough are free, and to lease them to the prefill worker `source`.
+    The prompt is included for engines that recompute KV on the decode worker.
     """
 
     request: Request
@@ -83,7 +78,7 @@ class Abort(Message, frozen=True, kw_only=True):
 
 
 class InstanceFenced(Message, frozen=True, kw_only=True):
-    """Command to stop KV transfers to a fenced instance, which is being killed but may still write."""
+    """Command to stop KV transfers to an instance that is being killed but may still write."""
 
     instance: str
 
@@ -105,7 +100,7 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
 
 class HeartbeatAck(Message, frozen=True, kw_only=True):
-    """Acknowledgement of a heartbeat from another host; `said_s` is the heartbeat's send time on the sender's clock."""
+    """Acknowledgement of a heartbeat from another host, sent at `said_s` on that host's clock."""
 
     said_s: float
 
@@ -114,10 +109,8 @@ class HeartbeatAck(Message, frozen=True, kw_only=True):
 
 
 class Registered(Message, frozen=True, kw_only=True):
-    """Report that a worker is ready.
-
-    `model` is the fingerprint of the model, which must be the same for all workers. `prefill` is the measured prefill
-    speed, if any. `now_s` is the send time on the worker's monotonic clock.
+    """Report that a worker is ready. All workers must have the same `model` fingerprint. `prefill` is the measured
+    prefill speed, if any. `now_s` is the send time on the worker's monotonic clock.
     """
 
     peer: Peer
@@ -137,9 +130,8 @@ class LinkMeasured(Message, frozen=True, kw_only=True):
 
 
 class Alive(Message, frozen=True, kw_only=True):
-    """Heartbeat of a worker. `batch_s` is the time in seconds for which the worker's current batch has run.
-
-    `said_s` is the send time on the watchdog clock (`ParentWatchdog`), `now_s` on the worker's monotonic clock.
+    """Heartbeat of a worker, whose current batch has run for `batch_s` seconds. `said_s` is the send time on the
+    watchdog clock, `now_s` on the worker's monotonic clock.
     """
 
     instance: str
@@ -150,23 +142,20 @@ class Alive(Message, frozen=True, kw_only=True):
 
 
 class PrefillStarted(Message, frozen=True, kw_only=True):
-    """Report that an announced prefill has started. The controller then reserves blocks on the decode instance."""
+    """Report that a prefill has started. The controller then reserves blocks on the decode instance."""
 
     request_id: str
 
 
 class LeaseGranted(Message, frozen=True, kw_only=True):
-    """Lease on blocks of a decode worker. The controller forwards it to the prefill worker if the request is live."""
+    """Lease on blocks of a decode worker, which the controller forwards to the prefill worker."""
 
     lease: Lease
 
 
 class StepDone(Message, frozen=True, kw_only=True):
-    """Report of a completed iteration.
-
-    `started` lists the requests whose prefill began in this iteration. `started_s` is the start time of the iteration
-    on the worker's monotonic clock. `number` orders all status reports of the worker; `epoch` identifies the worker
-    process.
+    """Report of a completed iteration, which started at `started_s` on the worker's monotonic clock. `started` lists
+    the requests whose prefill began. `epoch` identifies the worker process; `number` orders its status reports.
     """
 
     instance: str
@@ -197,10 +186,8 @@ class BlocksChanged(Message, frozen=True, kw_only=True):
 
 
 class HandoffReport(Message, frozen=True, kw_only=True):
-    """Report that `instance` has moved `bytes_moved` bytes of KV in a hand-off; times are on the clock of `instance`.
-
-    The instance that moves the bytes reports them: the source if it writes, the target if it pulls. A target that pulls
-    sends this report before the tokens that it decodes.
+    """Report that `instance` has moved the KV of a hand-off: the source if it writes, the target if it pulls. Times are
+    on the clock of `instance`. A target that pulls sends this report before the tokens that it decodes.
     """
 
     instance: str
@@ -223,8 +210,7 @@ class RequestFailed(Message, frozen=True, kw_only=True):
 
 class HandoffEnded(Message, frozen=True, kw_only=True):
     """Message from the source of a hand-off to its target: the source no longer writes to the leased blocks.
-
-    `first_token` is the prefill's output token if the KV is complete. It is None after an abort or an `error`.
+    `first_token` is the output token of the prefill, or None if the KV is incomplete after an abort or `error`.
     """
 
     request_id: str
@@ -235,10 +221,7 @@ class HandoffEnded(Message, frozen=True, kw_only=True):
 
 
 class HandoffOffered(Message, frozen=True, kw_only=True):
-    """Permission for the target of a pulled hand-off to read the KV in `blocks` of `source`.
-
-    `epoch` is the target's epoch in the lease, and `source_epoch` is the epoch of the source.
-    """
+    """Permission for the target of a pulled hand-off to read the KV in `blocks` of `source`."""
 
     request_id: str
     epoch: int
@@ -250,10 +233,7 @@ class HandoffOffered(Message, frozen=True, kw_only=True):
 
 
 class HandoffTaken(Message, frozen=True, kw_only=True):
-    """Report to the source of a pulled hand-off that the target has finished reading.
-
-    `epoch` is the source's epoch from the offer. `complete` is False if the KV was not read completely.
-    """
+    """Report to the source of a pulled hand-off that the target has read the KV, or failed (not `complete`)."""
 
     request_id: str
     epoch: int
@@ -270,10 +250,8 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 class HostJoins(Message, frozen=True, kw_only=True):
-    """Request of a host to join with a number of workers by role. The host repeats the request until it is answered.
-
-    `life` identifies the host's launcher process, `inbox` is the address of that process, and `model` is the
-    fingerprint of the host's model.
+    """Request of a host to join with a number of workers by role, repeated until it is answered. `life` identifies the
+    host's launcher process, `inbox` is its address, and `model` is the fingerprint of the host's model.
     """
 
     host: str
@@ -299,13 +277,13 @@ class HostRefused(Message, frozen=True, kw_only=True):
 
 
 class HostUnknown(Message, frozen=True, kw_only=True):
-    """Message that the controller, perhaps restarted, does not know a host's launcher. The host must join again."""
+    """Message to a host that the controller does not know, for example after a restart. The host must join again."""
 
     life: int
 
 
 class WorkerLife(msgspec.Struct, frozen=True, array_like=True):
-    """State of a worker on another host: number of starts so far (`life`), and whether its process runs (`runs`)."""
+    """State of a worker on a joined host: number of starts so far (`life`), and whether its process runs (`runs`)."""
 
     life: int
     runs: bool
@@ -352,10 +330,8 @@ class HostFinish(Message, frozen=True, kw_only=True):
 
 
 class StoreChanged(Message, frozen=True, kw_only=True):
-    """Report of the block keys that the KV store of `host` has added (`stored`) or removed (`removed`).
-
-    `epoch` identifies the store process, which sends a first report at its start. Other hosts fetch blocks from
-    `address`, if set.
+    """Report of the block keys that the KV store of `host` has added (`stored`) or removed (`removed`). `epoch`
+    identifies the store process. Other hosts fetch blocks from `address`, if set.
     """
 
     host: str

@@ -1,4 +1,4 @@
-"""The interface of transports, which move KV blocks from one instance's cache into another's."""
+"""Interface of transports, which move KV blocks from one instance's cache into another's."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -17,11 +17,10 @@ SCRATCH_BYTES = 4 << 20
 
 
 class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """Location of an instance's KV cache during one epoch. Peers need the descriptor to access the cache.
+    """Location of an instance's KV cache during one epoch (life of its process), which peers need for access.
 
-    Only the transport that created `address` can decode it. `layout` describes the cache of the whole instance, and
-    both peers must have the same layout. In a sharded instance, `address` belongs to the first rank and `others` belong
-    to the other ranks.
+    Both peers must have the same `layout`, which describes the cache of the whole instance. In a sharded instance,
+    `address` belongs to the first rank and `others` to the other ranks.
     """
 
     instance: str
@@ -38,10 +37,7 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvCacheSpec(NamedTuple):
-    """Properties of the KV cache that a transport creates for one epoch of an instance.
-
-    The engine computes on `device`.
-    """
+    """Properties of the KV cache of one epoch (process life) of an instance, whose engine computes on `device`."""
 
     instance: str
     epoch: int
@@ -62,19 +58,13 @@ class KvCacheSpec(NamedTuple):
 
 
 class Connection(Protocol):
-    """Connection for writing to and reading from a peer's cache. Methods are thread-safe.
-
-    When `close` is called or the peer's epoch ends, running transfers raise InstanceLostError.
-    """
+    """Thread-safe connection to a peer's cache. Transfers raise InstanceLostError after `close` or the peer's loss."""
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Copy these layers of local blocks into the peer's blocks, and return the number of bytes copied.
-
-        When the call returns, the peer can see the data.
-        """
+        """Copy the given layers of local blocks into the peer's blocks; return the number of bytes copied."""
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Copy these layers of the peer's blocks into local blocks; return the bytes copied."""
+        """Copy the given layers of the peer's blocks into local blocks; return the number of bytes copied."""
 
     def probe(self, nbytes: int) -> None:
         """Move `nbytes` (at most SCRATCH_BYTES) into the peer's scratch memory in the same way as `write`."""
@@ -85,8 +75,7 @@ class Connection(Protocol):
 class Transport:
     """Interface of a transport, which gives peers access to the local cache and connects to the caches of peers.
 
-    `writes_outlive_lease` is true if data from a remote peer may still arrive after the end of the peer's lease. This
-    can happen if the network hardware or library writes into memory without involving this process.
+    `writes_outlive_lease` is true if data of a peer may still arrive after its lease has ended, for example by RDMA.
     """
 
     descriptor: MemoryDescriptor
@@ -97,20 +86,18 @@ class Transport:
         """Connect to a peer's cache. Raises ConfigurationError if layouts differ or the memory is unreachable."""
 
     def publish(self, blocks: Sequence[int]) -> None:
-        """Let peers read these blocks, which the engine has computed."""
+        """Let peers read the given blocks, which the engine has computed."""
 
     def add_checksums(self, layers: range, blocks: Sequence[int], sums: list[int], *, landed: bool) -> None:
-        """Extend the checksum of each block by the contents of these layers.
-
-        `sums` holds one checksum per block, initially 0, and is updated in place. If `landed` is true, the checksums
-        cover the contents that peers have written; otherwise they cover the contents that the engine has computed.
+        """Extend the checksum of each block in `sums` (initially 0, updated in place) by the contents of the given
+        layers. With `landed`, the contents are as peers wrote them, otherwise as the engine computed them.
         """
 
     def granted(self, lease: Lease) -> None:
         """Permit the lease's peer to write the lease's blocks until `ended` is called."""
 
     def ended(self, lease: Lease) -> None:
-        """End a lease. Unless `writes_outlive_lease` is set, no peer writes under the lease after this call returns."""
+        """End a lease. Afterwards, no peer writes under the lease, unless `writes_outlive_lease` is set."""
 
     def close(self) -> None: ...
 
@@ -125,15 +112,12 @@ def check_layout(ours: MemoryDescriptor, peer: MemoryDescriptor) -> None:
 
 
 def moved_bytes(layout: KvLayout, layers: range, blocks: int) -> int:
-    """Return the size in bytes of these layers in KV blocks. `blocks` is the number of blocks."""
+    """Return the size in bytes of the given layers of `blocks` KV blocks."""
     return blocks * sum(layout.layer_bytes_per_block(layer) for layer in layers)
 
 
 class TransportAddress(msgspec.Struct, frozen=True):
-    """Base class of addresses that are encoded in `MemoryDescriptor.address`.
-
-    `transport` is the transport's command-line name.
-    """
+    """Base class of the addresses in `MemoryDescriptor.address`. `transport` is the transport's command-line name."""
 
     transport: ClassVar[str]
 

@@ -1,7 +1,6 @@
-"""Transport `curve`: shared memory within a host, encrypted ZeroMQ frames (CURVE) between hosts.
-
-A server thread writes the data of remote senders into the cache. It writes only into blocks for which the sender holds
-a current lease, so the end of a lease revokes access even if the sender is unreachable.
+"""Transport `curve`: shared memory within a host, encrypted ZeroMQ frames (CURVE) between hosts. The receiving host
+writes the data into its cache, and only into blocks for which the sender holds a lease. The end of a lease therefore
+revokes access even of an unreachable sender.
 """
 
 import threading
@@ -32,11 +31,7 @@ _LOOK_MS = 50  # between checks for a closed or broken connection
 
 
 class CurveConnection:
-    """Connection to a peer's `CurveServer`. The connection is thread-safe and sends one request at a time.
-
-    After a reconnect, the request is sent again, because the request or its reply may have been lost. Repeating a
-    request is harmless, because all requests are idempotent.
-    """
+    """Thread-safe connection to a peer's `CurveServer`. After a reconnect, the last request is sent again."""
 
     def __init__(self, socket: zmq.Socket[bytes], address: str, ours: PooledTransport, peer: MemoryDescriptor) -> None:
         self._socket, self._ours, self._peer = socket, ours, peer
@@ -79,10 +74,8 @@ class CurveConnection:
                 self._lock.release()
 
     def _ask(self, question: curve_server.CurveRequest, data: Sequence[curve_server.Bytes] = ()) -> list[zmq.Frame]:
-        """Send a request and return the data frames of its reply.
-
-        Raises InstanceLostError if the connection is closed before the reply arrives, and StaleEpochError if the peer
-        denies the request.
+        """Send a request; return the data frames of its reply. Raises InstanceLostError if the connection is closed
+        before the reply arrives, and StaleEpochError if the peer denies the request.
         """
         try:
             with self._lock:
@@ -98,7 +91,7 @@ class CurveConnection:
         return found
 
     def _answer(self, frames: list[curve_server.Bytes]) -> list[zmq.Frame]:
-        """Send a request, send it again after every reconnect, and return its reply."""
+        """Send a request, repeat it after every reconnect, and return its reply."""
         asked = False
         while not self._closed:
             if not asked:

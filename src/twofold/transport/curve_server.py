@@ -1,7 +1,6 @@
 """Server side of transport `curve`: messages, lease checks, and the thread that serves remote peers.
 
-A message may be followed by frames with KV data: for each layer, one frame with the keys of all blocks and one frame
-with the values of all blocks.
+A message with KV data has two more frames per layer: the keys and the values of all blocks.
 """
 
 import logging
@@ -22,10 +21,7 @@ Bytes = bytes | memoryview
 
 
 class WriteBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request of the peer `source` to write the attached data into these layers and blocks.
-
-    The server denies the request if `epoch` has ended or if `source` has no lease on the blocks.
-    """
+    """Request of `source` to write the attached data. Denied if `epoch` has ended or no lease covers the blocks."""
 
     source: str
     epoch: int
@@ -34,7 +30,7 @@ class WriteBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReadBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request to read these layers of these blocks. The server denies the request if `epoch` has ended."""
+    """Request to read the given layers of the given blocks. Denied if `epoch` has ended."""
 
     epoch: int
     layers: tuple[int, int]
@@ -62,7 +58,7 @@ CurveReply = Done | Denied
 
 
 def gather(pool: KvPool, layers: range, blocks: Sequence[int]) -> list[Bytes]:
-    """Copy these layers of `blocks` into buffers. Each layer fills one buffer with keys and one with values."""
+    """Copy the given layers of `blocks` into buffers: one with keys and one with values per layer."""
     take = torch.tensor(blocks, device=pool.device)
     return [
         part.index_select(0, take).cpu().numpy().reshape(-1).data for layer in layers for part in pool.block_rows(layer)
@@ -70,10 +66,7 @@ def gather(pool: KvPool, layers: range, blocks: Sequence[int]) -> list[Bytes]:
 
 
 def scatter(pool: KvPool, layers: range, blocks: Sequence[int], frames: Sequence[zmq.Frame]) -> None:
-    """Write frames created by `gather` into `blocks` of a pool in host memory.
-
-    Raises ValueError if the size of a frame does not match the number of blocks.
-    """
+    """Write frames made by `gather` into `blocks` of a pool in host memory. Raises ValueError for a wrong size."""
     parts = [part.numpy() for layer in layers for part in pool.block_rows(layer)]
     rows = [
         np.frombuffer(frame.buffer, dtype=np.uint8).reshape(len(blocks), part.shape[1])
@@ -86,10 +79,8 @@ def scatter(pool: KvPool, layers: range, blocks: Sequence[int], frames: Sequence
 
 
 class LeaseGate:
-    """Current leases of remote peers, which determine the blocks that each peer may write.
-
-    The gate is locked during each write, and `close` waits for the lock. Therefore no peer writes under a lease after
-    `close` has returned.
+    """Current leases of remote peers, which determine the blocks that each peer may write. `close` waits for a running
+    write, so no peer writes under a lease after `close` has returned.
     """
 
     def __init__(self) -> None:
@@ -106,7 +97,7 @@ class LeaseGate:
 
     @contextmanager
     def passing(self, source: str, blocks: Sequence[int]) -> Iterator[bool]:
-        """Yield True if one lease of `source` covers all these blocks. Lock the gate until the context exits."""
+        """Yield True if one lease of `source` covers all given blocks. No lease ends until the context exits."""
         with self._lock:
             yield any(holder == source and leased.issuperset(blocks) for (holder, _), leased in self._leases.items())
 
@@ -117,10 +108,7 @@ _LOOK_MS = 200
 
 
 class CurveServer:
-    """Thread that receives requests of remote peers at `address` and executes them one at a time.
-
-    The requests read and write `pool`, which is in host memory.
-    """
+    """Thread that receives requests of remote peers and executes them one at a time on `pool` (in host memory)."""
 
     def __init__(
         self, context: Context, guard: Guard, host_address: str, epoch: int, pool: KvPool, gate: LeaseGate

@@ -1,7 +1,5 @@
-"""Transport `emulated`: moves no data, but takes as long as the network would.
-
-An instance sends its hand-offs one after another, each at full link bandwidth. The transport does not model contention
-with other senders to the same machine, because an instance observes only its own link.
+"""Transport `emulated`: moves no data, but takes as long as the network would. An instance sends its hand-offs one
+after another, each at full link bandwidth. Contention with other senders is not modelled.
 """
 
 from collections.abc import Sequence
@@ -14,10 +12,8 @@ from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor, Tr
 
 
 class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
-    """Network position of an instance: its machine, bandwidth and latencies.
-
-    `local_bytes_per_s` is the bandwidth to peers on the same machine. `performance.transfer.TransferModel` explains
-    `latency_s` and `sync_s`.
+    """Network position of an instance: its machine, latencies in seconds and bandwidths in bytes per second.
+    `local_bytes_per_s` is the bandwidth to peers on the same machine.
     """
 
     machine: str
@@ -27,18 +23,14 @@ class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
     sync_s: float
 
     def rate_to(self, peer: "EmulatedPort") -> float:
-        """Return the rate of an uncontended transfer to the peer, in bytes per second."""
+        """Return the bandwidth to the peer in bytes per second, without contention."""
         if peer.machine == self.machine:
             return self.local_bytes_per_s
         return min(self.bytes_per_s, peer.bytes_per_s)
 
 
 class EmulatedConnection:
-    """Emulated link to one peer.
-
-    A hand-off is layer-wise if it starts before its prompt's prefill ends. A layer-wise hand-off takes `sync_s` seconds
-    longer.
-    """
+    """Emulated link to a peer. A layer-wise hand-off (begun before its prefill ended) takes `sync_s` seconds longer."""
 
     def __init__(self, link: "EmulatedTransport", peer: EmulatedPort) -> None:
         self._link, self._layout = link, link.descriptor.layout
@@ -50,10 +42,7 @@ class EmulatedConnection:
         return sum(self._write(layer, source_blocks) for layer in layers)
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Sleep until the layers would have arrived here; return their size in bytes.
-
-        The read occupies the outgoing link of this instance, although the data would be incoming.
-        """
+        """Sleep until the layers would have arrived here; return their size in bytes."""
         link, size = self._link, moved_bytes(self._layout, layers, len(source_blocks))
         latency = ps(link.port.latency_s) if layers.start == 0 else 0
         link.free_at = max(link.clock.now() + latency, link.free_at) + ps(size / self._rate)

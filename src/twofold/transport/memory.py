@@ -1,4 +1,4 @@
-"""Shared memory of several processes. The kernel frees the memory when the last process exits."""
+"""Memory shared by several processes, which the kernel frees when the last of them exits."""
 
 import ctypes
 import mmap
@@ -14,10 +14,8 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class SharedMemory:
-    """Shared memory of `nbytes` bytes in an anonymous file (memfd).
-
-    Peers open the file as /proc/PID/fd/FD. The file has no other name, so no file remains even if the processes crash.
-    A restarted process allocates new memory, so late writes of a peer go to the old memory.
+    """Shared memory of `nbytes` bytes in an anonymous file (memfd), which peers open as /proc/PID/fd/FD. No file
+    remains after a crash. A restarted process allocates new memory, so late writes of a peer go to the old memory.
     """
 
     def __init__(self, fd: int, nbytes: int, address: str) -> None:
@@ -28,7 +26,7 @@ class SharedMemory:
 
     @classmethod
     def create(cls, name: str, nbytes: int, flag: str = "--kv-cache-memory-bytes") -> "SharedMemory":
-        """Allocate shared memory. If too little is free, raises ConfigurationError with the advice to lower `flag`."""
+        """Allocate shared memory. Raises ConfigurationError, which advises to lower `flag`, if too little is free."""
         fd = os.memfd_create(f"twofold-{name}")
         try:
             os.posix_fallocate(fd, 0, nbytes)
@@ -41,10 +39,7 @@ class SharedMemory:
 
     @classmethod
     def open(cls, address: str, nbytes: int) -> "SharedMemory":
-        """Map the shared memory at `address`, which another process has allocated.
-
-        Raises ConfigurationError if the memory does not exist or its size is not `nbytes`.
-        """
+        """Map shared memory of another process. Raises ConfigurationError if it does not exist or has another size."""
         try:
             fd = os.open(address, os.O_RDWR)
         except OSError as error:
@@ -60,9 +55,7 @@ class SharedMemory:
         return memoryview(self._map)
 
     def map_again(self, address: int) -> int:
-        """Map the memory a second time until the process exits; return the address of this mapping.
-
-        The mapping is placed at `address` if that address range is free, otherwise at an address chosen by the kernel.
+        """Map the memory a second time, at `address` if free, otherwise anywhere; return the address of the mapping.
         Raises ConfigurationError if the process has too little address space.
         """
         mapped = _mmap(address, self.nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, self._fd, 0)

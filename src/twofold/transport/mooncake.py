@@ -1,11 +1,8 @@
 """Transport `mooncake`: shared memory within a host, Mooncake's transfer engine between hosts.
 
-Within a host, Mooncake's engine would use TCP. If a sender were killed, the data left in its sockets (some MiB by
-measurement) would arrive after its death. With shared memory, no data is in flight when a sender dies.
-
-If the engine is called with several pieces, it returns as soon as one piece fails, while other pieces are still in
-flight. This transport therefore submits each piece separately and waits for all of them, so that no memory is written
-after its lease has ended.
+Within a host, the engine would use TCP, whose buffered data arrives even after the sender was killed. Pieces (memory
+ranges) are submitted one by one: a call with several pieces would return at the first failure, while the other pieces
+could still be written after the end of their lease.
 """
 
 import os
@@ -35,11 +32,7 @@ _SETTINGS = {"MC_TCP_PROTO": "2", "MC_TCP_PROGRESS_TIMEOUT_SEC": _NEVER_S, "MC_T
 
 
 class MooncakeEngine:
-    """Implementation of `TransferEngine` with Mooncake. `session` is the name by which peers address this engine.
-
-    The engine is thread-safe: each transfer waits in the calling thread. Pieces of a cancelled transfer may still
-    arrive.
-    """
+    """Thread-safe `TransferEngine` on Mooncake. Peers address it by `session`. Cancelled transfers may still arrive."""
 
     def __init__(self, address: str) -> None:
         """Start an engine at `address` of this host (IPv6 in brackets). Raises ConfigurationError on failure."""
@@ -54,7 +47,7 @@ class MooncakeEngine:
         self.session = f"{address}:{self._engine.get_rpc_port()}"
 
     def register(self, address: int, nbytes: int) -> None:
-        """Let peers write and read this host memory. Raises ConfigurationError on failure."""
+        """Let peers write and read a range of host memory. Raises ConfigurationError on failure."""
         if self._engine.register_memory(address, nbytes):
             raise ConfigurationError(f"Mooncake cannot register {nbytes / 2**20:,.0f} MiB of memory")
 
@@ -86,7 +79,7 @@ class MooncakeEngine:
 
 
 def _moved(engine: Any, number: int, cancelled: Callable[[], bool]) -> bool:  # noqa: ANN401
-    """Wait for the transfer of a piece. Return True if the piece was moved, False if it failed or was cancelled."""
+    """Wait for a transfer; return True on success, False if it failed or was cancelled."""
     began, checks = time.perf_counter(), 0
     while (status := engine.transfer_check_status(number)) not in {_DONE, _FAILED}:
         if cancelled():
@@ -112,9 +105,8 @@ _HUGE_PAGE = 2 << 20
 
 
 class MooncakeAddress(TransportAddress, frozen=True, tag=True):
-    """Address of a KV cache. Peers on the same `host` map `memory`; peers on other hosts use the engine at `session`.
-
-    `base` is the address of the pool, `life` the address of the epoch word, both in the owner's process.
+    """Address of a KV cache. Peers on the same `host` map `memory`; other peers use the engine at `session`. In the
+    owner's process, the pool is at address `base`, and the epoch number at address `life`.
     """
 
     transport = "mooncake"
@@ -127,11 +119,10 @@ class MooncakeAddress(TransportAddress, frozen=True, tag=True):
 
 
 class MooncakeTransport(SharedMemoryTransport):
-    """Transport that shares its memory with peers on this host and uses Mooncake's engine for peers on other hosts.
+    """Transport that shares memory with peers on this host, and uses Mooncake's engine for peers on other hosts.
 
-    The engine reconnects automatically, and may reach a new process at the port of the old peer. The memory of each
-    epoch therefore has different addresses, so that writes for another epoch lie outside the registered memory and are
-    refused. A new connection also checks the peer's epoch word first.
+    The engine may reconnect to a new process at the port of the old peer. Each epoch (life of a process) therefore has
+    other memory addresses, so that writes for an old epoch are refused. A new connection also checks the peer's epoch.
     """
 
     writes_outlive_lease = True  # data of an ended process may still be in the network
@@ -174,15 +165,12 @@ class MooncakeTransport(SharedMemoryTransport):
 
 
 def own_address(epoch: int, nbytes: int) -> int:
-    """Return the address at which the memory of an epoch is mapped.
-
-    Two epochs rarely get the same address: about one pair in thousands.
-    """
+    """Return the address for the memory of an epoch (process life). Two epochs rarely get the same address."""
     place = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
     return _FIRST + epoch % ((_LAST - _FIRST) // place) * place
 
 
 def _cache_memory(layout: KvLayout, num_blocks: int, address: MooncakeAddress) -> CacheMemory:
-    """Return the address map of a cache. Scratch memory follows the pool; the epoch word is stored separately."""
+    """Return the address map of a cache. Scratch memory follows the KV pool; the epoch number is separate."""
     scratch = address.base + layout.pool_bytes(num_blocks)
     return CacheMemory(layout, num_blocks, base=address.base, life=address.life, scratch=scratch)

@@ -1,9 +1,7 @@
 """Transport `nixl`: one-sided writes and reads over NIXL's UCX backend (RDMA, TCP, GPU to GPU, shared memory).
 
-NIXL needs its progress thread, because over TCP the target process itself writes the incoming data into its memory.
-NIXL's own agent class fixes the delay of this thread at 0, so the thread polls without a pause and occupies a core.
-`NixlAgent` uses NIXL's low-level bindings to set a longer delay. The thread then sleeps until the network wakes it or
-the delay ends.
+NIXL's own agent class polls without a pause and occupies a core. `NixlAgent` uses the low-level bindings to let NIXL's
+progress thread sleep until the network wakes it, for at most `PROGRESS_DELAY_US`.
 """
 
 import os
@@ -39,10 +37,7 @@ BACKEND = "UCX"
 
 
 class NixlAgent:
-    """Implementation of `TransferEngine` with NIXL. A peer is addressed by the agent name in its metadata.
-
-    The agent is thread-safe: each transfer waits in the calling thread.
-    """
+    """Thread-safe `TransferEngine` on NIXL. A peer is addressed by the agent name in its metadata."""
 
     def __init__(self, name: str) -> None:
         bindings = self._bindings = _load_bindings()
@@ -59,10 +54,7 @@ class NixlAgent:
         self._unreleased: list[int] = []
 
     def register(self, address: int, nbytes: int, device: int | None) -> None:
-        """Let peers access this memory, which is on GPU `device` or, if None, on the host.
-
-        Raises ConfigurationError on failure.
-        """
+        """Let peers access memory of GPU `device` (None: host memory). Raises ConfigurationError on failure."""
         pieces = self._bindings.nixlRegDList(self._kind(device), [(address, nbytes, device or 0, "")])
         try:
             self._agent.registerMem(pieces, [])
@@ -70,21 +62,18 @@ class NixlAgent:
             raise ConfigurationError(f"NIXL cannot register {nbytes / 2**20:,.0f} MiB of memory: {error}") from error
 
     def metadata(self) -> bytes:
-        """Return the metadata of this agent and of its registered memory. Peers load the metadata with `meet`."""
+        """Return the metadata of this agent and of its registered memory, which peers load with `meet`."""
         return bytes(self._agent.getLocalMD())
 
     def meet(self, metadata: bytes) -> str:
-        """Load a peer's metadata; return the name of the peer's agent.
-
-        Raises ConfigurationError if the metadata is invalid.
-        """
+        """Load a peer's metadata; return the peer's agent name. Raises ConfigurationError for invalid metadata."""
         try:
             return bytes(self._agent.loadRemoteMD(metadata)).decode()
         except Exception as error:  # as above
             raise ConfigurationError(f"NIXL refused a peer's metadata: {error}") from error
 
     def forget(self, peer: str) -> None:
-        """Drop the connection to a peer. Do nothing if the connection no longer exists."""
+        """Drop the connection to a peer, if it exists."""
         try:
             self._agent.invalidateRemoteMD(peer)
         except Exception as error:  # as above
@@ -152,10 +141,7 @@ ALIGNMENT = 64
 
 
 class NixlAddress(TransportAddress, frozen=True, tag=True):
-    """Address of a KV cache: the agent's metadata, and the cache's first address, `base`.
-
-    The cache is on GPU `device` or, if None, on the host.
-    """
+    """Address of a KV cache on GPU `device` (None: on the host): the agent's metadata, and the first address `base`."""
 
     transport = "nixl"
 
@@ -165,22 +151,21 @@ class NixlAddress(TransportAddress, frozen=True, tag=True):
 
 
 def life_offset(layout: KvLayout, num_blocks: int) -> int:
-    """Return the offset of the epoch word in the cache: the first aligned position after the pool."""
+    """Return the offset of the epoch number in the cache: the first aligned position after the pool."""
     return -(-layout.pool_bytes(num_blocks) // ALIGNMENT) * ALIGNMENT
 
 
 def cache_memory(layout: KvLayout, num_blocks: int, base: int, device: int | None) -> CacheMemory:
-    """Return the address map of a cache, which contains the pool, the epoch word and the scratch memory in order."""
+    """Return the address map of a cache: the KV pool, the epoch number and the scratch memory, in this order."""
     life = base + life_offset(layout, num_blocks)
     return CacheMemory(layout, num_blocks, base=base, life=life, scratch=life + LIFE_BYTES, device=device)
 
 
 class NixlTransport(PooledTransport):
-    """Transport whose local cache is the engine's own memory. NIXL accesses all of it, so blocks are not staged.
+    """Transport whose local cache is the engine's own memory, which NIXL accesses directly.
 
-    The agent's name contains the instance and its epoch, so the agent's metadata and connections are valid only for
-    that epoch. Writes to an ended epoch fail: either the process of that epoch has exited, or the epoch word of the new
-    process does not match.
+    The agent's name contains the epoch (life of the process), so connections are valid only for that epoch. Writes to
+    an ended epoch fail.
     """
 
     writes_outlive_lease = True  # data of an ended process may still be in the network

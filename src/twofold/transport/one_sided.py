@@ -1,4 +1,4 @@
-"""One-sided writes and reads of a peer's cache. A connection checks the peer's epoch first."""
+"""One-sided writes and reads of a peer's cache. A connection first checks the peer's epoch (life of its process)."""
 
 import math
 import time
@@ -22,10 +22,7 @@ Operation = Literal["WRITE", "READ"]
 
 
 class Pieces(NamedTuple):
-    """Memory ranges of one process, as rows of (address, bytes).
-
-    All ranges are on GPU `device` or, if None, on the host.
-    """
+    """Memory ranges of one process, as rows of (address, bytes), on GPU `device` or, if None, on the host."""
 
     rows: npt.NDArray[np.uint64]
     device: int | None
@@ -37,21 +34,16 @@ class TransferEngine(Protocol):
     def move(
         self, operation: Operation, local: Pieces, remote: Pieces, peer: str, cancelled: Callable[[], bool]
     ) -> None:
-        """Copy each local piece to the corresponding remote piece (`WRITE`) or back (`READ`), and wait for all copies.
-
-        Raises InstanceLostError if the peer is unreachable, or if `cancelled()` becomes true before all pieces are
-        copied.
+        """Copy each local piece to the corresponding remote piece (`WRITE`) or back (`READ`), and wait for the end.
+        Raises InstanceLostError if the peer is unreachable or `cancelled()` becomes true.
         """
 
     def forget(self, peer: str) -> None:
-        """Drop all connection state of a peer. The peer may have exited before the call."""
+        """Drop all connection state of a peer, which may have exited."""
 
 
 class CacheMemory:
-    """Address map of a cache: the KV pool from address `base` on, the epoch word and the scratch memory.
-
-    The epoch word is at address `life` (LIFE_BYTES bytes); the scratch memory is at address `scratch` (SCRATCH_BYTES).
-    """
+    """Addresses in a cache: KV pool at `base`, epoch number at `life`, scratch memory (for probes) at `scratch`."""
 
     def __init__(
         self, layout: KvLayout, num_blocks: int, *, base: int, life: int, scratch: int, device: int | None = None
@@ -70,9 +62,8 @@ class CacheMemory:
             self._parts.append(parts)
 
     def pieces(self, layers: range, starts: Sequence[int], counts: Sequence[int]) -> Pieces:
-        """Return the memory of runs of consecutive blocks: one piece with keys and one with values per layer and run.
-
-        Run k starts at block `starts[k]` and has `counts[k]` blocks.
+        """Return the memory of runs of consecutive blocks, separately for each layer, for keys and for values. Run k
+        starts at block `starts[k]` and has `counts[k]` blocks.
         """
         parts = np.array(list(chain.from_iterable(self._parts[layers.start : layers.stop])), dtype=np.uint64)
         rows = np.empty((len(parts), len(starts), 2), dtype=np.uint64)
@@ -85,9 +76,8 @@ class CacheMemory:
 
 
 class OneSidedConnection:
-    """Connection to one epoch of a peer. Running transfers fail when the epoch ends or `close` is called.
-
-    Before local blocks are sent, the connection calls `ready(layers, blocks)`, which stages them in registered memory.
+    """Connection to one epoch of a peer. Transfers fail after the end of the epoch or `close`. Before a write,
+    `ready(layers, blocks)` copies local blocks to registered memory.
     """
 
     def __init__(
@@ -124,10 +114,8 @@ class OneSidedConnection:
         self._move("WRITE", local.piece(local.scratch, nbytes), remote.piece(remote.scratch, nbytes))
 
     def greet(self, epoch: int, life_word: torch.Tensor) -> None:
-        """Check that the peer's epoch is `epoch`; close the connection otherwise.
-
-        The peer's epoch word is read into `life_word[1]` (int64), which is in local registered memory. Raises
-        StaleEpochError if the peer has another epoch, and InstanceLostError if the peer does not respond.
+        """Read the peer's epoch number into `life_word[1]` and compare it with `epoch`; close the connection on
+        failure. Raises StaleEpochError for another epoch, and InstanceLostError if the peer does not respond.
         """
         local, remote = self._local, self._remote
         deadline = time.monotonic() + CONNECT_S
@@ -151,8 +139,5 @@ class OneSidedConnection:
 
 
 def pause(checks: int, waited_s: float) -> None:
-    """Sleep between two checks of a transfer, to save CPU time.
-
-    The first pauses are shortest; later pauses are proportional to `waited_s`, the time since the transfer started.
-    """
+    """Sleep between two checks of a transfer: 0 s at first, then `waited_s`/16 (at most 1 ms) to save CPU time."""
     time.sleep(0 if checks < 4 else min(waited_s / 16, 0.001))

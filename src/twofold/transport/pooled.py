@@ -18,10 +18,8 @@ def as_tensor(memory: SharedMemory) -> torch.Tensor:
 
 
 class PooledTransport(Transport):
-    """Transport that allocates the local KV cache.
-
-    The engine computes in `engine_pool`. Peers write to and read from `landing_pool`. Both are the same pool if peers
-    can access the engine's memory.
+    """Transport that allocates the local KV cache. The engine computes in `engine_pool`, and peers access
+    `landing_pool`. Both are the same pool if peers can access the engine's memory.
     """
 
     engine_pool: KvPool
@@ -41,7 +39,7 @@ MakeTransport = Callable[[KvCacheSpec], PooledTransport]
 
 
 def load_transport(name: str) -> MakeTransport:
-    """Return the constructor of a transport. Raises ConfigurationError if the transport is unknown or not installed."""
+    """Return the constructor of a transport. Raises ConfigurationError if it is unknown or not installed."""
     check_transport(name)
     transport: MakeTransport = getattr(import_module(f"twofold.transport.{name}"), TRANSPORTS[name].name)
     return transport

@@ -1,7 +1,4 @@
-"""Names of the available transports.
-
-This module does not import torch, so that the command line can list the transports quickly.
-"""
+"""Names of the available transports. Does not import torch, so that the command line can list them quickly."""
 
 from importlib.util import find_spec
 from typing import NamedTuple

@@ -28,11 +28,7 @@ class Connect(msgspec.Struct, frozen=True, tag=True):
 
 
 class MoveBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request to move a rank's part of layers `first` … `end` − 1.
-
-    If `writes` is true, the rank copies its part to the peer's cache; otherwise it copies the part from the peer's
-    cache.
-    """
+    """Request to copy a rank's part of layers `first` to `end` − 1 to the peer (if `writes`) or from the peer."""
 
     key: int
     writes: bool
@@ -53,7 +49,7 @@ class Close(msgspec.Struct, frozen=True, tag=True):
 
 
 class Publish(msgspec.Struct, frozen=True, tag=True):
-    """Request to make these blocks readable for peers."""
+    """Request to make the given blocks readable for peers."""
 
     blocks: Sequence[int]
 
@@ -100,10 +96,8 @@ class OtherRanks:
         self.addresses = tuple(message.address for message in first if isinstance(message, RankAddress))
 
     def ask(self, request: RankRequest, meanwhile: Callable[[], int] = lambda: 0) -> int:
-        """Send a request to all other ranks and run `meanwhile`; return the bytes that all ranks moved together.
-
-        `meanwhile` executes the request on the first rank and returns the bytes moved there. If a rank fails, its error
-        is raised after all ranks have replied.
+        """Send a request to all other ranks, and execute it on the first rank by `meanwhile`; return the total bytes
+        moved. If a rank fails, raise its error after all ranks have replied.
         """
         with self._lock:
             for other in self._others:
@@ -146,7 +140,7 @@ class ShardedConnection:
 
 
 class ShardedTransport(Transport):
-    """Transport of a sharded worker, in the process of its first rank. `own` moves that rank's part of the cache."""
+    """Transport of a sharded worker, in its first rank's process. `own` moves the first rank's part of the cache."""
 
     def __init__(self, own: SharedMemoryTransport, ranks: OtherRanks) -> None:
         self.descriptor = msgspec.structs.replace(own.descriptor, others=ranks.addresses)
@@ -170,7 +164,7 @@ class ShardedTransport(Transport):
 
 
 class RankServer:
-    """Server in the process of another rank, which executes requests of the first rank on that other rank's cache."""
+    """Server of each rank but the first: executes requests of the first rank on this rank's part of the cache."""
 
     def __init__(self, own: SharedMemoryTransport, first: Pipe) -> None:
         self._own, self._first = own, TypedPipe[RankRequest](first, RankRequest)
@@ -178,10 +172,7 @@ class RankServer:
         self._first.send(RankAddress(own.descriptor.address))
 
     def serve(self, beat: Callable[[], None], beat_s: float) -> None:
-        """Execute requests until the first rank exits.
-
-        Between requests, call `beat` at least once per `beat_s` seconds.
-        """
+        """Execute requests until the first rank exits. Meanwhile, call `beat` at least every `beat_s` seconds."""
         while True:
             try:
                 if self._first.connection.poll(beat_s):

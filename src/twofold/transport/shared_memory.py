@@ -1,7 +1,5 @@
-"""Transport `shared_memory`: copies KV between processes of one host through mapped memory.
-
-If sender and receiver shard the cache differently, each rank exchanges its heads and layers with the ranks of the peer
-that have the same heads and layers.
+"""Transport `shared_memory`: copies KV between processes of one host through mapped memory. If sender and receiver are
+sharded differently, each rank exchanges KV with all peer ranks that share its heads and layers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +31,6 @@ class MappedPool:
         self._own_scratch = _scratch_pool(None)
 
     def probe(self, nbytes: int) -> None:
-        """Write `nbytes` into the peer's scratch memory."""
         blocks = range(-(-nbytes // _SCRATCH_LAYOUT.bytes_per_block))
         copy_blocks(self._own_scratch, 0, blocks, self._scratch, blocks)
 
@@ -55,27 +52,18 @@ class RankShard:
         self._first_heads = [sharding.heads(rank, count).start for count in layout.kv_heads]
 
     def heads(self, pool: KvPool, layer: int, heads: range, blocks: Sequence[int]) -> PoolHeads:
-        """Return the location of `heads` of a model layer in this rank's `pool`.
-
-        The arguments number layers and heads as the model does; the pool numbers the rank's own layers and heads from
-        0.
-        """
+        """Convert `layer` and `heads`, numbered as in the whole model, to their location in this rank's `pool`."""
         first = self._first_heads[layer]
         return PoolHeads(pool, layer - self._first_layer, range(heads.start - first, heads.stop - first), blocks)
 
 
 class ReshardConnection:
-    """Connection of one rank of an instance to a peer, where the instance or the peer is sharded.
-
-    The connection moves only this rank's heads and layers. `ours` are the engine pool and the landing pool of this
-    rank.
+    """Connection of one rank to a peer, if either instance is sharded. Moves only this rank's heads and layers. `ours`
+    are the rank's engine pool and landing pool (memory that peers access).
     """
 
     def __init__(self, member: RankShard, ours: tuple[KvPool, KvPool], peer: MemoryDescriptor) -> None:
-        """Map the memory of each peer rank that shares heads and layers with this rank.
-
-        Raises ConfigurationError if the memory of a rank is missing.
-        """
+        """Map the peer ranks that share heads and layers with this rank. Raises ConfigurationError on failure."""
         self._member, self._theirs = member, dict[int, MappedPool]()
         self._engine_pool, self._landing_pool = ours
         layout, sharding = peer.layout, peer.sharding
@@ -139,9 +127,8 @@ class SharedMemoryConnection(MappedPool):
 class SharedMemoryTransport(PooledTransport):
     """Transport whose local cache is in shared memory, which peers on this host map.
 
-    On a CPU, the engine computes in the shared memory. On an accelerator, the engine has its own pool, and the shared
-    memory holds only the blocks that peers write or read. In a sharded instance, the local cache contains the part of
-    one `rank`, while the layout in the descriptor describes the whole instance.
+    On an accelerator, the engine has its own pool, and blocks are copied between it and the shared memory. In a sharded
+    instance, the cache holds only the heads and layers of one `rank`.
     """
 
     def __init__(self, spec: KvCacheSpec, sharding: Sharding = UNSHARDED, rank: int = 0) -> None:
@@ -164,7 +151,7 @@ class SharedMemoryTransport(PooledTransport):
         self.stage(range(len(self.engine_pool.layout.layers)), blocks)
 
     def stage(self, layers: range, blocks: Sequence[int]) -> None:
-        """On an accelerator, copy computed blocks to the memory that peers access. On a CPU, it is the same memory."""
+        """On an accelerator, copy computed blocks to the memory that peers access. On a CPU, do nothing."""
         if self.engine_pool is not self.landing_pool:
             with self.engine_pool.copying():
                 _copy(self.engine_pool, self.landing_pool, layers, blocks, blocks)

@@ -1,8 +1,7 @@
 """Trace format of the Azure LLM inference traces: csv with TIMESTAMP, ContextTokens and GeneratedTokens.
 
-A timestamp has up to nine fractional digits and an optional UTC offset (traces of 2024 have an offset). The reader
-counts arrival times from the first request. The writer counts timestamps from 1970-01-01, because requests have no
-date, and rounds them to 100 ns. Source: Azure Public Dataset, AzureLLMInferenceDataset.
+A timestamp has up to nine fractional digits and an optional UTC offset. When read, arrival times count from the first
+request. When written, timestamps count from 1970-01-01, rounded to 100 ns. Source: Azure Public Dataset.
 """
 
 import re
@@ -46,7 +45,7 @@ def encode(_index: int, request: Request) -> str:
 
 
 def _nanoseconds(lines: Lines, text: str) -> int:
-    """Parse a timestamp into integer nanoseconds since 1970. A float would lose the resolution of 100 ns."""
+    """Parse a timestamp into integer nanoseconds since 1970, because a float would lose precision."""
     match = _TIME.fullmatch(text)
     if match is None:
         raise lines.error(f"TIMESTAMP is {text!r}, which is not a time such as 2023-11-16 18:17:03.9799600")

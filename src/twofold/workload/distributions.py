@@ -1,8 +1,6 @@
-"""Arrival processes and length distributions of generated workloads.
-
-Arrivals, prompt lengths and output lengths have separate random streams, so a seed yields the same lengths with every
-arrival process. Prompt and output lengths are drawn independently, because they are hardly correlated in the Azure 2023
-traces: Pearson's r is 0.00 for code and -0.11 for conversation.
+"""Arrival processes and length distributions of generated workloads. A seed yields the same lengths with every arrival
+process. Prompt and output lengths are independent, because they are hardly correlated in the Azure 2023 traces:
+Pearson's r is 0.00 for code and -0.11 for conversation.
 """
 
 import math
@@ -21,10 +19,7 @@ from twofold.errors import require
 
 
 class RandomStream(IntEnum):
-    """Random streams of a workload, one for each random quantity.
-
-    The values are part of the seeds, so a changed value would change all workloads.
-    """
+    """Random streams of a workload. The values are part of the seeds; changing one would change all workloads."""
 
     ARRIVALS = 0
     PROMPTS = 1
@@ -54,9 +49,7 @@ def poisson(rate: float, seed: int) -> Iterator[float]:
 
 def gamma(rate: float, burstiness: float, seed: int) -> Iterator[float]:
     """Return arrival times whose gaps follow a gamma distribution with mean 1/`rate` seconds and shape `burstiness`.
-
-    With a burstiness of 1, this is a Poisson process; smaller values are burstier. The coefficient of variation of the
-    gaps is 1/sqrt(burstiness), as for `--burstiness` of vLLM's serving benchmark.
+    Their coefficient of variation is 1/sqrt(burstiness), as for `--burstiness` of vLLM's benchmark.
     """
     scale = 1 / (rate * burstiness)
     return _sums(seed, lambda random: random.gamma(burstiness, scale, _CHUNK).tolist())
@@ -71,10 +64,8 @@ ARRIVALS: dict[str, Callable[[float, float, int], Iterator[float]]] = {
 
 
 def arrival_times(name: str, rate: float, seed: int, burstiness: float = 1.0) -> Iterator[float]:
-    """Return an endless iterator of the arrival times of an arrival process, in seconds and in ascending order.
-
-    `name` is a key of `ARRIVALS`; `rate` is in requests per second. Equal seeds yield equal times. Raises
-    ConfigurationError for invalid arguments.
+    """Return an endless iterator of ascending arrival times in seconds. `name` is a key of `ARRIVALS`; `rate` is in
+    requests per second. Raises ConfigurationError for invalid arguments.
     """
     require(name in ARRIVALS, f"arrival process {name!r} is not one of {', '.join(ARRIVALS)}")
     positive = rate > 0 and math.isfinite(rate)
@@ -91,10 +82,7 @@ def require_positive(name: str, value: float) -> None:
 
 
 def _sums(seed: int, draw: Callable[[Generator], list[float]]) -> Iterator[float]:
-    """Return an iterator of the cumulative sums of the gaps that `draw` generates.
-
-    A negative seed raises ConfigurationError in this call, before the iterator is used.
-    """
+    """Return arrival times: cumulative sums of drawn gaps. Raises ConfigurationError for a negative seed."""
     random = generator(seed, RandomStream.ARRIVALS)
 
     def times() -> Iterator[float]:
@@ -111,11 +99,10 @@ _UNIFORM = re.compile(r"([1-9]\d{0,6})\+([1-9]\d{0,6})")
 
 
 class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Quantiles of the prompt and output lengths of a trace, and the origin of the trace.
+    """Quantiles of the prompt and output lengths of a trace, from minimum to maximum, and the origin of the trace.
 
-    A share `probabilities[i]` of the trace's prompts have at most `prompt_tokens[i]` tokens, and the same share of its
-    outputs have at most `output_tokens[i]` tokens. The first and last quantiles are the minimum and the maximum.
-    `requests` is the number of requests in the trace, and `requests_per_s` their mean rate.
+    A share `probabilities[i]` of the prompts have at most `prompt_tokens[i]` tokens, and the same share of the outputs
+    have at most `output_tokens[i]`. `requests` is the number of requests in the trace.
     """
 
     name: str
@@ -143,7 +130,7 @@ class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
         return pairs()
 
     def _draw(self, random: np.random.Generator, quantiles: list[float]) -> list[int]:
-        """Draw random lengths by inverse transform sampling, with linear interpolation between quantiles."""
+        """Draw random lengths, with linear interpolation between the quantiles."""
         drawn = np.interp(random.random(_CHUNK), self.probabilities, quantiles)
         lengths: list[int] = np.rint(drawn).astype(np.int64).tolist()
         return lengths

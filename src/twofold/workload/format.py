@@ -2,8 +2,7 @@
 
 - One line is one request, in order of arrival; blank lines are skipped.
 - A prompt has at least one token; shorter lengths are errors.
-- An output of length 0 is read as length 1. The recorded request was cut off after prefill, which always produces a
-  first token. `ReadNotes.zero_outputs` counts these requests.
+- An output of length 0 is read as length 1 and counted, because prefill always produces a first token.
 - Missing or non-finite numbers and fractional lengths are errors. The error message names the line.
 """
 
@@ -20,10 +19,8 @@ MAX_TOKENS = 2**31 - 1  # larger numbers in a trace are errors
 class TraceFormat:
     """A trace format: how to detect, read and write it, and the request fields that it supports.
 
-    `keys` are the required csv columns or JSON keys, which also identify the format. `read` yields the requests of a
-    file. `encode` formats a request and its index as one line. `header` is the first line of a file, or None for
-    formats without a header. Written arrival times are rounded to multiples of `resolution_s` seconds, which is 0 if
-    they are exact up to float precision.
+    `keys` are the required csv columns or JSON keys, which identify the format. `read` yields the requests of a file;
+    `encode` formats a request as one line. Arrival times are written in steps of `resolution_s` (0: exact).
     """
 
     name: str
@@ -38,17 +35,14 @@ class TraceFormat:
 
 
 def prompt_length(lines: Lines, name: str, tokens: int) -> int:
-    """Return `tokens` if it is a valid prompt length; otherwise raise an error that names the line and field `name`."""
+    """Return `tokens` if it is a valid prompt length; otherwise raise WorkloadError, which names line and field."""
     if tokens < 1:
         raise lines.error(f"{name} is {tokens}, and a prompt has at least one token")
     return _bounded(lines, name, tokens)
 
 
 def output_length(lines: Lines, name: str, tokens: int) -> int:
-    """Return `tokens` if it is a valid output length; otherwise raise an error that names the line and field `name`.
-
-    A length of 0 is replaced by 1 (see the module's docstring) and counted in `ReadNotes.zero_outputs`.
-    """
+    """Return a valid output length, with 0 replaced by 1; otherwise raise WorkloadError, which names line and field."""
     if tokens < 0:
         raise lines.error(f"{name} is {tokens}, and an output has no negative length")
     if tokens == 0:

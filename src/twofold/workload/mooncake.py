@@ -1,8 +1,7 @@
-"""Trace format of the Mooncake traces: jsonl with timestamp (ms), input_length, output_length and hash_ids.
+"""Trace format of the Mooncake traces (FAST'25): jsonl with timestamp (ms), input_length, output_length and hash_ids.
 
-The optional field `hash_ids` has one id per block of 512 prompt tokens. Two prompts with equal ids at a position have
-equal tokens up to the end of this block. Arrival times count from the first request and are written in whole
-milliseconds, as in the original traces. Source: the trace release of Mooncake, FAST'25.
+`hash_ids` is optional and has one id per block of 512 prompt tokens. Two prompts with equal ids at a position have
+equal tokens up to the end of this block. Arrival times count from the first request.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,6 @@
-"""Streaming transformations of a workload, which scale times or lengths or select a part.
-
-An id of a prefix block identifies the exact tokens of a full block (512 tokens) and all tokens before it. A resized
-prompt therefore keeps only the ids of the blocks that it still contains completely.
+"""Streaming transformations of a workload, which scale times or lengths or select a part. The id of a prefix block
+identifies all tokens up to the end of the block (512 tokens). A resized prompt therefore keeps only the ids of blocks
+that it still contains completely.
 """
 
 import math
@@ -24,10 +23,7 @@ def scale_rate(requests: Iterable[Request], factor: float) -> Iterator[Request]:
 
 
 def mean_rate(requests: Iterable[Request]) -> float | None:
-    """Return the mean arrival rate in requests per second: the inverse of the mean gap between arrivals.
-
-    Return None for fewer than two requests, and infinity if all requests arrive at the same time.
-    """
+    """Return the mean arrival rate in requests per second: None below two requests, infinity if all arrive at once."""
     first = last = None
     gaps = -1
     for request in requests:
@@ -40,9 +36,7 @@ def mean_rate(requests: Iterable[Request]) -> float | None:
 
 
 def to_rate(reopen: Callable[[], Iterator[Request]], rate: float) -> Iterator[Request]:
-    """Scale arrival times so that the mean rate becomes `rate` requests per second.
-
-    `reopen` must return the same requests at every call: it is called first to measure the rate and then to stream the
+    """Scale arrival times to a mean of `rate` requests per second. `reopen` is called twice and must return the same
     requests. Raises ConfigurationError if all requests arrive at the same time.
     """
     require_positive("rate", rate)
@@ -81,7 +75,7 @@ def take(requests: Iterable[Request], count: int | None) -> Iterator[Request]:
 
 
 def scale_lengths(requests: Iterable[Request], factor: float) -> Iterator[Request]:
-    """Multiply every prompt and output length by `factor`. Round to whole tokens, but to at least 1."""
+    """Multiply every prompt and output length by `factor`, rounded to whole tokens and at least 1."""
     require_positive("length scale", factor)
     return (
         resize(request, max(1, round(request.prompt_tokens * factor)), max(1, round(request.output_tokens * factor)))
@@ -90,11 +84,7 @@ def scale_lengths(requests: Iterable[Request], factor: float) -> Iterator[Reques
 
 
 def fit_to_context(requests: Iterable[Request], max_model_len: int) -> Iterator[Request]:
-    """Shorten requests so that prompt and output have at most `max_model_len` tokens together.
-
-    Requests within this limit are unchanged. In longer requests, prompt and output shrink by the same factor, but to no
-    less than 1 token. To fit a trace with many long requests into a short context, scale all lengths first.
-    """
+    """Shorten requests of more than `max_model_len` tokens: prompt and output shrink by the same factor."""
     require(max_model_len >= 2, f"the context must be at least 2 tokens, not {max_model_len}")
     return (_clipped(request, max_model_len) for request in requests)
 

@@ -106,7 +106,7 @@ def csv_fields(lines: Lines, line: str) -> list[str]:
 
 
 def csv_rows(lines: Lines, columns: Sequence[str]) -> Iterator[list[str]]:
-    """Yield for each row the values of `columns`, in the order of `columns`. Other columns are ignored."""
+    """Yield the values of `columns` for each row, in the order of `columns`."""
     texts = iter(lines)
     header = csv_fields(lines, next(texts, ""))
     missing = [column for column in columns if column not in header]
@@ -121,14 +121,14 @@ def csv_rows(lines: Lines, columns: Sequence[str]) -> Iterator[list[str]]:
 
 
 def parse_int(lines: Lines, column: str, text: str) -> int:
-    """Parse a decimal integer. For another text, raises WorkloadError, which names the line and column."""
+    """Parse a decimal integer. Raises WorkloadError, which names the line and column, for any other text."""
     if _WHOLE.fullmatch(text) is None:
         raise lines.error(f"{column} is {text!r}, which is not a whole number")
     return int(text)
 
 
 def parse_seconds(lines: Lines, column: str, text: str) -> float:
-    """Parse a time of at least 0 seconds. For another text, raises WorkloadError, which names the line and column."""
+    """Parse a time of at least 0 seconds. Raises WorkloadError, which names the line and column, for any other text."""
     try:
         value = float(text)
     except ValueError:

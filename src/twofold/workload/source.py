@@ -23,14 +23,10 @@ from twofold.workload.trace import open_trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Selection of a part of a trace, and the rate at which it is replayed.
+    """The part of a trace to replay, which starts at `start_s` seconds of the original trace, and its arrival rate.
 
-    The part starts at `start_s` seconds of the original trace, which become time 0, and has at most `num_requests`
-    requests. By default, the part keeps its arrival times. `rate_scale` multiplies its arrival rate. Alternatively,
-    `rate` is the mean rate to which the part is scaled, in requests per second.
-
-    `duration_s` is in seconds of the replay, after scaling. With `rate`, the part is limited to its first `rate` ·
-    `duration_s` requests; otherwise, it is limited to the requests that arrive within `duration_s`.
+    `rate_scale` multiplies the arrival rate; alternatively, `rate` sets its mean in requests per second. `duration_s`
+    is in seconds of the replay. With `rate`, the part ends after `rate` · `duration_s` requests.
     """
 
     start_s: float = 0.0
@@ -40,7 +36,7 @@ class Replay:
     rate_scale: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigurationError if a field is invalid. The check does not read any request."""
+        """Raise ConfigurationError if a field is invalid."""
         require(self.rate is None or self.rate_scale is None, "give either a rate or a rate scale, not both")
         if self.rate is not None:
             require_positive("rate", self.rate)
@@ -91,18 +87,15 @@ def workload(
     """Stream the requests of a generated workload or of a trace file, in order of arrival.
 
     `spec` is a name in `NAMED`, fixed lengths such as 512+64, or the path of a trace. All lengths are multiplied by
-    `length_scale`, and requests are shortened to `max_model_len` (see `fit_to_context`). Equal arguments yield equal
-    requests.
+    `length_scale`, and requests are shortened to `max_model_len` (see `fit_to_context`).
 
     A generated workload needs `rate` (requests per second) and either `num_requests` or `duration_s`. `arrival` is its
     arrival process: by default poisson if `burstiness` is 1, otherwise gamma.
 
-    A trace is replayed at its own arrival times by default; `rate` rescales these times. See `Replay` for `start_s`,
-    `num_requests` and `duration_s`. With an `arrival` other than `trace`, only the lengths come from the trace, arrival
-    times are generated, and `rate` defaults to the mean rate of the trace.
+    A trace is replayed as in `Replay`. With an `arrival` other than `trace`, only the lengths come from the trace, and
+    `rate` defaults to its mean rate.
 
-    Invalid arguments raise ConfigurationError and a missing file raises WorkloadError immediately. A bad line raises
-    WorkloadError when the stream reaches it.
+    Invalid arguments raise ConfigurationError, a missing file or a bad line WorkloadError.
     """
     if is_named(spec):
         require(not start_s, f"{spec} is generated and begins at 0: only trace files take a start")
@@ -132,7 +125,7 @@ def generate(
     burstiness: float = 1.0,
     seed: int = 0,
 ) -> Iterator[Request]:
-    """Generate requests whose lengths follow a named workload or are fixed. Request ids count from 0."""
+    """Generate requests with the lengths of a named workload or with fixed lengths. Request ids count from 0."""
     if not is_named(name):
         raise unknown_name("workload", name, NAMED)
     lengths = load_lengths(name)
@@ -164,10 +157,7 @@ def _from_trace(
 
 
 def _require_known(spec: str) -> None:
-    """Raise an error unless `spec` is an existing trace file.
-
-    Raises WorkloadError if `spec` looks like a path, otherwise ConfigurationError for an unknown workload name.
-    """
+    """Raise WorkloadError for a path that is not a file, and ConfigurationError for an unknown workload name."""
     try:
         require_file(Path(spec))
     except WorkloadError as error:

@@ -1,8 +1,7 @@
 """Trace format of SplitwiseSim: csv with an arrival_timestamp in seconds, prompt_size and token_size.
 
-Arrival times are relative and read unchanged. Every row is one request; a `batch_size` other than 1 is an error. In
-written rows, request_type is 2 (LLM inference), application_id is 0 and batch_size is 1, as in the output of
-SplitwiseSim's trace generator, the source of this format.
+Every row is one request; a `batch_size` other than 1 is an error. The other columns are written as SplitwiseSim's trace
+generator does: request_type 2 (LLM inference), application_id 0.
 """
 
 import csv

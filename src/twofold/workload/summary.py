@@ -26,10 +26,8 @@ class LengthSummary(msgspec.Struct, frozen=True, kw_only=True):
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of a trace. A statistic that is undefined for the trace is None.
 
-    `duration_s` is the time from the first to the last arrival, and `requests_per_s` the inverse of the mean gap
-    between arrivals. `gap_cv` is the coefficient of variation of these gaps: 1 for Poisson arrivals, higher for
-    burstier arrivals. Gamma arrivals with the same coefficient have a burstiness of 1 / gap_cv². `highest_reuse` is the
-    share of prefix blocks that occurred earlier in the trace, which is the hit rate of an infinite cache.
+    `gap_cv` is the coefficient of variation of the gaps between arrivals: 1 for Poisson, 1/sqrt(burstiness) for gamma
+    arrivals. `highest_reuse` is the share of prefix blocks that occurred earlier: the hit rate of an infinite cache.
     """
 
     requests: int
@@ -73,10 +71,7 @@ class GapStatistics:
 
 
 def summarise(requests: Iterable[Request]) -> TraceSummary:
-    """Compute the statistics of a stream of requests. Raises ValueError if the stream is empty.
-
-    The memory use grows with the number of distinct lengths and prefix blocks, not with the number of requests.
-    """
+    """Compute the statistics of a stream of requests, without storing it. Raises ValueError if it is empty."""
     prompts, outputs, gaps = Counter[int](), Counter[int](), GapStatistics()
     distinct: set[BlockKey] = set()
     blocks, first_s, last_s = 0, None, 0.0
@@ -103,10 +98,7 @@ def summarise(requests: Iterable[Request]) -> TraceSummary:
 
 
 def _quantile(values: list[int], below: list[int], share: float) -> float:
-    """Return the quantile `share` of samples.
-
-    `values` are the distinct sample values in ascending order; `below[i]` counts the samples that are ≤ `values[i]`.
-    """
+    """Return the quantile `share`. `values` are ascending and distinct; `below[i]` samples are ≤ `values[i]`."""
     place = share * (below[-1] - 1)
     low, high = (values[bisect_right(below, rank)] for rank in (math.floor(place), math.ceil(place)))
     return low + (high - low) * (place % 1)

@@ -22,11 +22,10 @@ FORMATS: dict[str, TraceFormat] = {"azure": AZURE, "mooncake": MOONCAKE, "splitw
 
 
 def open_trace(path: str | Path, format_name: str | None = None, notes: ReadNotes | None = None) -> Iterator[Request]:
-    """Stream the requests of a trace file. The memory use does not grow with the file.
+    """Stream the requests of a trace file, with constant memory. If `format_name` is None, the format is detected.
 
-    `format_name` is one of `FORMATS`; if None, the format is detected from the content. Corrections made while reading
-    are counted in `notes`. A missing file raises WorkloadError immediately. A bad line raises WorkloadError (with file,
-    line and reason) when the iterator reaches it. An unknown format raises ConfigurationError.
+    Corrections made while reading are counted in `notes`. Raises WorkloadError for a missing file or bad line, and
+    ConfigurationError for an unknown format.
     """
     file = Path(path)
     require_file(file)
@@ -41,10 +40,7 @@ def find_format(name: str) -> TraceFormat:
 
 
 def detect_format(path: str | Path) -> TraceFormat:
-    """Detect the format of a trace from its csv header or from the keys of its first JSON object.
-
-    Raises WorkloadError if no format matches.
-    """
+    """Detect the format of a trace from its csv header or first JSON object. Raises WorkloadError if none matches."""
     with open_lines(Path(path)) as lines:
         line = next(iter(lines), None)
         if line is None:
@@ -58,11 +54,7 @@ def detect_format(path: str | Path) -> TraceFormat:
 
 
 def _mismatch(found: set[str], noun: str) -> str:
-    """Return a message for a file that matches no format.
-
-    The message lists the missing keys of the most similar format or, if no format shares a key with the file, all
-    formats.
-    """
+    """Return an error message: the missing keys of the most similar format or, if none is similar, all formats."""
     nearest = max(FORMATS.values(), key=lambda candidate: len(found & set(candidate.keys)))
     missing = [key for key in nearest.keys if key not in found]
     if len(missing) < len(nearest.keys):
@@ -106,10 +98,8 @@ class WriteResult:
 
 
 def write_trace(requests: Iterable[Request], path: str | Path, target: TraceFormat) -> WriteResult:
-    """Write requests to `path` in the format `target`. The file is compressed with gzip if its name ends in .gz.
-
-    The file is replaced atomically; after an error, the old file is unchanged. Raises ConfigurationError if the path is
-    not writable or the format cannot represent a request.
+    """Write requests to `path` in the format `target`, compressed if the name ends in .gz. The file is replaced only on
+    success. Raises ConfigurationError if the path is not writable or the format cannot represent a request.
     """
     written = WriteResult()
     with _atomic_file(Path(path)) as file:
@@ -133,10 +123,7 @@ def _count(written: WriteResult, index: int, request: Request, target: TraceForm
 
 @contextmanager
 def _atomic_file(path: Path) -> Iterator[BufferedIOBase]:
-    """Open a temporary file that replaces `path` on success and is deleted on failure.
-
-    A path that cannot be replaced (see `_in_place`) is written directly.
-    """
+    """Open a temporary file that replaces `path` on success. Devices and pipes are written directly."""
     try:
         if _in_place(path):
             with _open_binary(path, "ab", gzipped=path.suffix == ".gz") as file:

@@ -39,7 +39,7 @@ def trace(tmp_path_factory):
 
 
 def test_tables_have_hits_savings_and_prices(trace):
-    """The tables show hit rate, savings and price of local caches and of a pool, for DRAM and for NVMe."""
+    """The tables show hit rate, savings and price of a cache per node and of a shared cache, for DRAM and NVMe."""
     shown = invoke(trace, *FLAGS, "--nodes", 2).stdout
     for words in (
         "DRAM, 2 nodes",
@@ -57,7 +57,7 @@ def test_tables_have_hits_savings_and_prices(trace):
 
 
 def test_the_whole_working_set_is_found_where_it_fits(trace):
-    """A pool with room for the working set of 170 blocks reaches the highest possible hit rate."""
+    """A shared cache with room for the working set of 170 blocks reaches the highest possible hit rate."""
     report = planned(trace, *FLAGS, "--nodes", 2)
     pool = report["tiers"][0]["pool"]
     assert report["highest_reuse"] == pytest.approx(0.9 * 16 / 17)
@@ -68,7 +68,7 @@ def test_the_whole_working_set_is_found_where_it_fits(trace):
 
 
 def test_one_node_has_no_pool(trace):
-    """With `--nodes 1`, the report covers local caches only, and no pool."""
+    """With `--nodes 1`, the report has no cache that several nodes share."""
     report = planned(trace, *FLAGS, "--nodes", 1)
     assert all(tier["pool"] is None for tier in report["tiers"])
     assert "local: hit rate" in invoke(trace, *FLAGS, "--nodes", 1).stdout
@@ -85,16 +85,13 @@ def test_prices_decide_what_pays(trace):
 
 
 def test_dram_in_front_of_the_disk(trace):
-    """`--dram-gb` sets the DRAM capacity in front of the NVMe tier."""
+    """The flag `--dram-gb` sets the size of the DRAM tier above the NVMe tier."""
     report = planned(trace, *FLAGS, "--nodes", 2, "--dram-gb", 5)
     assert [tier["behind_gb"] for tier in report["tiers"]] == [0.0, 5.0]
 
 
 def test_hit_rates_of_the_mooncake_conversation_trace():
-    """A larger cache never has a lower hit rate than a smaller one.
-
-    A pool never has a lower hit rate than local caches of equal capacity.
-    """
+    """The hit rate never falls with a larger cache, or with a shared cache instead of one per node."""
     report = planned(public_trace("mooncake-conversation.jsonl"), *FLAGS, "--nodes", 8)
     dram = report["tiers"][0]
     assert report["blocks"] == 288_500

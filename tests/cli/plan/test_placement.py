@@ -56,10 +56,7 @@ def test_one_node_of_four_has_prefill_on_two_and_decode_on_one(planned):
 
 
 def test_output_has_confidence_and_comparisons(invoke):
-    """The output shows the goodput with its confidence, and the gain over the best colocated design.
-
-    It also shows which tensor parallelism has the lowest TTFT on two accelerators.
-    """
+    """The output shows the goodput, its confidence, and the gain over the best colocated design."""
     shown = " ".join(invoke(*FOUR, *ROUGH).stdout.split())
     for words in (
         "Goodput of one instance",
@@ -82,7 +79,7 @@ def test_tighter_slo_bounds_lower_goodput(planned):
 
 
 def test_a_rate_gives_a_deployment_file(planned, tmp_path):
-    """With `--rate`, the number of accelerators is equal in deployment file and report, and at most `--max-gpus`."""
+    """With `--rate`, a deployment file has as many accelerators as the report, and at most `--max-gpus`."""
     file = tmp_path / "placed.yaml"
     report = planned(*NODE, *ROUGH, "--machines", "a100", "--max-gpus", 16, "--rate", 6, "--output", file)
     cluster = load_deployment(file).cluster
@@ -101,7 +98,7 @@ def test_a_slow_network_keeps_phases_together(planned):
 
 
 def test_unlike_accelerators_are_divided_between_the_phases(invoke, planned):
-    """With two A100s and two H100s, the best placement uses both machine types."""
+    """With two A100s and two H100s, the best placement uses both kinds of accelerators."""
     report = planned(
         *("512+64", "--model", "llama-3.1-8b", "--objective", "goodput", "--slo", "ttft=0.3,tpot=0.02"),
         *("--max-gpus", "a100=2,h100=2", "--duration", 1, *ROUGH),

@@ -1,4 +1,4 @@
-"""`twofold plan` finds designs, compares split and colocated ones, writes files and rejects invalid arguments."""
+"""`twofold plan` finds split and colocated designs, compares them, writes files and rejects invalid arguments."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ def planned(invoke):
 
 @pytest.fixture(scope="module")
 def fresh(planned, tmp_path_factory):
-    """Return a plan computed with `--jobs 1` and an empty store, and the path of that store."""
+    """Return a plan computed with `--jobs 1` and an empty store, and the path of the store."""
     store = tmp_path_factory.mktemp("fresh") / "plan.sqlite"
     return planned(*SMALL, "--jobs", 1, "--store", store), store
 
@@ -74,17 +74,14 @@ def test_a_second_run_reuses_all(fresh, planned):
 
 
 def test_tables_have_designs_margins_and_verdict(invoke):
-    """The tables show the designs with model errors, the margins to the SLO, the Pareto front and the verdict."""
+    """The tables show designs with model errors, margins to the SLO, the Pareto front, and whether split wins."""
     shown = invoke(*SMALL, "--slo", "ttft=1,tpot=0.06").stdout
     for words in ("h100+h100", "chunked-prefill", "model error", "±", "Margins", "Pareto front", "plit", "CPU second"):
         assert words in shown, words
 
 
 def test_cost_at_a_rate_and_its_files(planned, tmp_path):
-    """With `--objective cost`, the cheapest design is listed first.
-
-    The command writes this design to a deployment file and an HTML page.
-    """
+    """With `--objective cost`, the cheapest design is listed first and written to a deployment file and HTML page."""
     deployment, page = tmp_path / "deployment.yaml", tmp_path / "plan.html"
     report = planned(
         *("azure-conv", *MODEL, "--family", "HH", "--duration", 20, "--objective", "cost", "--rate", 6),

@@ -46,7 +46,7 @@ def test_pools_and_policies_come_from_the_file(cluster):
 
 
 def test_a_real_model_on_the_pools_of_a_file(cluster, tiny_model_dir):
-    """MODEL replaces the model of the cluster file, while pools, block size and router still come from the file."""
+    """The argument MODEL replaces the cluster file's model; pools, block size and router still come from the file."""
     flags = ServeSettings(model=str(tiny_model_dir("llama")), cluster=cluster)
     config = service_config(flags)
     assert config.engine.engine == "torch"
@@ -88,7 +88,7 @@ def test_the_model_is_called_as_in_the_file(cluster):
     ],
 )
 def test_flags_that_deny_the_file(cluster, flags, said):
-    """`twofold serve` rejects a flag that contradicts the cluster file or that has no effect with a cluster file."""
+    """`twofold serve` rejects a flag that contradicts the cluster file or has no effect with a cluster file."""
     with pytest.raises(ConfigurationError, match=said):
         emulated(cluster, **flags)
 
@@ -116,10 +116,7 @@ def test_flags_that_need_other_flags(flags, said):
 
 
 def test_a_file_that_cannot_be_served(cluster):
-    """`twofold serve` rejects a cluster file whose router works only in simulations.
-
-    The error names file and router.
-    """
+    """`twofold serve` rejects a cluster file with a router for simulations only, and names file and router."""
     cluster.write_text(CLUSTER.replace("round-robin", "splitwise-sim"))
     with pytest.raises(ConfigurationError, match=r"cluster.yaml: the router splitwise-sim is for simulations"):
         emulated(cluster)

@@ -32,7 +32,7 @@ def refusal(*arguments):
 
 
 def unprepared(model, **flags):
-    """Prepare workers with flags that must fail, and return the message of the UserError."""
+    """Prepare workers with flags that must fail; return the message of the UserError."""
     with pytest.raises(UserError) as refused:
         prepare(service_config(ServeSettings(model=str(model), **flags)), lambda _: None)
     said = str(refused.value)

@@ -1,4 +1,4 @@
-"""`twofold simulate` simulates several controllers, delayed load reports and cells."""
+"""`twofold simulate` simulates several controllers, delayed load reports, and cells (groups of instances)."""
 
 import msgspec
 import pytest
@@ -25,7 +25,7 @@ def invoke(*arguments):
 
 
 def test_flags_come_to_be_part_of_the_cluster():
-    """Flags for cells, controllers and load reports appear in the cluster spec of the JSON report only if given."""
+    """The cluster spec in the JSON report has controllers, load reports and cells only if their flags are set."""
     flags = ("--router", "cells:jsq", "--cells", 2, "--controllers", 3, "--reports-every", 0.5)
     report = msgspec.json.decode(invoke(*RUN, *flags, "--own-load", "sent", "--report-delay", 0.1).stdout)
     assert report["counts"]["completed"] == 40

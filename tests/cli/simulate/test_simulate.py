@@ -42,7 +42,7 @@ def names(folder):
 
 
 def test_tables_show_latency_cost_and_verdict():
-    """The tables show latencies with model errors, rates, energy, price and the verdict."""
+    """The tables show latencies with model errors, rates, energy and price, and whether the SLO is met."""
     shown = run(*SMALL, *CLUSTER, "--slo", "splitwise").stdout
     for expected in ("TTFT", "model error", "±", "requests/s", "kWh", "per hour", "utilization", "verdict"):
         assert expected in shown
@@ -196,7 +196,7 @@ def test_what_is_read_is_not_written_over(tmp_path):
 
 
 def test_a_mistake_is_not_noted_beside_the_error():
-    """An invalid `--performance` is reported once, although the reference simulation uses it too."""
+    """An invalid `--performance` is reported once, although two simulations use the value."""
     found = invoke(*SMALL, *CLUSTER, "--performance", "guess")
     assert isinstance(found.exception, UserError)
     assert found.stderr == ""

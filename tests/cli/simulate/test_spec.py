@@ -55,7 +55,7 @@ def test_flags_override_a_cluster_file(tmp_path):
     [("decode-0@30", 30.0, None), ("decode-0@30+60", 30.0, 90.0), ("a@0.5+1e3", 0.5, 1000.5)],
 )
 def test_failures(text, at_s, back_s):
-    """`--fail NAME@START` is a permanent failure, and `--fail NAME@START+DURATION` is a temporary one."""
+    """`--fail NAME@START` is a permanent failure of the instance NAME; `--fail NAME@START+DURATION` is temporary."""
     failure = parse_failure(text)
     assert (failure.at_s, failure.back_s) == (at_s, back_s)
 
@@ -79,7 +79,7 @@ def test_failures_that_cannot_be(text):
     ],
 )
 def test_flags_that_cannot_be(arguments, words):
-    """`twofold simulate` rejects a missing cluster or model and an invalid link bandwidth."""
+    """`twofold simulate` rejects a missing cluster or model, and an invalid link bandwidth."""
     with pytest.raises(ConfigurationError, match=words):
         spec(**arguments)
 

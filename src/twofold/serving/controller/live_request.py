@@ -1,9 +1,4 @@
-"""Live requests of the controller: attempts, token order, and HTTP errors for rejected requests.
-
-A request runs as a sequence of **attempts**. When a worker is lost, the next attempt continues from the prompt and the
-tokens received so far. Messages of workers name the attempt, so late messages of an earlier attempt do not affect the
-current one.
-"""
+"""Live requests and their attempts: if a worker is lost, a new attempt continues after the tokens received so far."""
 
 import asyncio
 from collections import deque
@@ -27,11 +22,7 @@ _REASONS = {
 
 
 def rejection_error(refusal: Refusal) -> RequestError:
-    """Return the HTTP error for a request that admission or overload control has rejected.
-
-    The status is 429 with the time after which to retry, or 400 if the request would miss the SLO even on an idle
-    service. `code` is the rejection reason, with underscores instead of hyphens.
-    """
+    """Return the HTTP error for a rejected request: 429 with a retry time, or 400 for a prompt too long for the SLO."""
     if refusal.reason is RefusalReason.BEYOND_SLO:
         return RequestError("the prompt is too long for this service's SLO: send a shorter one", code="beyond_slo")
     seconds = refusal.retry_after_s
@@ -53,11 +44,7 @@ def deadline_error() -> RequestError:
 
 
 class LiveRequest:
-    """A request and its current attempt. Puts the tokens in order and delivers them to the client's task.
-
-    The prefill instance sends the first token and the decode instance the others, so the second token may arrive before
-    the first.
-    """
+    """A request and its current attempt. Orders its tokens: the second (from decode) may arrive before the first."""
 
     def __init__(self, generation: Generation) -> None:
         self.id = generation.request.id
@@ -78,12 +65,11 @@ class LiveRequest:
 
     @property
     def next_index(self) -> int:
-        """Index of the next output token."""
         return len(self._tokens)
 
     @property
     def stage(self) -> AttemptStage:
-        """Stage of the current attempt, inferred from the tokens and reports received so far."""
+        """Stage of the current attempt (prefill, hand-off or decode), inferred from its tokens and hand-off report."""
         if self._early:  # only decode tokens arrive early
             return AttemptStage.DECODE
         made = len(self._tokens) - self.first_index
@@ -93,10 +79,7 @@ class LiveRequest:
         return AttemptStage.HANDOFF if waits else AttemptStage.DECODE
 
     def remaining(self) -> Generation:
-        """Return the generation for the next attempt, with the tokens received so far appended to the prompt.
-
-        Sampling is keyed by seed and position, so a new attempt generates the same remaining tokens.
-        """
+        """Return the input of the next attempt, whose prompt also contains all output tokens received so far."""
         made = len(self._tokens)
         generation, request, sampling = self.generation, self.generation.request, self.generation.sampling
         attempt = msgspec.structs.replace(
@@ -123,7 +106,7 @@ class LiveRequest:
         self.handed_off = False
 
     def end_attempt(self) -> None:
-        """End the current attempt and discard its tokens that still wait for an earlier token."""
+        """End the current attempt, and discard tokens that arrived before an earlier token of the output."""
         if self.placed is not None:
             self.failed_in_a_row = self.failed_in_a_row + 1 if self.first_index == len(self._tokens) else 0
         self.placed = None
@@ -149,7 +132,7 @@ class LiveRequest:
         self._changed.set()
 
     async def next(self) -> TokenOutput:
-        """Wait for the next token in order and return it. If the request failed, raise the error after all tokens."""
+        """Wait for the next token in order and return it. After a failure, raise the error once no token is left."""
         while not self._ordered:
             if self._failure is not None:
                 raise self._failure

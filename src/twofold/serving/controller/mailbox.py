@@ -1,4 +1,4 @@
-"""Messages between processes over ZeroMQ. Each process has one inbox, and an outbox to send to other inboxes."""
+"""Messages between processes over ZeroMQ. Each process receives with one Inbox and sends with one Outbox."""
 
 import logging
 import secrets
@@ -30,11 +30,7 @@ def new_context() -> zmq.Context[zmq.Socket[bytes]]:
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """Header of a message between hosts, with which the receiver detects lost messages.
-
-    The messages of a `stream` are numbered. A gap in the numbers means that a broken connection has lost messages. Each
-    new connection of an outbox starts a new stream.
-    """
+    """Header of a message between hosts. A gap in the numbers of a `stream` (one connection) means lost messages."""
 
     sender: str
     stream: int
@@ -44,10 +40,9 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
 class Inbox(Generic[M]):
     """Receiver of the messages of one process, for use in one thread. `kind` is the union of the message types.
 
-    Malformed frames are dropped, counted in `dropped` and logged without their content. A frame longer than
-    `max_frame_bytes` closes its connection. Other hosts send to the optional address `outside`, such as
-    tcp://ADDRESS:PORT (`*` selects a free port). With a `guard`, senders need the guard's key and put a Stamp before
-    each message, and `on_lost(sender)` is called in the receiving thread when messages of a sender are missing.
+    Malformed frames are dropped and counted in `dropped`. Other hosts send to the optional address `outside`, such as
+    tcp://ADDRESS:* (any free port). With a `guard`, senders need its key and put a Stamp before each message, and
+    `on_lost(sender)` is called when messages of a sender are missing.
     """
 
     def __init__(
@@ -95,14 +90,13 @@ class Inbox(Generic[M]):
             yield message
 
     def fileno(self) -> int:
-        """Return a file descriptor that becomes readable when messages arrive. The caller must then call `drain`."""
+        """Return a file descriptor that becomes readable when messages arrive. The reader must then call `drain`."""
         return self._socket.getsockopt(zmq.FD)  # type: ignore[return-value]  # an int for this option
 
     def close(self) -> None:
         self._socket.close(linger=0)
 
     def _bind(self, address: str) -> str:
-        """Bind the socket to `address`; return the bound address with the actual port."""
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -125,7 +119,7 @@ class Inbox(Generic[M]):
         return message
 
     def _drop(self, frames: list[bytes], error: Exception) -> None:
-        """Count a malformed frame. Log size and error type (not the content) of the 1st, 2nd, 4th, 8th … such frame."""
+        """Count a malformed frame. Log size and error (never the content) of only the 1st, 2nd, 4th, 8th … frame."""
         self.dropped += 1
         if self.dropped & (self.dropped - 1) == 0:
             log.warning(
@@ -138,10 +132,7 @@ class Inbox(Generic[M]):
 
 
 class Outbox:
-    """Thread-safe sender of messages to any inbox. Each inbox receives the messages in the order of sending.
-
-    With a `guard`, the outbox authenticates with the guard's key and stamps its messages with `sender`.
-    """
+    """Thread-safe sender of messages to any inbox, in order of sending; with a `guard`, encrypted and stamped."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], guard: Guard | None = None, sender: str = "") -> None:
         self._context, self._guard, self._sender = context, guard, sender
@@ -166,7 +157,7 @@ class Outbox:
             connection.sent += 1
 
     def _frame_of(self, message: Message) -> bytes:
-        """Encode a message. The latest frame is cached, because a message is often sent to several inboxes in a row."""
+        """Encode a message, or reuse the latest encoding if the same message goes to several inboxes."""
         last, frame = self._last
         if last is not message:
             frame = msgspec.msgpack.encode(message)
@@ -174,7 +165,7 @@ class Outbox:
         return frame
 
     def forget(self, address: str) -> None:
-        """Close the connection to an inbox that no longer exists, and discard the messages queued for it."""
+        """Close the connection to an inbox that no longer exists, and discard its queued messages."""
         with self._lock:
             connection = self._connections.pop(address, None)
             if connection is not None:

@@ -17,11 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Membership:
-    """Adds workers to the cluster scheduler, updates their status, and removes them.
-
-    `on_registered` is called after each registration. `statuses` stores the latest status report of each worker. With
-    `roles_move`, the scheduler also receives the number of waiting sequences of each worker.
-    """
+    """Adds workers to the cluster scheduler, updates their status reports in `statuses`, and removes them."""
 
     def __init__(
         self,
@@ -44,7 +40,7 @@ class Membership:
         self._registered: dict[str, Registered] = {}  # registered, but not in the cluster yet
 
     def register(self, message: Registered) -> None:
-        """Register a worker that is ready and place waiting requests. The registry refuses incompatible workers."""
+        """Register a worker that is ready, and place waiting requests. An incompatible worker is refused."""
         if not self._registry.register(message, time.monotonic()):
             return
         instance = message.peer.memory.instance
@@ -57,7 +53,7 @@ class Membership:
         self._requests.place_waiting()
 
     def _add_registered(self) -> None:
-        """Add registered workers to the cluster in the configured order, because routers break ties by this order."""
+        """Add registered workers in the order of the configuration, because routers break ties by this order."""
         for instance, member in self._registry.members.items():
             message = self._registered.pop(instance, None)
             if message is None:
@@ -86,12 +82,12 @@ class Membership:
             self._cluster.set_queued(instance, status.waiting)
 
     def retire(self, instance: str) -> None:
-        """Stop routing requests to a worker and mark it as retired. `sweep` shuts it down once it is idle."""
+        """Stop routing requests to a worker. Once it is idle, `sweep` shuts it down, and no restart follows."""
         self._health.withdraw(instance)
         self._registry.retire(instance)
 
     def unretire(self, instance: str, role: Role) -> None:
-        """Return a retired worker to service with role `role`. If its process has ended, the next sweep restarts it."""
+        """Return a retired worker to service with the role `role`. If it has exited, the next sweep restarts it."""
         self._registry.unretire(instance, role, time.monotonic())
         if self._cluster.pools.get(instance) is not None:
             self._cluster.set_role(instance, role)
@@ -99,7 +95,7 @@ class Membership:
                 self._requests.place_waiting()
 
     def sweep(self, now: float) -> None:
-        """Kill faulty workers, restart ended workers, shut down idle retired workers. Call every `ALIVE_S` seconds."""
+        """Kill faulty workers, restart exited workers, shut down idle retired workers. Call every `ALIVE_S` seconds."""
         lost, restarted = self._registry.sweep(now)
         for instance in lost:
             self._lose(instance)
@@ -112,7 +108,7 @@ class Membership:
                 self._registry.send(instance, Shutdown())
 
     def exited(self, instance: str) -> None:
-        """Record that a worker's process has exited, and notify the other workers that it will write no more KV."""
+        """Record the exit of a worker, and notify the other workers that it no longer writes KV into their blocks."""
         if self._registry.exited(instance, time.monotonic()):
             if self._registry.members[instance].retired:
                 log.info("%s has retired", instance)
@@ -123,7 +119,7 @@ class Membership:
         self._requests.place_waiting()
 
     def _lose(self, instance: str) -> None:
-        """Remove a lost worker from the cluster and replay its attempts."""
+        """Remove a lost worker from the cluster, and replay its requests on other workers."""
         self._telemetry.instances.remove(instance)
         self._statuses.pop(instance, None)
         self._registered.pop(instance, None)

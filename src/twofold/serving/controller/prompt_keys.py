@@ -1,4 +1,4 @@
-"""Block keys of prompts, salted by tenant so that tenants share no cached blocks."""
+"""Block keys of prompts: chained hashes of full blocks, salted by tenant so that tenants share no cached blocks."""
 
 import secrets
 
@@ -9,12 +9,10 @@ from twofold.request import Generation
 
 
 class PromptKeys:
-    """Computes the block keys of prompts, one for each full block of `block_size` tokens.
+    """Computes the block keys of prompts, salted by tenant and `secret`. A key does not reveal its prompt.
 
-    The tenant of a request is the name of its API key; without API keys, all requests have the same tenant. Keys are
-    salted by tenant and `secret`, so tenants share no blocks, and a key does not reveal its prompt. A tenant may also
-    separate its own users by cache salts. The default `secret` is random. Blocks in a store on disk can be found after
-    a restart only if `secret` is the same.
+    The tenant is the name of the API key; without API keys, there is one tenant. The default `secret` is random. A
+    restarted service finds the blocks in a store on disk only with the same `secret`.
     """
 
     def __init__(self, block_size: int, secret: bytes | None = None) -> None:

@@ -3,8 +3,7 @@
     starting ── registered ──▶ up ── silent, hung ──▶ fenced ── exited ──▶ down ── restart due ──▶ starting
                                └────────────────── exited ────────────────▶ ┘
 
-A silent or hung worker is killed, and restarted only after its process has exited. Thus the old process can neither
-answer nor write KV to other workers after the restart.
+A fenced worker is being killed. It restarts only after its exit, so the old process no longer answers or writes KV.
 """
 
 import logging
@@ -24,7 +23,7 @@ from twofold.serving.messages import Alive, HeartbeatAck, Message, Peer, Peers, 
 
 log = logging.getLogger(__name__)
 
-STALL_S = 0.6
+STALL_S = 0.6  # between two sweeps; beyond it, the controller itself stalled, and silence is counted anew
 
 
 class ProcessControl(Protocol):
@@ -39,16 +38,12 @@ class ProcessControl(Protocol):
         ...
 
     def refuse_worker(self, instance: str, reason: str) -> None:
-        """Report that a worker cannot be part of the service because of `reason`, and that a restart would not help."""
+        """Report that the service cannot use a worker because of `reason`, and that a restart would not help."""
         ...
 
 
 class HealthTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits in seconds: `silence_s` between heartbeats, `batch_s` for one batch, `restart_s` for the restart delay.
-
-    Workers send a heartbeat every `ALIVE_S`. If two sweeps are more than `STALL_S` apart, the controller itself
-    stalled, and the silence of all workers is counted anew.
-    """
+    """Limits in seconds: `silence_s` between heartbeats, `batch_s` of a batch, `restart_s` of the restart delay."""
 
     silence_s: float = 1.5
     batch_s: float = 300.0
@@ -56,7 +51,7 @@ class HealthTimeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegisteredWorker(Worker):
-    """State of one worker of this service: addresses, clock and heartbeats of its current process."""
+    """State of one worker: addresses, clock offset and heartbeats of its current process."""
 
     def __init__(self, instance: str, role: Role, restart_s: float) -> None:
         super().__init__(instance, role, restart_s)
@@ -68,22 +63,20 @@ class RegisteredWorker(Worker):
 
     @property
     def inbox(self) -> str | None:
-        """Inbox address of the worker for messages from the controller; None before the worker has registered."""
+        """Address of the worker's inbox, as seen from the controller's host; None before registration."""
         return None if self.peer is None else self.peer.inbox_from(HOME)
 
 
 class SweepResult(NamedTuple):
-    """Instances that a sweep of the registry has killed (`lost`) and restarted (`restarted`)."""
+    """Instances that a sweep (periodic check of all workers) has killed (`lost`) and restarted (`restarted`)."""
 
     lost: list[str]
     restarted: list[str]
 
 
 class WorkerRegistry(WorkerGroup):
-    """Registry of all workers that should run. All messages of the controller to workers are sent through it.
-
-    The workers in `expected` run from the start; other workers join and leave with their hosts. `complete` becomes true
-    once all `expected` workers have registered.
+    """Registry of all workers, and sender of the controller's messages to workers. `expected` lists the workers at
+    start-up; `complete` is true once all of them have registered.
     """
 
     def __init__(
@@ -101,7 +94,7 @@ class WorkerRegistry(WorkerGroup):
     # -- membership -------------------------------------------------------------------------------------------------
 
     def expect(self, instance: str, role: Role) -> None:
-        """Add a worker that another host starts or restarts. The worker counts as starting until it registers."""
+        """Add a worker that a joined host starts or restarts. Its state is `starting` until it registers."""
         joined = RegisteredWorker(instance, role, self._timeouts.restart_s)
         self.members.setdefault(instance, joined).state = WorkerState.STARTING
 
@@ -114,7 +107,7 @@ class WorkerRegistry(WorkerGroup):
         self.members[instance].retired = True
 
     def unretire(self, instance: str, role: Role, now: float) -> None:
-        """Unmark a retired worker and set its role. If the worker has ended, the next sweep restarts it."""
+        """Return a retired worker to service with the role `role`. If it has exited, the next sweep restarts it."""
         member = self.members[instance]
         member.retired, member.role, member.start_s = False, role, now
 
@@ -123,7 +116,7 @@ class WorkerRegistry(WorkerGroup):
         return [member.instance for member in self._up() if member.retired]
 
     def retired(self) -> list[str]:
-        """Return the retired workers that have ended."""
+        """Return the retired workers that have exited."""
         members = self.members.values()
         return [each.instance for each in members if each.retired and each.state is WorkerState.DOWN]
 
@@ -132,7 +125,7 @@ class WorkerRegistry(WorkerGroup):
         return member is not None and member.state is WorkerState.UP
 
     def heard_s(self, instance: str) -> float:
-        """Return the time at which the last heartbeat of a worker was received."""
+        """Return the local time in seconds of a worker's last heartbeat."""
         return self.members[instance].heard_s
 
     def to_local_time(self, instance: str, moment_s: float) -> float:
@@ -140,7 +133,7 @@ class WorkerRegistry(WorkerGroup):
         return moment_s if clock is None else clock.to_local(moment_s)
 
     def is_current(self, instance: str, epoch: int) -> bool:
-        """Return whether `epoch` is the epoch of the running process of `instance`."""
+        """Return whether `epoch` is the epoch (life of the process) of an instance that is up."""
         peer = self.members[instance].peer if self.up(instance) else None
         return peer is not None and peer.memory.epoch == epoch
 
@@ -169,7 +162,7 @@ class WorkerRegistry(WorkerGroup):
         return True
 
     def _check(self, message: Registered) -> None:
-        """Raise ConfigurationError for an incompatible worker, and StaleEpochError for a fenced or ended worker."""
+        """Raise ConfigurationError for an incompatible worker, StaleEpochError for one killed or already exited."""
         instance, model = message.peer.memory.instance, (message.model, message.peer.memory.layout)
         member = self.members.get(instance)
         if member is None:
@@ -192,14 +185,14 @@ class WorkerRegistry(WorkerGroup):
                 self.send(member.instance, HeartbeatAck(said_s=message.said_s))
 
     def message_lost(self, instance: str) -> None:
-        """Mark a worker to be killed by the next sweep: one of its messages was lost, so its state is unknown."""
+        """Let the next sweep kill a worker, because one of its messages was lost and its state is unknown."""
         if self.up(instance):
             self.members[instance].lost_message = True
 
     # -- failures and restarts --------------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> SweepResult:
-        """Kill faulty and silent workers, and restart ended workers when due. Call every `ALIVE_S` seconds."""
+        """Kill faulty workers, and restart exited workers when due. Call every `ALIVE_S` seconds."""
         if self._swept_s is not None and now - self._swept_s > STALL_S:
             for member in self._up():
                 member.heard_s = now
@@ -243,7 +236,7 @@ class WorkerRegistry(WorkerGroup):
             self.send(member.instance, message)
 
     def close(self) -> None:
-        """Close all connections; queued messages are still sent."""
+        """Close all connections; queued messages are sent for up to one more second."""
         self._outbox.close(linger_s=1.0)
 
     def _fault(self, member: RegisteredWorker, now: float) -> str:

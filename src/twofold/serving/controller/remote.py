@@ -1,8 +1,7 @@
-"""Hosts that join the service over the network, and the workers on them.
+"""Hosts that join the service over the network, and their workers.
 
-The launcher on a joined host reports the state of its workers every `ALIVE_S`. The controller repeats a command until a
-report shows its effect, so the loss of a command does no harm. On an unreachable host, watchdogs end the workers. The
-controller presumes these workers dead when the watchdogs must have expired (see `heartbeat`).
+Each joined host reports the state of its workers every `ALIVE_S`. The controller repeats a command until a report shows
+its effect. On an unreachable host, watchdogs end the workers; see heartbeat.py for when they are presumed dead.
 """
 
 import logging
@@ -25,10 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class RemoteWorker:
-    """Desired state of a remote worker.
-
-    `life` counts the starts of the worker. When the latest of its processes has ended, `over` is set to `life`.
-    """
+    """Desired state of a worker on a joined host. `life` numbers its processes; `over` is the last that has ended."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -37,12 +33,12 @@ class RemoteWorker:
         self.unwanted = False  # whether the current process is to be killed
 
     def differs(self, found: messages.WorkerLife) -> bool:
-        """Return whether the reported state `found` differs from the desired state, so that a command must be sent."""
+        """Return whether a command is needed, because the reported state `found` differs from the desired state."""
         return found.life < self.life or (found.runs and self.unwanted)
 
 
 class RemoteHost:
-    """A host that has joined. `life` identifies its launcher; `present` is false once its workers are presumed dead."""
+    """A joined host. `life` identifies its launcher process; `present` is false once its workers are presumed dead."""
 
     def __init__(self, name: str, life: int, inbox: str, workers: dict[str, RemoteWorker], now: float) -> None:
         self.name, self.life, self.inbox, self.workers = name, life, inbox, workers
@@ -52,7 +48,7 @@ class RemoteHost:
         self.rival: tuple[int, float] | None = None  # another launcher of this name, and when it first asked
 
     def check_rival(self, life: int, now: float) -> None:
-        """Raise ConfigurationError if this host is still alive after another launcher asked to join under its name."""
+        """Raise ConfigurationError if another host asks to join under this name while this host is still alive."""
         if self.rival is None or self.rival[0] != life:
             self.rival = life, now
         elif self.heard_s > self.rival[1]:
@@ -60,22 +56,17 @@ class RemoteHost:
 
 
 class JoinResult(msgspec.Struct, frozen=True):
-    """Result of a host's request to join.
-
-    `workers` maps the names of the workers to expect from the host to their roles. `gone` contains the names of the
-    host's earlier workers that will not return.
-    """
+    """Result of a host's request to join: roles of its `workers` by name, and names of earlier workers now `gone`."""
 
     workers: Mapping[str, Role] = {}
     gone: Collection[str] = ()
 
 
 class Hosts(ProcessControl):
-    """Process control for the workers of all hosts. Forwards commands to the `local` launcher or to a joined host.
+    """Starts and kills the workers of all hosts, by commands to the `local` launcher or to a joined host.
 
-    `config` is the service's configuration, completed by the model's context length; `model` is the model's
-    fingerprint. For each worker in `own`, the local launcher starts a separate host, which joins under the worker's
-    name. If such a host is lost, the launcher starts another one; meanwhile, the worker stays in the registry.
+    For each worker in `own` (on Ray), the local launcher starts a separate host, which joins under the worker's name.
+    If this host is lost, the launcher starts another one. `model` is the model's fingerprint.
     """
 
     def __init__(
@@ -96,7 +87,7 @@ class Hosts(ProcessControl):
     # -- commands ---------------------------------------------------------------------------------------------------
 
     def start_worker(self, instance: str) -> None:
-        """Start a worker. If its host is unreachable, the worker starts after the host has returned or was replaced."""
+        """Start a worker. If its host is unreachable, the worker starts once the host has returned or was replaced."""
         host = self.host_of(instance)
         if host is None or (instance in self.own and not host.present):
             if host is not None:
@@ -116,12 +107,12 @@ class Hosts(ProcessControl):
         self._command(host, instance)
 
     def release_worker(self, instance: str) -> None:
-        """Release the resources of a retired worker, unless a joined host owns them."""
+        """Release the resources of a retired worker that the local launcher owns."""
         if instance in self.own or self.host_of(instance) is None:
             self._local.release_worker(instance)
 
     def refuse_worker(self, instance: str, reason: str) -> None:
-        """Notify a worker's host that the worker cannot be part of the service, and that a restart would not help."""
+        """Notify a worker's host that the service cannot use the worker, and that a restart would not help."""
         host = self.host_of(instance)
         if host is not None:
             self._outbox.send(host.inbox, messages.HostRefused(life=host.life, reason=reason))
@@ -159,7 +150,7 @@ class Hosts(ProcessControl):
         return JoinResult({name: each.role for name, each in workers.items()}, before.keys() - workers.keys())
 
     def alive(self, message: messages.HostAlive, now: float) -> list[str]:
-        """Record a host's heartbeat; return the workers of the host that have exited since its last heartbeat."""
+        """Record a host's heartbeat; return its workers that have exited since its last heartbeat."""
         host = self.joined.get(message.host)
         if host is None or host.life != message.life:
             self._outbox.send(message.inbox, messages.HostUnknown(life=message.life))
@@ -185,7 +176,7 @@ class Hosts(ProcessControl):
         return ended
 
     def leaves(self, name: str, life: int) -> list[str]:
-        """Remove a host. Return its workers, or no workers if another host has replaced this host."""
+        """Remove a host; return its workers, or no workers if the launcher already replaced the host."""
         host = self.joined.get(name)
         if host is None or host.life != life:
             return []
@@ -195,7 +186,7 @@ class Hosts(ProcessControl):
         return [] if host.replaced else list(host.workers)
 
     def sweep(self, now: float, heard_s: Callable[[str], float]) -> list[str]:
-        """Presume workers of silent hosts dead and return them. `heard_s` maps a worker to its last heartbeat time."""
+        """Return the workers newly presumed dead on silent hosts. `heard_s` returns a worker's last heartbeat time."""
         ended = []
         for host in self.joined.values():
             last_s = max(host.heard_s, *map(heard_s, host.workers))
@@ -236,7 +227,7 @@ class Hosts(ProcessControl):
             )
 
     def _assign_names(self, message: messages.HostJoins, before: Mapping[str, RemoteWorker]) -> list[tuple[str, Role]]:
-        """Assign a name and role to each worker of a joining host. Names of its earlier workers are reused first."""
+        """Assign a name and role to each worker of a joining host, reusing the names of its earlier workers first."""
         if message.host in self.own:
             return [(message.host, role) for role in message.workers]
         assigned = []
@@ -261,11 +252,7 @@ class Hosts(ProcessControl):
         self._outbox.send(host.inbox, messages.HostWelcome(life=host.life, config=config))
 
     def _command(self, host: RemoteHost, instance: str, found: messages.WorkerLife | None = None) -> None:
-        """Send the start or kill command that moves a worker from its reported to its desired state.
-
-        A start is sent even if the worker is no longer wanted: the registry waits for the worker's exit, and only a
-        started worker can exit.
-        """
+        """Send the start or kill command that moves a worker from its reported to its desired state."""
         worker = host.workers[instance]
         ends, life = (worker.unwanted, worker.life) if found is None else (found.runs, found.life)
         if not host.present:
@@ -305,10 +292,8 @@ class RemoteWorkers:
                 self._membership.exited(instance)
 
     def exited(self, instance: str) -> None:
-        """Record the exit of a worker's process, as reported by the local launcher.
-
-        For a worker with a separate host (see `Hosts`), the report concerns the launcher process of that host. The
-        worker itself may still run, so its exit is recorded only when the host reports the exit or is presumed dead.
+        """Record the exit of a process of the local launcher. On Ray, this process only launches a joined host. Do
+        nothing while this host is present, because it reports the exit of its worker itself.
         """
         host = self._hosts.host_of(instance)
         if instance not in self._hosts.own or host is None or not host.present:

@@ -1,8 +1,7 @@
 """Role changes of live workers: re-planning when traffic shifts, and a smaller plan while some workers cannot start.
 
-Run as a program, this module is the search process of re-planning: it reads a SearchJob from standard input and writes
-a SearchResult to standard output. A search takes seconds of CPU time. It runs in its own process at the lowest
-priority, so that it does not delay token streams.
+As a program, this module runs one re-planning search, at the lowest priority: it reads a SearchJob from standard input
+and writes a SearchResult to standard output.
 """
 
 import asyncio
@@ -58,23 +57,19 @@ class RoleControl(Protocol):
     def unretire(self, instance: str, role: Role) -> None: ...
 
     def retired(self) -> list[str]:
-        """Return the retired workers that have ended and can be restarted."""
+        """Return the retired workers that have exited and can be restarted."""
         ...
 
     def replanned(self, decision: ReplanDecision) -> None:
-        """Record a re-planning decision after its steps were applied."""
+        """Record a re-planning decision that was applied."""
         ...
 
 
 class DegradedMode:
     """Runs a smaller plan while the launcher has no resources for some workers; later restores the original plan.
 
-    all running ──── some wait ──▶ smaller plan ── more or fewer wait ──▶ another smaller plan
-          ▲                             │
-          └────── original plan ◀── none waits
-
-    With `roles_move`, running workers change to the role that lacks workers. With fixed roles, workers of the role with
-    too many workers retire, so that waiting workers can use their resources. A plan with mixed workers stays unchanged.
+    With `roles_move`, running workers change to the role that lacks workers. With fixed roles, workers of the other
+    role retire, so that waiting workers can use their resources. A plan with mixed workers stays unchanged.
     """
 
     def __init__(self, control: RoleControl, *, roles_move: bool) -> None:
@@ -85,11 +80,11 @@ class DegradedMode:
 
     @property
     def messages(self) -> list[str]:
-        """Latest switches between original and smaller plans, one sentence each, oldest first."""
+        """Latest switches between the original and smaller plans, one sentence each, oldest first."""
         return self._messages[-_SHOWN:]
 
     def update(self, waiting: Collection[str]) -> None:
-        """Adapt the plan to the workers in `waiting`, which lack resources; if empty, restore the original plan."""
+        """Adapt the plan to the workers in `waiting`, which lack resources; without any, restore the original plan."""
         roles = {each.instance: each.home for each in self._control.pools() if each.state != "retired"}
         if not waiting:
             self._log(f"all workers have room: {', '.join(self._restore(roles)) or 'the plan is complete again'}")
@@ -126,7 +121,6 @@ class DegradedMode:
         return [f"{name} retires" for name in retiring]
 
     def _restore(self, roles: Mapping[str, Role]) -> list[str]:
-        """Restore the original plan; return a description of each step."""
         plan, self._plan = self._plan, {}
         moved = [(name, plan[name]) for name, role in roles.items() if plan.get(name, role) is not role]
         steps = [f"{name} changes back to {role.value}" for name, role in moved if self._moved(name, role)]
@@ -164,10 +158,7 @@ class SearchJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def search(job: SearchJob) -> SearchResult:
-    """Run a re-planning search in a child process, which is killed on cancellation.
-
-    Raises SearchError on failure or timeout.
-    """
+    """Run a re-planning search in a child process. Raises SearchError on failure or timeout."""
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-m", "twofold.serving.controller.replanning")
     try:
@@ -206,11 +197,11 @@ class LiveReplanning(RequestSubscriber):
         self._searching: asyncio.Task[None] | None = None
 
     def messages(self, now: float) -> list[str]:
-        """Return the latest re-planning decisions, oldest first."""
+        """Return the latest re-planning decisions as sentences, oldest first."""
         return [f"{now - each.at_s:.0f} s ago: {each}" for each in self._replanner.log[-_SHOWN:]]
 
     def arrived(self, request: Request, now: float) -> None:
-        """Record the arrival of a request, and start a search if traffic has shifted. Requires a running event loop."""
+        """Record an arrival, and start a search if traffic has shifted. Requires a running event loop."""
         self._replanner.arrived(request, now)
         traffic = self._replanner.query(self._generated, now)
         if traffic is not None:
@@ -223,7 +214,6 @@ class LiveReplanning(RequestSubscriber):
         self._replanner.ended(timeline)
 
     def close(self) -> None:
-        """Cancel the running search, if any."""
         if self._searching is not None:
             self._searching.cancel()
 

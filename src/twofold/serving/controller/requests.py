@@ -1,7 +1,4 @@
-"""Live requests of the controller, from admission and placement to replay and end.
-
-The gateway reads the output tokens of a request from `generate`. Reports of workers deliver the tokens to this module.
-"""
+"""Live requests of the controller, from admission and placement on workers to replay and end."""
 
 import asyncio
 import logging
@@ -28,12 +25,11 @@ MAX_FAILED_ATTEMPTS = 8  # consecutive attempts without a token: the request its
 
 
 class LiveRequests:
-    """All live requests of a service and their current attempts.
+    """All live requests of a service and their current attempts. An attempt is one run on a pair of workers.
 
-    Requests are admitted once `opened` is set, until `drain` or `fail_all` is called. With `announces`, blocks on
-    the decode instance are reserved only when the prefill starts (docs/decisions/0007). With `recomputes`, the decode
-    instance also receives the prompt. With `reuses`, prefix cache hits that workers report are recorded. The function
-    `name_blocks` adds the prompt's block keys to a generation.
+    With `announces`, blocks on the decode instance are reserved when the prefill starts (docs/decisions/0007),
+    otherwise at placement. With `recomputes`, the decode instance also receives the prompt. With `reuses`, prefix hits
+    are recorded. `name_blocks` adds the prompt's block keys to a generation.
     """
 
     def __init__(
@@ -84,7 +80,7 @@ class LiveRequests:
             await self._idle.wait()
 
     def fail_all(self, reason: str) -> None:
-        """Stop admitting requests, and fail the live requests with `reason`."""
+        """Stop admitting requests, and fail all live requests with `reason`."""
         self._closed = True
         for live in list(self._live.values()):
             self.fail(live, InstanceLostError(reason))
@@ -132,7 +128,7 @@ class LiveRequests:
         self._telemetry.held.set(self._admission.waiting)
 
     def place_waiting(self) -> None:
-        """Place waiting requests in the order of admission until the next one cannot be placed."""
+        """Place waiting requests in the order of the admission queue, until one cannot be placed."""
         now = time.monotonic()
         while (queued := self._admission.next(now)) is not None:
             if not self._place(self._live[queued.id]):
@@ -140,12 +136,12 @@ class LiveRequests:
                 return
 
     def _place_on_resumed(self) -> None:
-        """Place waiting requests if a circuit breaker's trial has made a worker available."""
+        """Place waiting requests if a worker is available again after the trial of its circuit breaker."""
         if self.health.take_resumed():
             self.place_waiting()
 
     def _place(self, live: LiveRequest) -> bool:
-        """Place a request on instances and start an attempt; return False if no instance can run it now."""
+        """Start an attempt of a request on instances that can run it now; return False if there are none."""
         generation, now = live.remaining(), time.monotonic()
         placed = self._cluster.place(generation.request, now)
         if placed is None:
@@ -184,13 +180,13 @@ class LiveRequests:
     # -- reports of workers -----------------------------------------------------------------------------------------
 
     def announced(self, attempt_id: str) -> None:
-        """Reserve blocks on an attempt's decode worker, because the prefill worker has reported a started prefill."""
+        """Reserve blocks on an attempt's decode worker, because the attempt's prefill has started."""
         live = self._attempts.get(attempt_id)
         if live is not None and live.placed is not None:
             self._reserve(live.current, live.placed)
 
     def leased(self, lease: Lease) -> None:
-        """Forward a lease to the prefill worker of its attempt. If the attempt has ended, release the lease."""
+        """Forward a lease on decode blocks to the attempt's prefill worker, or release it if the attempt has ended."""
         if lease.request_id in self._attempts:
             self._workers.send(lease.source, LeaseGranted(lease=lease))
         else:
@@ -210,7 +206,6 @@ class LiveRequests:
             self.token(attempt_id, output, instance, started_s, now)
 
     def prefill_started(self, attempt_id: str, at_s: float) -> None:
-        """Record the start of an attempt's prefill."""
         if attempt_id in self._attempts:
             self.events.prefill_started(attempt_id, at_s)
 
@@ -238,10 +233,7 @@ class LiveRequests:
                 self.end(live, ordered.finish_reason, abort=unused)
 
     def _rejects_decode(self, live: LiveRequest, placed: PlacedRequest, output: TokenOutput, now: float) -> bool:
-        """Reject a request after its prefill if decode is overloaded; return whether the request was rejected.
-
-        A request that has output tokens from an earlier attempt is never rejected.
-        """
+        """Reject a request after its prefill if decode is overloaded; return True if the request was rejected."""
         if self._overload is None:
             return False
         if live.predicted_ttft_s is not None:
@@ -293,9 +285,8 @@ class LiveRequests:
         live.fail(error)
 
     def replay(self, attempt_id: str, instance: str, reason: str) -> None:
-        """End an attempt that was lost on `instance`, and queue its request again.
-
-        If `MAX_FAILED_ATTEMPTS` attempts in a row were lost before their first token, the request fails instead.
+        """End an attempt that was lost on `instance`, and queue its request again. The request fails after
+        `MAX_FAILED_ATTEMPTS` lost attempts in a row without a token.
         """
         live = self._attempts.get(attempt_id)
         if live is None:

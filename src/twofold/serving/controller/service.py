@@ -18,10 +18,7 @@ from twofold.serving.telemetry.telemetry import Telemetry
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that a service serves: public name, path, context length and vocabulary size in tokens.
-
-    `max_model_len` limits prompt plus output tokens; `created` is in Unix seconds.
-    """
+    """The served model. `max_model_len` limits prompt plus output tokens; `created` is in Unix seconds."""
 
     name: str
     path: str
@@ -31,10 +28,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Service:
-    """Generates tokens for concurrent requests on one event loop. Base class of `Controller` and `RouteService`.
-
-    With `roles_move`, workers may change roles. `statuses` maps each worker to its last reported status.
-    """
+    """Generates tokens for concurrent requests on one event loop. Base class of `Controller` and `RouteService`."""
 
     def __init__(
         self,
@@ -73,13 +67,12 @@ class Service:
         """Yield the output tokens of a request in order; the last token has a finish reason.
 
         Raises RequestError if the request is rejected, and InstanceLostError after repeated failures. Closing the
-        generator, or cancelling the task that awaits it, immediately aborts the request on all workers. After the last
-        token, neither has an effect.
+        generator, or cancelling its consumer, before the last token aborts the request on all workers.
         """
         return self._requests.generate(generation)
 
     def stop(self, request_id: str) -> None:
-        """End a request as complete, for example at a stop string. (Closing its generator would count as an abort.)"""
+        """End a request as complete, for example at a stop string. Closing its generator would count as an abort."""
         self._requests.stop(request_id)
 
     def ready(self) -> bool:
@@ -98,7 +91,7 @@ class Service:
             self.fail_all(failure)
 
     def fail_all(self, reason: str) -> None:
-        """Stop admitting requests, and fail the live requests with `reason`."""
+        """Stop admitting requests, and fail all live requests with `reason`."""
         self._requests.fail_all(reason)
 
     def pools(self) -> list[PoolMember]:

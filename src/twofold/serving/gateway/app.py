@@ -59,7 +59,7 @@ class Dashboard:
 
 
 def _policy(page: str) -> str:
-    """Return a content security policy that allows only the scripts and styles of `page` itself."""
+    """Return a content security policy that allows only the scripts and styles inside `page`."""
     hashes = {
         tag: " ".join(f"'sha256-{_hash(text)}'" for text in re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL))
         for tag in ("script", "style")
@@ -77,9 +77,8 @@ def _hash(text: str) -> str:
 def create_app(
     service: Service, tokenizer: TextTokenizer | None, *, keys: KeyRing | None, limits: RequestLimits | None = None
 ) -> FastAPI:
-    """Create the gateway application for `service`. Without a tokenizer, prompts must be token ids.
-
-    With `keys`, requests for /v1, /pools and the dashboard's data require an API key.
+    """Create the gateway application for `service`. Without a tokenizer, prompts must be token ids. With `keys`, /v1,
+    /pools and the dashboard's data require an API key.
     """
     gateway = Gateway(service=service, tokenizer=tokenizer, limits=limits or RequestLimits())
     app = FastAPI(openapi_url=None, redirect_slashes=False)
@@ -92,7 +91,6 @@ def create_app(
 
 
 def _add_api(app: FastAPI, gateway: Gateway) -> None:
-    """Add the routes of the OpenAI API. Their handlers decode request bodies with msgspec (see `schemas.py`)."""
     app.add_route("/v1/completions", partial(complete, gateway), methods=["POST"])
     app.add_route("/v1/chat/completions", partial(chat, gateway), methods=["POST"])
 
@@ -114,7 +112,6 @@ class RoleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def _add_operations(app: FastAPI, service: Service, limits: RequestLimits, *, keys: bool) -> None:
-    """Add the routes for health, metrics, pools, version, API description and dashboard."""
 
     @app.get("/health")
     @app.api_route("/ping", methods=["GET", "POST"])

@@ -30,10 +30,7 @@ async def chat(gateway: Gateway, request: Request) -> Response:
 
 
 async def encode_messages(gateway: Gateway, fields: ChatFields) -> list[int]:
-    """Render the messages with the model's chat template and return the prompt's token ids.
-
-    Raises RequestError for invalid messages.
-    """
+    """Return the token ids of the messages in the model's chat template. Raises RequestError for invalid messages."""
     tokenizer = gateway.require_tokenizer("messages")
     messages = template_messages(fields.messages)
     gateway.check_length(sum(len(message["content"]) for message in messages), "messages")

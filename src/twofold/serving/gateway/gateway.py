@@ -19,12 +19,11 @@ _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]+)`")
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits on one HTTP request.
+    """Limits on one HTTP request. Prompt limits apply to each prompt, besides the model's context length.
 
-    `header_bytes` covers the request line and all headers. `prompt_characters` and `prompt_tokens` limit each prompt in
-    addition to the model's context length. `choices` limits `n`, `generations` limits `n` times the number of prompts,
-    and `stop_characters` limits each stop string. `timeout_s` is the default timeout, `longest_timeout_s` the maximum.
-    Clients may keep a prompt in the cache for at most `longest_retention_s`.
+    `header_bytes` includes the request line. `choices` limits `n`, and `generations` limits `n` times the number of
+    prompts. `timeout_s` is the default timeout. `longest_retention_s` limits the time for which clients may keep
+    prompts cached.
     """
 
     header_bytes: int = 64 * 1024
@@ -55,7 +54,7 @@ class Gateway:
             raise invalid("model", f"{name!r} is not served here; use {served!r}", status=404, code="model_not_found")
 
     def require_tokenizer(self, field: str) -> TextTokenizer:
-        """Return the tokenizer. If the model has none, raise RequestError, which names `field` as the invalid field."""
+        """Return the tokenizer. If the model has none, raise RequestError for the request's `field`."""
         if self.tokenizer is None:
             raise invalid(field, "this model has no tokenizer, so prompts must be token ids")
         return self.tokenizer
@@ -108,7 +107,7 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
 
 
 def _type_error(message: str) -> RequestError:
-    """Convert the message of a msgspec type error to a RequestError that names the field first."""
+    """Convert the message of a msgspec type error to a RequestError that names the invalid field."""
     found = _PLACE.search(message)
     place = found["place"] if found else ""
     reason = _PLACE.sub("", message)

@@ -1,4 +1,4 @@
-"""Conversion of HTTP requests to generations, one for each choice."""
+"""Conversion of an HTTP request to generations: the inputs of the service, one for each choice."""
 
 import math
 import secrets
@@ -26,10 +26,7 @@ _SEED_MASK = (1 << _SEED_BITS) - 1
 
 
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Id, arrival time and deadline (on the monotonic clock) of a response.
-
-    The blocks of its prompts stay cached for `retain_s` seconds.
-    """
+    """Id, arrival time and deadline (s, monotonic clock) of a response, and cache retention of its prompts (s)."""
 
     id: str
     arrival: Arrival
@@ -62,11 +59,7 @@ def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFiel
 def plan(
     gateway: Gateway, fields: GenerationFields, spec: ResponseSpec, prompts: list[list[int]]
 ) -> list[PlannedChoice]:
-    """Create `n` generations for each prompt, in the order of the prompts. Raises RequestError for invalid fields.
-
-    Choice i of every prompt has the seed `seed` + i (63 bits), so a prompt gets the same choices alone as in a list of
-    prompts.
-    """
+    """Create `n` generations per prompt; choice i has the seed `seed` + i. Raises RequestError for invalid fields."""
     n = fields.n or 1
     stops = _stop_strings(fields, gateway.limits)
     planned = []
@@ -105,11 +98,7 @@ def _generation(
 
 
 def _sampling(gateway: Gateway, fields: GenerationFields, prompt_tokens: int) -> SamplingParams:
-    """Return the sampling parameters for a prompt.
-
-    Raises RequestError if the request's token limits exceed the context length or contradict each other, or if a stop
-    token is not in the vocabulary.
-    """
+    """Return the sampling parameters for a prompt. Raises RequestError for invalid token limits or stop tokens."""
     model, min_tokens = gateway.service.model, fields.min_tokens or 0
     left = model.max_model_len - prompt_tokens
     max_tokens = fields.token_limit or max(1, min(fields.default_max_tokens, left))
@@ -175,10 +164,8 @@ def _check_key(key: ApiKey, generations: int) -> None:
 
 
 def _timeout_s(limits: RequestLimits, request: HttpRequest, fields: GenerationFields) -> float:
-    """Return the timeout of a request in seconds.
-
-    If body and header both set a timeout, the shorter one applies. If neither sets a timeout, the default applies.
-    Raises RequestError if the timeout exceeds the limit.
+    """Return the timeout of a request in seconds: the shorter of body field and header, or the default if neither is
+    set. Raises RequestError if it exceeds the limit.
     """
     wanted = [] if fields.timeout is None else [(fields.timeout, "timeout")]
     header = request.headers.get(TIMEOUT_HEADER)

@@ -1,7 +1,4 @@
-"""API keys, stored as digests, and their configuration.
-
-A key file has one key per line: `name key [max_concurrent] [requests_per_minute]`.
-"""
+"""API keys, kept as digests. A key file has lines of the form `name key [max_concurrent] [requests_per_minute]`."""
 
 import hmac
 import re
@@ -37,7 +34,7 @@ class ApiKey:
 
 
 class KeyRing:
-    """All API keys of a service (at least one), with unique names and secrets."""
+    """All API keys of a service, with unique names and secrets."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._keys = tuple(keys)
@@ -47,7 +44,6 @@ class KeyRing:
 
     @property
     def limits(self) -> dict[str, KeyLimits]:
-        """Limits of each API key, by key name."""
         return {key.name: key.limits for key in self._keys}
 
     def find(self, authorization: str) -> ApiKey | None:
@@ -66,9 +62,8 @@ def _digest(secret: str) -> bytes:
 
 
 def read_keys(secrets: Sequence[str], file: Path | None) -> KeyRing | None:
-    """Read API keys from `secrets` (named key-1, key-2 …) and `file`; return None if both contain no key.
-
-    Raises ConfigurationError for invalid input; the error message contains no key.
+    """Return the API keys in `secrets` and `file`, or None if neither is given. Raises ConfigurationError for invalid
+    input; the error message contains no key.
     """
     keys: list[ApiKey] = []
     taken: set[str] = set()

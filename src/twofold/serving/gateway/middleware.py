@@ -1,8 +1,4 @@
-"""Middleware around every request: request id, arrival time, API key check and error responses.
-
-It is pure ASGI, because Starlette's BaseHTTPMiddleware puts a queue between response and client, which costs time per
-token and hides client disconnects.
-"""
+"""ASGI middleware around every request: request id, arrival time, API key check and error responses."""
 
 import re
 import time
@@ -22,11 +18,7 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """Id, arrival time and API key of an HTTP request, stored in `request.state.arrival`.
-
-    The arrival time is `monotonic_s` on the monotonic clock and `created` in Unix seconds. `key` is None if the request
-    has no valid API key.
-    """
+    """Id, arrival time (`monotonic_s`; `created` in Unix seconds) and API key (None if not valid) of a request."""
 
     request_id: str
     monotonic_s: float
@@ -35,7 +27,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestMiddleware:
-    """ASGI middleware of the gateway. With `keys`, /v1 and the other paths in `_PROTECTED` require an API key."""
+    """ASGI middleware of the gateway. With `keys`, /v1, /pools and the dashboard's data require an API key."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing | None) -> None:
         self._app = app

@@ -103,7 +103,6 @@ def openapi(model: str, *, keys: bool) -> Json:
 
 
 def _api(*, keys: bool) -> Json:
-    """Return the API description of the paths under /v1."""
     paths: dict[str, tuple[str, Json]] = {
         "/v1/completions": ("post", _generation_operation("completions", CompletionFields, Completion, Completion)),
         "/v1/chat/completions": ("post", _generation_operation("chat", ChatFields, ChatCompletion, ChatChunk)),
@@ -119,7 +118,6 @@ def _api(*, keys: bool) -> Json:
 
 
 def _operations() -> Json:
-    """Return the API description of the paths for operators and monitoring."""
     text: Json = {"text/plain": {"schema": {"type": "string"}}}
     this: Json = {"application/json": {"schema": {"type": "object"}}}
     return {
@@ -146,14 +144,14 @@ def _json_operation(name: str, summary: str, answer: type, *, errors: Sequence[i
 
 
 def _health(name: str) -> Json:
-    """Describe a health check; its responses 200 and 503 have the same body."""
+    """Describe a health check, whose responses 200 and 503 have the same body."""
     operation = _json_operation(name, "200 if ready, else 503", Health)
     operation["responses"]["503"] = operation["responses"]["200"]
     return operation
 
 
 def _operation(name: str, summary: str, answers: Json, *, errors: Sequence[int] = ()) -> Json:
-    """Describe an operation with its successful response, its specific `errors` and the errors of every operation."""
+    """Describe an operation with its successful response, its own `errors` and the errors common to all operations."""
     responses: Json = {"200": {"description": "Success.", "headers": {"X-Request-Id": _REQUEST_ID}, "content": answers}}
     for status in (*errors, 431, 500):
         responses[str(status)] = _error(status)

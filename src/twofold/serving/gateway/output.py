@@ -14,32 +14,27 @@ LOWEST = -9999.0
 
 
 class StopText(msgspec.Struct, frozen=True):
-    """Text to emit, and the stop string that ended the output; `stop` is None if no stop string was found."""
+    """Text to emit, and the stop string that ended the output (None if no stop string was found)."""
 
     text: str
     stop: str | None = None
 
 
 class StopStrings:
-    """Searches the text of one output for stop strings. The text arrives in pieces of any size.
-
-    The stop string that is completed first ends the text. If one character completes several stop strings, the longest
-    of them ends the text. The division into pieces does not affect the result. Text that may be the start of a stop
-    string is held back. Each stop string has a Knuth-Morris-Pratt automaton, so the cost per character is constant.
+    """Searches one output, which arrives in pieces of text, for stop strings. The output ends at the first complete
+    stop string; if several are complete at one character, the longest counts. Text that may be the start of a stop
+    string is held back.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        """Search for the non-empty strings `stops`. With `include`, emit the found stop string too."""
+        """Search for the non-empty strings `stops`. With `include`, also emit the found stop string."""
         # Longest first, so that the longest of several simultaneous matches wins.
         self._automata = [_Automaton(stop) for stop in sorted(set(stops), key=lambda stop: (-len(stop), stop))]
         self._include = include
         self._held = ""
 
     def push(self, piece: str, *, armed: bool = True) -> StopText:
-        """Add a piece of text; return the text to emit.
-
-        If `armed` is False, stop strings that end in this piece are ignored.
-        """
+        """Add a piece of text; return the text to emit. Unless `armed`, ignore stop strings that end in this piece."""
         if not self._automata:
             return StopText(piece)
         text = self._held + piece
@@ -88,10 +83,9 @@ class _Automaton:
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """Text and finish reason that one token adds to choice `choice`.
-
-    `text` is empty while a character is incomplete or a stop string may have started. It may also be longer than the
-    token's own text. `offset` is the number of characters decoded before this token.
+    """Text and finish reason that one output token adds to a choice. `text` is empty while a character is incomplete or
+    a stop string may have started; a later delta has the held text. `offset` counts the characters decoded before this
+    token.
     """
 
     choice: int
@@ -117,7 +111,7 @@ class OutputProcessor:
         self._tokens = 0
 
     def push(self, token: TokenOutput) -> Delta:
-        """Add a token and return its delta. A delta with a finish reason is the last one of the generation."""
+        """Add a token and return its delta. Only the last delta of a generation has a finish reason."""
         self._tokens += 1
         offset = self._detokenizer.characters if self._detokenizer else 0
         found = self._stops.push(self._text_of(token), armed=self._tokens > self._min_tokens)
@@ -138,7 +132,7 @@ class OutputProcessor:
 
 
 class LogprobFormat:
-    """Formats log probabilities for responses, with one entry for each token, including the stop token."""
+    """Formats log probabilities for responses: one entry per output token, including the stop token."""
 
     def __init__(self, tokenizer: TextTokenizer | None) -> None:
         """Name tokens by their text or, without a tokenizer, by their ids."""
@@ -156,7 +150,7 @@ class LogprobFormat:
         return ChatLogprobs(content=[self._chat_token(delta, top) for delta in deltas])
 
     def _top(self, delta: Delta) -> dict[str, float]:
-        """Map token names to log probabilities: the alternatives in descending order, then the chosen token."""
+        """Map token names to log probabilities: the most probable tokens, then the chosen token if not among them."""
         top: dict[str, float] = {}
         for token_id, logprob in (*delta.token.top_logprobs, (delta.token.token_id, delta.token.logprob)):
             top.setdefault(self._name(token_id), _finite(logprob))

@@ -1,7 +1,4 @@
-"""Response bodies of the API, and conversion of exceptions to error responses in OpenAI's JSON format.
-
-Fields are null where OpenAI sends null; UNSET fields are omitted.
-"""
+"""Response bodies of the API, and conversion of exceptions to error responses, in OpenAI's JSON format."""
 
 import logging
 from http import HTTPStatus

@@ -1,7 +1,6 @@
 """Request bodies of the API with strict types: no numbers as strings, no booleans as numbers, no NaN.
 
-Null selects the default of an optional field. Unknown fields are ignored. Unsupported fields that would change the
-answer are rejected unless they have a neutral value.
+Null selects the default. Unknown fields are ignored. Unsupported fields are rejected unless their value is neutral.
 """
 
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -107,10 +106,7 @@ class PromptCacheOptions(Struct, frozen=True, kw_only=True):
 
 
 class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
-    """Request fields that text and chat completions share, with the names and meanings of OpenAI and vLLM.
-
-    Response ids start with `id_prefix`. `default_max_tokens` limits the output if the request sets no limit.
-    """
+    """Request fields that text and chat completions share, with the names and meanings of OpenAI and vLLM."""
 
     id_prefix: ClassVar[str]
     default_max_tokens: ClassVar[int] = MAX_INT
@@ -169,7 +165,7 @@ class ContentPart(Struct, frozen=True, kw_only=True):
 
 
 class InputMessage(Struct, frozen=True, kw_only=True):
-    """One chat message of a request. The last five fields occur in assistant messages that clients send back."""
+    """One chat message of a request. Its last five fields are accepted only if they are empty."""
 
     role: str
     content: str | list[ContentPart] | None = None

@@ -24,10 +24,7 @@ class _HeadTooLargeError(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP protocol for uvicorn that limits the request line and headers of a request to `header_bytes`.
-
-    The HTTP parser has no such limit. Error responses have the API's JSON format. Created by `bounded_protocol`.
-    """
+    """HTTP protocol for uvicorn that limits the request line and headers of a request to `header_bytes`."""
 
     header_bytes: int
 
@@ -63,7 +60,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Reject invalid HTTP with status 400, or too large headers with status 431, and close the connection."""
+        """Reject invalid HTTP (status 400) or too large headers (status 431), and close the connection."""
         if self._too_large:
             most = self.header_bytes
             refused = error_response(431, f"the headers exceed the limit of {most} bytes", code="headers_too_large")
@@ -82,22 +79,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def bounded_protocol(header_bytes: int) -> type[BoundedProtocol]:
-    """Return a protocol class with the limit `header_bytes`. Uvicorn accepts only a class, which it instantiates."""
+    """Return a protocol class with the limit `header_bytes`. Uvicorn needs a class, which it instantiates."""
     return type("BoundedProtocol", (BoundedProtocol,), {"header_bytes": header_bytes})
 
 
 class HttpServer:
-    """Serves an ASGI application until stopped. Does not change signal handlers.
-
-    server = HttpServer(app, bound_socket)
-    await server.start()          # returns when connections are accepted
-    await server.stop()           # lets running responses finish within `grace_s` seconds
-    """
+    """Serves an ASGI application on a bound socket until stopped. Does not change signal handlers."""
 
     def __init__(
         self, app: ASGIApp, sock: socket.socket, *, grace_s: int = 30, limits: RequestLimits | None = None
     ) -> None:
-        """Serve on the bound socket. Responses that still run `grace_s` seconds after `stop` are cancelled."""
+        """Responses that still run `grace_s` seconds after `stop` are cancelled."""
         self._socket = sock
         self._task: asyncio.Task[None] | None = None
         self._server = _Server(
@@ -115,7 +107,7 @@ class HttpServer:
         )
 
     async def start(self) -> None:
-        """Start serving. Raises ConfigurationError if the server cannot be started."""
+        """Start serving; return once connections are accepted. Raises ConfigurationError on failure."""
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         while not self._server.started:
             if self._task.done():

@@ -33,9 +33,8 @@ T = TypeVar("T")
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[None, None, T]) -> T:
-    """Await `work`. If the client disconnects first, cancel `work` and raise ClientDisconnect.
-
-    The request's body must have been read before. `work` has ended when this function returns or raises.
+    """Await `work`. If the client disconnects first, cancel `work` and raise ClientDisconnect. The request's body must
+    have been read before.
     """
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnected(receive))
@@ -55,7 +54,6 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def _cancel(task: "asyncio.Task[T]") -> None:
-    """Cancel a task and wait for its end."""
     if task.done():
         return
     task.cancel()
@@ -65,10 +63,7 @@ async def _cancel(task: "asyncio.Task[T]") -> None:
 
 
 async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Merge the items of generators in order of arrival.
-
-    All generators are closed after the first error, or when the merged generator is closed.
-    """
+    """Merge the items of generators in order of arrival. After an error or at the end, all generators are closed."""
     if len(sources) == 1:  # fast path without task and queue
         async with aclosing(sources[0]) as source:
             async for item in source:
@@ -93,7 +88,7 @@ async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerat
 
 
 async def _pump(source: AsyncGenerator[T, None], queue: "asyncio.Queue[T | Exception | None]") -> None:
-    """Put the items of `source` into the queue, then None or, if `source` fails, the exception."""
+    """Put the items of `source` into the queue, then None or the exception that ended `source`."""
     try:
         async with aclosing(source):
             async for item in source:
@@ -104,10 +99,8 @@ async def _pump(source: AsyncGenerator[T, None], queue: "asyncio.Queue[T | Excep
 
 
 async def until_deadline(deadline_s: float, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield `items` until `deadline_s` on the monotonic clock, then close `items` and raise RequestError (504).
-
-    The deadline interrupts only the wait for an item, never the caller's work. Items already available at the deadline
-    are still yielded. One timer serves the whole response. Only one task may iterate over the result.
+    """Yield `items` until `deadline_s` on the monotonic clock, then close `items` and raise RequestError (504). The
+    deadline interrupts only the wait for an item, never the consumer. Only one task may iterate over the result.
     """
     waiting, due = True, False
     timeout = asyncio.timeout(None)
@@ -138,10 +131,7 @@ async def until_deadline(deadline_s: float, items: AsyncGenerator[T, None]) -> A
 
 
 class UsageCounter:
-    """Counts the prompt, output and cached tokens of one response.
-
-    Each prompt counts once. The number of cached tokens of a prompt is the minimum over its choices with output.
-    """
+    """Counts the tokens of one response. Each prompt counts once, with the fewest cached tokens among its choices."""
 
     def __init__(self, prompt_tokens: int, planned: Sequence[PlannedChoice]) -> None:
         self._prompt_tokens = prompt_tokens
@@ -158,7 +148,6 @@ class UsageCounter:
 
     @property
     def usage(self) -> Usage:
-        """Current token counts of the response."""
         return Usage(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
@@ -173,10 +162,8 @@ def event(body: msgspec.Struct) -> bytes:
 
 
 class EventStream(Response):
-    """HTTP response that sends server-sent events as they become available, and finally `[DONE]` or an error event.
-
-    The response starts with the first event, so an error before the first event becomes an ordinary HTTP error. The
-    generator of events is closed at the end of the stream. If the client disconnects, the stream ends at once.
+    """HTTP response that sends server-sent events, and finally `[DONE]` or an error event. An error before the first
+    event becomes an ordinary HTTP error. If the client disconnects, the stream ends at once.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
@@ -208,10 +195,10 @@ class EventStream(Response):
 
 
 class ResponseWriter(Protocol):
-    """Interface to format the response of one endpoint: complete, or as server-sent events."""
+    """Interface that formats the output of one endpoint, as a complete response or as server-sent events."""
 
     def events(self, delta: Delta, usage: MaybeUsage) -> bytes:
-        """Encode the server-sent events for one delta."""
+        """Encode the server-sent events for one delta (the output of one token)."""
         ...
 
     def usage_event(self, usage: Usage) -> bytes:
@@ -243,7 +230,7 @@ async def respond(
 
 
 async def generate_deltas(service: Service, planned: PlannedChoice) -> AsyncGenerator[Delta, None]:
-    """Yield the deltas of one choice. The generation is already closed when the last delta is yielded."""
+    """Yield the deltas (outputs of single tokens) of one choice. The generation is closed before the last delta."""
     last = None
     async with aclosing(service.generate(planned.generation)) as tokens:
         async for token in tokens:

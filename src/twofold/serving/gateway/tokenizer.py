@@ -25,7 +25,7 @@ _ANCHOR = "a"
 
 
 class TokenBytes:
-    """Maps token ids to printable names and to bytes. A token may contain only some of the bytes of a character."""
+    """Maps token ids to printable names and to bytes. A token may end inside a character."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -37,7 +37,7 @@ class TokenBytes:
         self._known: dict[int, bytes | None] = {}
 
     def bytes_of(self, token_id: int) -> bytes | None:
-        """Return the bytes of a token; None for an id without a token, which only pads the vocabulary."""
+        """Return the bytes of a token; None for an id that only pads the vocabulary."""
         if token_id not in self._known:
             piece = self._tokenizer.id_to_token(token_id)
             self._known[token_id] = None if piece is None else self._decode(piece)
@@ -90,7 +90,7 @@ def _byte_level(piece: str) -> bytes:
 
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """Return the alphabet of byte-level BPE (GPT-2), which maps each character to its byte."""
+    """Return the byte of each character in the alphabet of byte-level BPE (GPT-2)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(0x100) if byte not in set(printable))
@@ -116,7 +116,7 @@ def load_tokenizer(model_dir: Path) -> "TextTokenizer | None":
 
 
 def _converted(model_dir: Path) -> "PreTrainedTokenizerFast":
-    """Load a tokenizer in an older format. AutoTokenizer is imported only here, because it imports torch."""
+    """Load a tokenizer in an older format and convert it. Raises ModelError if conversion is impossible."""
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     loaded = AutoTokenizer.from_pretrained(model_dir)
@@ -129,7 +129,7 @@ class TextTokenizer:
     """Encodes and decodes text with a fast tokenizer of transformers. Thread-safe."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, inline_characters: int = 8192) -> None:
-        """Create a tokenizer. Texts of more than `inline_characters` are encoded in a thread, off the event loop."""
+        """Texts of more than `inline_characters` are encoded in a thread, off the event loop."""
         self._tokenizer = tokenizer
         self._inline_characters = inline_characters
         self.backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
@@ -198,11 +198,9 @@ class TextTokenizer:
 
 
 class Detokenizer:
-    """Incremental detokenizer of one output.
-
-    The joined pieces of text equal the tokenizer's decoding of all tokens, with one exception for byte fallback (as in
-    Llama 2): for a run of bytes that is not UTF-8, the tokenizer replaces the whole run by U+FFFD. This class keeps the
-    characters before the first invalid byte, because they were already emitted.
+    """Incremental detokenizer of one output. The text equals the tokenizer's decoding of all tokens, with one
+    exception: if a run of byte tokens (as in Llama 2) is not UTF-8, the characters before its first invalid byte are
+    kept, because they were already emitted.
     """
 
     def __init__(self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True) -> None:

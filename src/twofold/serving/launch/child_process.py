@@ -1,7 +1,4 @@
-"""Base of the child processes that start workers for a launcher: the fork server and the Ray driver.
-
-They read commands from standard input and write reports to standard output, as JSON, one object per line.
-"""
+"""Base of the fork server and the Ray driver, which start workers for a launcher and exchange JSON lines with it."""
 
 import ctypes
 import os
@@ -20,17 +17,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(with_signal: signal.Signals, parent: int) -> None:
-    """Arrange that this process receives `with_signal` when its parent process (with the id `parent`) dies."""
+    """Let the kernel send `with_signal` to this process when its parent (process id `parent`) dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, with_signal)
     if os.getppid() != parent:  # the parent died before the call
         os._exit(1)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Report of one event from the process that starts workers.
-
-    Each event sets its own fields: progress of start-up (`stage`), properties of the model (`facts`), failure of the
-    process (`failure`), exit of a worker (`exited`, `code`, perhaps `why`), or workers without a node (`waiting`).
+    """Report of one event: start-up progress (`stage`), properties of the model (`facts`), failure of the process, exit
+    of a worker, or workers for which no Ray node has room (`waiting`).
     """
 
     stage: str | None = None
@@ -43,7 +38,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A launcher's command to its child process: start, kill or free a worker, or exit once all workers have ended."""
+    """Command of a launcher: start, kill or free (on Ray) a worker, or exit once all workers have ended (`finish`)."""
 
     start: str | None = None
     kill: str | None = None
@@ -68,10 +63,7 @@ def take_stdout() -> Callable[[bytes], None]:
 
 
 def begin(job: type[Job]) -> tuple[Job, SendReport]:
-    """Read the job from the first line of standard input; return the job and a function that sends reports.
-
-    After this call, the process ends when its parent process ends.
-    """
+    """Return the job from standard input, and a function that sends reports. The process now dies with its parent."""
     die_with_parent(signal.SIGTERM, os.getppid())
     say = take_stdout()
     line = bytearray()
@@ -103,10 +95,8 @@ class WorkerStarter(ABC):
     def kill_all(self) -> None: ...
 
     def watch(self) -> None:
-        """Execute commands until the process must end, then kill all workers.
-
-        The process ends on SIGTERM, at the end of standard input or, after the command `finish`, when the last worker
-        has exited.
+        """Execute commands until SIGTERM, the end of standard input or, after the command `finish`, the exit of the
+        last worker. Then kill all workers.
         """
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write)

@@ -1,11 +1,8 @@
-"""The fork server: a process that prepares the engine once and forks every worker.
+"""The fork server: a process that prepares the engine (imports torch, loads the model) once and forks every worker.
 
-It reads a ServiceConfig and then WorkerCommands from standard input, and writes Reports to standard output, one JSON
-object per line. On SIGTERM, at the end of its input, or after the death of its parent process, it kills all workers and
-exits.
-
-The preparation imports torch and loads the model. When the fork server forks, it must have a single thread and no CUDA
-context.
+It reads a ServiceConfig and then WorkerCommands from standard input, and writes Reports to standard output. On SIGTERM,
+end of input, or death of its parent, it kills all workers and exits. When it forks, it must have a single thread and no
+CUDA context.
 """
 
 import ctypes
@@ -58,7 +55,7 @@ def main() -> None:
 
 
 def _start_workers(config: ServiceConfig, report: SendReport) -> "ForkServer":
-    """Prepare the engine once, and fork all workers that `config` lists."""
+    """Prepare the engine, and fork all workers that `config` lists."""
     prepared = prepare_engine(config, lambda stage: report(Report(stage=stage)))
     facts = ModelFacts(prepared.max_model_len, prepared.vocab_size, prepared.model)
     report(Report(stage="starting workers", facts=facts))
@@ -70,7 +67,7 @@ def _start_workers(config: ServiceConfig, report: SendReport) -> "ForkServer":
 
 
 def _daemons(config: ServiceConfig, prepared: EngineFactory) -> dict[str, Callable[[], None]]:
-    """Return the main functions of the daemons by name. The only daemon is the KV store, if the service has one."""
+    """Return the main function of the KV store daemon by name, or an empty mapping if the service has no store."""
     layout = prepared.kv_layout
     if config.store is None or layout is None:
         return {}
@@ -78,7 +75,7 @@ def _daemons(config: ServiceConfig, prepared: EngineFactory) -> dict[str, Callab
 
 
 def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoReturn:
-    """Run a worker's main function in the forked child process, then exit the process."""
+    """Run a worker's main function in the forked process, then exit."""
     code = 1
     try:
         die_with_parent(signal.SIGKILL, server)
@@ -95,12 +92,10 @@ def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoRet
 
 
 class ForkServer(WorkerStarter):
-    """Forks workers and kills them on command.
+    """Forks workers and kills them on command. If one rank of a worker exits, its other ranks are killed.
 
-    `runs` maps each worker to a function that prepares its processes. `inbox_of` returns the address of a process's
-    socket, which is deleted when the process exits. If one process of a worker exits, the worker's other processes are
-    killed, and then the exit of the worker is reported. `daemons` are processes that are started immediately and
-    restarted whenever they end; their exits are not reported.
+    `runs` maps workers to functions that prepare their processes. `inbox_of` returns the address of a process's socket
+    file, which is deleted after its exit. `daemons` run from the start, and restart whenever they end.
     """
 
     poll_s = DAEMON_RESTART_S
@@ -184,7 +179,7 @@ def _alone(run: Callable[[], None]) -> WorkerProcesses:
 
 
 def _set_title(name: str) -> None:
-    """Set the process name that `ps` and `top` show (at most 15 characters)."""
+    """Set the process name that `ps` and `top` show (at most 15 bytes)."""
     pr_set_name = 15
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_name, name.encode()[:15], 0, 0, 0)
 

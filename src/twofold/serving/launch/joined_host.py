@@ -40,10 +40,8 @@ class HostOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinedHost:
-    """Runs the workers of this host until the service ends or `stop` is called.
-
-    `adapt` adapts the service's configuration to this host: model directory, device, cores. If the service has
-    forgotten this host, for example after a restart, the workers end and the host asks to join again.
+    """Runs this host's workers until the service ends or `stop` is called. If the service restarts, the host joins
+    again. `adapt` adapts the service's configuration to this host: model directory, device, cores.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class JoinedHost:
         self.stopped = asyncio.Event()
 
     def stop(self) -> None:
-        """Stop the workers and leave the service; a signal handler of the event loop may call this function."""
+        """Stop the workers and leave the service. Safe to call in a signal handler of the event loop."""
         self.stopped.set()
 
     async def run(self, run_dir: str) -> None:
@@ -96,10 +94,8 @@ class JoinSession:
         self._was_heard = False
 
     async def run(self, run_dir: Path) -> bool:
-        """Join and run workers until the session ends; return True if the host must join again.
-
-        The host must join again if the service has forgotten it. Raises ConfigurationError if the service refuses this
-        host or its workers fail.
+        """Run workers until the session ends; return True if the service has forgotten this host, which must then join
+        again. Raises ConfigurationError if the service refuses this host or its workers fail.
         """
         loop = asyncio.get_running_loop()
         loop.add_reader(self._inbox.fileno(), self._drain)
@@ -144,7 +140,7 @@ class JoinSession:
         return self._stop.is_set() or self._over.is_set()
 
     async def _wait(self, event: asyncio.Future[ServiceConfig] | asyncio.Task[None], seconds: float) -> None:
-        """Wait for `event`, for the end of the session, or for `seconds`, whichever comes first."""
+        """Wait for `event`, but at most `seconds` and only until the session ends."""
         ends = [asyncio.create_task(each.wait()) for each in (self._stop, self._over)]
         await asyncio.wait((event, *ends), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:

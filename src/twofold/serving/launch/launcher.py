@@ -1,4 +1,4 @@
-"""Launchers: start the process that starts workers, send it commands and read its reports."""
+"""Launchers: start the child process that starts the workers, send it commands and read its reports."""
 
 import asyncio
 import signal
@@ -15,10 +15,8 @@ TERMINATE_S = 5.0  # from SIGTERM to SIGKILL
 
 
 class Launcher(ProcessControl):
-    """Runs the Python module `module`, which starts workers, as a child process.
-
-    The process has its own session, so that Ctrl-C does not reach it. `job` is the first line of its standard input.
-    `joins` is true if each worker has its own host, which joins the service over the network.
+    """Runs the module that starts workers as a child process, in its own session, so that Ctrl-C does not reach it.
+    `job` is the first line of its standard input. `joins` is true if each worker joins the service over the network.
     """
 
     joins = False
@@ -28,7 +26,7 @@ class Launcher(ProcessControl):
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start the process and send it the job. `reports` then yields the reports of the process."""
+        """Start the child process and send it the job. `reports` then yields its reports."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", self._module),
@@ -44,14 +42,14 @@ class Launcher(ProcessControl):
         self._send(WorkerCommand(start=instance))
 
     def kill_worker(self, instance: str) -> None:
-        """Order the process to kill a worker. A later report announces the worker's exit."""
+        """Order the child process to kill a worker. A later report announces the worker's exit."""
         self._send(WorkerCommand(kill=instance))
 
     def release_worker(self, instance: str) -> None:
         self._send(WorkerCommand(free=instance))
 
     def refuse_worker(self, instance: str, reason: str) -> None:
-        """Do nothing, because a local worker exits after its refusal, and its exit is reported."""
+        """Do nothing: a refused local worker exits by itself, and the child process reports its exit."""
 
     def _send(self, command: WorkerCommand) -> None:
         process = self._process
@@ -59,10 +57,7 @@ class Launcher(ProcessControl):
             process.stdin.write(msgspec.json.encode(command) + b"\n")
 
     async def reports(self) -> AsyncIterator[Report]:
-        """Yield the reports of the process until it ends.
-
-        If the process fails without a failure report, the last yielded report states the failure.
-        """
+        """Yield the reports of the child process until it ends, with a failure report at the end if it fails."""
         assert self._process is not None  # noqa: S101  (called after start)
         assert self._process.stdout is not None  # noqa: S101  (a pipe)
         explained = False
@@ -91,7 +86,7 @@ class Launcher(ProcessControl):
 
 
 class LocalLauncher(Launcher):
-    """Launcher of workers on this host. A fork server forks them."""
+    """Launcher of workers on this host, as children of a fork server."""
 
     def __init__(self, config: ServiceConfig) -> None:
         super().__init__("twofold.serving.launch.fork_server", config)

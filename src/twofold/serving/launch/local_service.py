@@ -92,7 +92,7 @@ class LocalService:
         self._failure: str | None = None
 
     def stop(self) -> None:
-        """Stop the service. A signal handler of the event loop may call this function."""
+        """Stop the service. Safe to call in a signal handler of the event loop."""
         self._stop.set()
 
     async def run(self) -> None:
@@ -281,7 +281,7 @@ class LocalService:
 
 
 async def unless_set(stop: asyncio.Event, event: asyncio.Future[T]) -> bool:
-    """Wait for the future `event`. If `stop` is set first, cancel the future and return False."""
+    """Wait for `event` and return True. If `stop` is set first, cancel `event` and return False."""
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait((event, stopped), return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()

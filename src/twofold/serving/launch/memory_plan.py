@@ -31,10 +31,8 @@ def plan_memory(
     swap_bytes: int | None = None,
     swapping: int = 0,
 ) -> MemoryPlan:
-    """Return the numbers of KV and swap blocks of each worker; raises ConfigurationError if memory is too small.
-
-    Each KV cache and swap space must hold a request of `max_model_len` tokens. The caches of all `workers`, and the
-    swap space of `swapping` workers with `swap_bytes` each, must fit into `available_bytes`.
+    """Return the numbers of KV and swap blocks per worker. Raises ConfigurationError if the blocks of all workers
+    exceed `available_bytes`, or if a KV cache or swap space cannot hold a request of `max_model_len` tokens.
     """
     wanted = kv_cache_bytes if kv_cache_bytes is not None else DEFAULT_KV_CACHE_BYTES
     num_blocks = wanted // layout.bytes_per_block

@@ -1,4 +1,4 @@
-"""Find or download a model, and determine its fingerprint, context length and vocabulary size without loading it."""
+"""Find or download a model, and read its fingerprint, context length and vocabulary size without loading it."""
 
 import hashlib
 import os
@@ -13,11 +13,7 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 def model_fingerprint(directory: Path) -> str:
-    """Return a hash that identifies a model independently of its directory.
-
-    The hash covers config.json and, for each weights file, its name, size, first MiB (with the tensor index) and 64
-    samples of 4 KiB. Reading whole files would dominate the start-up time.
-    """
+    """Return a hash of config.json and of samples of each weights file, independent of the directory."""
     found = hashlib.blake2b((directory / "config.json").read_bytes(), digest_size=16)
     for path in sorted(path for path in directory.iterdir() if path.suffix in _WEIGHTS):
         size = path.stat().st_size

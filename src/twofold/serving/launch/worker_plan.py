@@ -19,10 +19,9 @@ from twofold.transport.registry import DEFAULT_TRANSPORT
 
 
 class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that determine the batcher of each worker.
-
-    With `inlines`, a colocated worker adds whole prompts to decode batches within a latency bound. With `roles_move`,
-    every worker has Splitwise's batcher, which runs both phases. `batchers` replaces the batchers of the given roles.
+    """Settings that determine the batcher of each worker; `batchers` overrides it by role. With `inlines`, a colocated
+    worker adds whole prompts to decode batches within a latency bound. With `roles_move`, every worker has Splitwise's
+    batcher, which runs both phases.
     """
 
     chunked_prefill: bool = True
@@ -51,9 +50,8 @@ class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
 def plan_workers(
     policies: BatchPolicies, *, prefill: int, decode: int, colocated: int, pin_cores: bool, others_join: bool = False
 ) -> tuple[WorkerConfig, ...]:
-    """Return the service's workers with roles, batchers and cores; raises ConfigurationError for invalid counts.
-
-    With `others_join`, a phase may have no worker on this host, because workers on other hosts can join.
+    """Return the service's workers with roles, batchers and cores; raises ConfigurationError for invalid counts. With
+    `others_join`, a phase may have no worker on this host, because workers of other hosts can join.
     """
     split = prefill and decode
     require(
@@ -71,10 +69,7 @@ def plan_workers(
 
 
 def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
-    """Return the workers with equal shares of this host's available cores.
-
-    With `pin_cores`, each worker is pinned to its share.
-    """
+    """Give each worker an equal share of this host's cores. With `pin_cores`, pin each worker to its share."""
     if not workers:
         return ()
     return tuple(
@@ -138,9 +133,8 @@ def with_splits(workers: Sequence[WorkerConfig], splits: Mapping[Role, Sharding]
 
 
 def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[WorkerConfig, ...]:
-    """Set a chunk size of `chunk` tokens for workers that prefill on several pipeline stages.
-
-    Raises ConfigurationError if there is no such worker.
+    """Set the chunk size in tokens of workers that prefill on several pipeline stages. If `chunk` is None, change
+    nothing. Raises ConfigurationError if there is no such worker.
     """
     if chunk is None:
         return tuple(workers)
@@ -159,10 +153,7 @@ def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[Wor
 
 
 def check_splits(config: ServiceConfig) -> None:
-    """Raise ConfigurationError if another setting of the service cannot be combined with sharded workers.
-
-    `check_split_model` checks later, with the loaded model, whether the model can be sharded.
-    """
+    """Raise ConfigurationError if another setting of the service cannot be combined with sharded workers."""
     divided = [worker for worker in config.workers if worker.split != UNSHARDED]
     if not divided:
         return

@@ -1,9 +1,7 @@
-"""The Ray driver: a process that creates an actor for each worker and replaces lost actors.
+"""The Ray driver: a process that creates and replaces the Ray actor of each worker on command of the launcher.
 
-It reads a RayJob and then WorkerCommands from standard input, and writes Reports to standard output. It exits on
-command, at the end of its input, and when its parent process dies. Ray then removes the driver's actors and placement
-groups. Ray itself restarts no actor (`max_restarts` is 0), because processes of an actor that Ray considers dead may
-still run. The controller's registry restarts a worker once its exit is certain.
+Ray itself restarts no actor (`max_restarts` is 0), because processes of an actor that Ray considers dead may still run.
+When the driver exits, Ray removes its actors.
 """
 
 import logging
@@ -26,7 +24,7 @@ from twofold.serving.telemetry.logs import configure_logs
 
 
 class PlacedNeighbour(msgspec.Struct, frozen=True):
-    """Role and node of another worker of the same service."""
+    """Role and Ray node of another worker of the service."""
 
     role: Role
     node: str
@@ -35,12 +33,10 @@ class PlacedNeighbour(msgspec.Struct, frozen=True):
 def choose_node(
     role: Role, bundle: Bundle, nodes: Sequence[RayNode], others: Iterable[PlacedNeighbour], link_label: str
 ) -> RayNode | None:
-    """Return the node for a new worker, or None if no node has room for `bundle`.
+    """Return the node for a new worker, or None if no node has room for the resources in `bundle`.
 
-    Workers exchange KV, so all of them are placed in one link domain: the nodes with the same value of `link_label`.
-    The first worker selects the domain with the most room. Within a domain, the workers of each role are spread over
-    nodes, so that the loss of one node does not stop a phase. Ties are broken in favour of nodes with fewer workers,
-    then more room.
+    All workers are placed on nodes with the same value of `link_label`, which share a fast network. The workers of each
+    role are spread over these nodes, so that the loss of one node does not stop a phase.
     """
     placed = list(others)
     on_node = Counter(each.node for each in placed)
@@ -91,10 +87,8 @@ def main() -> None:
 
 
 class PlacedWorker:
-    """Placement group and actor of a worker; the Ray reference `end` is ready when the actor has ended.
-
-    `node` is the actual or intended node. It is None while no node has room; Ray then selects the first node that has
-    room.
+    """Placement group and actor of a worker; the Ray reference `end` is ready when the actor has ended. `node` is the
+    actual or intended node, and None while no node has room.
     """
 
     def __init__(self, group: Any, actor: Any, end: Any, node: str | None, now: float) -> None:  # noqa: ANN401  (Ray's)
@@ -119,7 +113,7 @@ class RayDriver(WorkerStarter):
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def start(self, worker: str) -> None:
-        """Create the actor of a worker. The worker's earlier actor, if any, has ended and is removed first."""
+        """Create the actor of a worker, after removal of the worker's earlier actor, if any."""
         now = time.monotonic()
         before = self._placed.get(worker)
         if before is not None:
@@ -230,7 +224,7 @@ class RayDriver(WorkerStarter):
             self._report(Report(exited=worker, code=code, why=why))
 
     def _outcome(self, end: Any) -> tuple[int, str]:  # noqa: ANN401  (Ray's)
-        """Return the exit status of a worker's host and the reason for its end."""
+        """Return the exit status of a worker's host process, and the reason for its end."""
         try:
             code, reason = self._ray.get(end)
         except self._ray.exceptions.RayError as error:

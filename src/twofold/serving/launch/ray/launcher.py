@@ -11,10 +11,7 @@ from twofold.serving.launch.launcher import Launcher
 
 
 class HostJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of a worker's host process, which joins the service at `controller` with this one worker.
-
-    `key` is the text of the cluster key file, `model` a directory or hub id, `threads` the number of compute threads.
-    """
+    """Input of a worker's host process: the service's address, the text of the cluster key file, and the worker."""
 
     controller: str
     key: str
@@ -26,9 +23,8 @@ class HostJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RayJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of the Ray driver: all workers of a service on the Ray cluster at `address`.
-
-    Each worker takes a `bundle` of resources. Nodes with equal values of `link_label` share a fast link.
+    """Input of the Ray driver: all workers of a service. Each worker takes a `bundle` of resources. Nodes with the same
+    value of the label `link_label` share a fast network.
     """
 
     address: str
@@ -39,11 +35,7 @@ class RayJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerHost:
-    """Ray actor that runs the host process of one worker.
-
-    The host process is a new interpreter, because a process with Ray's threads must not fork. The host process ends
-    with the actor.
-    """
+    """Ray actor that runs the host process of one worker in a new interpreter, which, unlike the actor, may fork."""
 
     def run(self, job: bytes) -> tuple[int, str]:
         """Run the host process of a HostJob (as JSON) until its end; return its exit status and last message."""

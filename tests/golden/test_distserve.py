@@ -56,8 +56,7 @@ class Ended(Observer):
 
 
 def play(spec, rows, slo=None):
-    """Simulate rows (arrival ms, prompt tokens, output tokens); return (TTFT, TPOT) in ms by request, and the result.
-    """
+    """Simulate rows (arrival ms, prompt tokens, output tokens); return (TTFT, TPOT) in ms per row, and the result."""
     requests = [
         Request(id=str(number), arrival_s=at / 1e3, prompt_tokens=prompt, output_tokens=output)
         for number, (at, prompt, output) in enumerate(rows)

@@ -1,4 +1,4 @@
-"""The key of a stored evaluation differs if and only if an input of its simulation differs."""
+"""Keys of stored evaluations, which differ if and only if an input of the simulation differs."""
 
 import msgspec
 import pytest
@@ -21,7 +21,6 @@ def replaced(problem, name, **changes):
 
 
 def test_equal_problems_have_equal_keys(make_problem):
-    """Two problems with the same values have the same key."""
     assert key(make_problem()) == key(make_problem())
 
 
@@ -39,7 +38,6 @@ def test_equal_problems_have_equal_keys(make_problem):
     ],
 )
 def test_each_part_of_the_problem_counts(make_problem, change):
-    """A change of SLO, router, model or any workload argument changes the key."""
     assert key(make_problem(**change)) != key(make_problem())
 
 

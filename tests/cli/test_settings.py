@@ -24,7 +24,6 @@ def run(*arguments):
 
     @command
     def example(settings: ExampleSettings) -> None:
-        """Example command."""
         found.append(settings)
 
     app = typer.Typer(add_completion=False)

@@ -227,7 +227,7 @@ def test_omits_unset_fields_and_writes_pools_first():
     ],
 )
 def test_rejects_numbers_beyond_the_clock_range(line, words):
-    """Times, and transfers at the given bandwidth, must be within the range of the simulated clock."""
+    """Times that exceed the range of the simulated clock are rejected when the cluster file is parsed."""
     text = f"model: bloom-176b\npools: [{{machines: 1, machine: h100, role: mixed}}]\n{line}\n"
     with pytest.raises(ConfigurationError, match=words):
         read_cluster(text, "c.yaml")

@@ -111,7 +111,7 @@ def test_pipeline_bandwidth_is_the_sum_over_its_machines():
 
 
 def test_workers_share_cores_evenly_or_take_turns():
-    """If there are more workers than cores, cores are assigned in order, then in reverse order, and so on."""
+    """If there are more workers than cores, workers take cores in order, then in reverse order, and so on."""
     assert share_cores([0, 1, 2, 3], 2) == [(0, 1), (2, 3)]
     assert share_cores([0, 1, 2], 2) == [(0,), (1,)]
     assert share_cores([0, 1], 3) == [(0,), (1,), (1,)]

@@ -14,7 +14,7 @@ from twofold.timeline import Moment
 
 
 def play(shape, sizes, *, budget=100, later=None, failures=()):
-    """Simulate requests, or tuples (arrival ms, prompt tokens, output tokens), on an instance per (role, stages)."""
+    """Simulate `sizes` (requests, or arrival ms, prompt and output tokens) on `shape` (role, stages per instance)."""
     stages = {count for _, count in shape}
     assert len(stages) == 1
     model = Pipeline("toy", ToyModel.error, ToyModel(), later or ToyModel(), stages.pop())

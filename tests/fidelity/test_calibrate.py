@@ -25,7 +25,7 @@ SHARED = {"prefill": 1.05, "decode": 1.15}
 
 
 class Service:
-    """Simulated service that writes worker journals; `taken` is the gateway's share of CPU time by group purpose."""
+    """Simulated service that writes worker journals; `taken` maps a group's purpose to the gateway's CPU share."""
 
     def __init__(self, taken):
         self.now = 100.0

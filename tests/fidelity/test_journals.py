@@ -35,7 +35,7 @@ def test_counts_the_work_of_an_iteration():
 
 
 def test_an_iteration_lasts_until_the_next_can_start():
-    """An iteration's duration includes the usual gap before the next, but no longer idle time."""
+    """The duration includes the usual gap before the next iteration, but excludes longer idle times."""
     log = WorkerLog(list(entries(*((at, at + 0.009, [decode("a", 5)]) for at in (0.0, 0.01, 0.02, 5.0)))))
     assert [one.iteration.seconds for one in log.ran] == pytest.approx([0.01] * 4)
 

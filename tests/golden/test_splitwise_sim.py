@@ -99,7 +99,7 @@ def run(request):
 
 @pytest.mark.parametrize("rows", [CHAINED_DECODES_COUNT_AS_QUEUED, PREEMPTED_WHILE_OTHERS_AGE])
 def test_latencies_equal_splitwise_sim_under_overload(rows):
-    """The load causes machines that mix both phases, and preempted decodes."""
+    """Under overload, SplitwiseSim mixes both phases on machines and preempts decodes."""
     requests = [
         Request(id=str(number), arrival_s=at, prompt_tokens=prompt, output_tokens=output)
         for number, (at, prompt, output, _, _) in enumerate(rows)
@@ -138,7 +138,7 @@ def test_percentiles_equal_the_reference(run, column, histogram, percentile):
 
 
 def test_slo_verdict_equals_the_reference(run):
-    """The percentiles of slowdowns and the verdicts on their bounds equal those from SplitwiseSim's latencies."""
+    """Percentiles of slowdowns, and verdicts on their bounds, are as computed from SplitwiseSim's latencies."""
     rows, _, result, met = run
     judged = verdict(result, SPLITWISE)
     assert judged.met is met

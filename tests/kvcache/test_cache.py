@@ -1,4 +1,4 @@
-"""The prefix cache of one tier. Pinned and held blocks are not evicted."""
+"""The prefix cache of one tier: eviction, pinned blocks and held blocks."""
 
 from collections import Counter
 

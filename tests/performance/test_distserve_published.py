@@ -28,7 +28,7 @@ def test_prefill_by_hand(opt_13b):
     [(1, 19.9347, 6.2694e-4, 0.038507), (94, 19.9347, 6.2694e-4, 0.038507), (95, 7.1662, 5.798e-4, 0.158311)],
 )
 def test_decode_by_hand(opt_13b, sequences, a, b, c):
-    """Above 94 sequences, decode has other coefficients; a sequence counts as one token more than its context."""
+    """Above 94 sequences, decode has other coefficients. Each sequence counts as its context plus one token."""
     context = 600 * sequences
     expected = a + b * (context + sequences) + c * sequences + 2 + 1e-4 * context
     cost = opt_13b.decode_cost(sequences)

@@ -1,4 +1,4 @@
-"""Iteration times fitted to measured profiles, which exist only for measured models and machines."""
+"""Iteration times fitted to a measured profile, for the models and machines that the profile covers."""
 
 import msgspec
 import pytest

@@ -37,14 +37,14 @@ def test_reproduces_the_published_bandwidth():
 
 @given(st.integers(1, 10**6), st.floats(1e12, 1e17))
 def test_matches_the_inequality_of_the_paper(prefix, flops_per_s):
-    """Mooncake's break-even bandwidth for p tokens at G FLOP/s is G·2·d·s / (gqa·(a·p·d + b·d²))."""
+    """In the notation of Mooncake's paper, break-even bandwidth is B = G·2·d·s / (gqa·(a·p·d + b·d²))."""
     d, s, gqa, a, b = 8192, 2, 8, 4, 22
     expected = flops_per_s * 2 * d * s / (gqa * (a * prefix * d + b * d * d))
     assert PUBLISHED.bytes_per_s(prefix, flops_per_s) == pytest.approx(expected)
 
 
 def test_covers_models_of_the_catalog(models):
-    """llama2-70b has 17% more linear FLOPs than Mooncake states; BLOOM needs over 4 times as much bandwidth."""
+    """llama2-70b has 17% more FLOPs in linear layers than Mooncake states; BLOOM needs 4 times as much bandwidth."""
     llama, bloom = (PrefixCost.of(models[name]) for name in ("llama2-70b", "bloom-176b"))
     assert llama.kv_bytes == PUBLISHED.kv_bytes
     assert llama.square_flops == PUBLISHED.square_flops

@@ -42,7 +42,7 @@ def test_each_part_of_the_problem_counts(make_problem, change):
 
 
 def test_the_trial_counts(make_problem):
-    """A change of machine counts, rate or machine type changes the key."""
+    """A change of machine counts, rate or machine type changes the key of a stored evaluation."""
     problem = make_problem()
     keys = [key(problem), key(problem, counts=(3, 2)), key(problem, rate=6.0), key(problem, machine="a100")]
     assert len(set(keys)) == 4
@@ -58,6 +58,6 @@ def test_catalog_figures_change_the_key(make_problem):
 
 
 def test_an_attainment_counts(make_problem):
-    """A change of the required SLO attainment changes the key."""
+    """A change of the required SLO attainment changes the key of a stored evaluation."""
     problem = make_problem()
     assert key(msgspec.structs.replace(problem, attainment=0.99)) != key(problem)

@@ -14,7 +14,7 @@ def families(problem, *names, machines=None, split=True, colocated=True):
 
 
 def test_a_split_design_is_two_pools(make_problem):
-    """The first machine type becomes the prefill pool, the second the decode pool."""
+    """The first machine type of a design becomes the prefill pool; the second becomes the decode pool."""
     problem = make_problem()
     (family,) = families(problem, "h100+a100", colocated=False)
     spec = problem.spec(Design(family=family, counts=(3, 2)))
@@ -42,7 +42,7 @@ def test_the_four_families_of_splitwise_are_looked_at_by_default(make_problem):
 
 
 def test_families_are_named_or_all_pairs(make_problem):
-    """Splitwise's letters (HA) select a family, too. Duplicates are dropped."""
+    """A design family is named by its machines (h100+a100) or by Splitwise's letters (HA). Duplicates are dropped."""
     problem = make_problem()
     named = families(problem, "HA,splitwise-hh", "h100+a100", colocated=False)
     assert [family.name for family in named] == ["h100+a100", "h100+h100"]
@@ -67,7 +67,7 @@ def test_rejects_invalid_families(make_problem, arguments, words):
 
 
 def test_machines_that_do_not_hold_the_model_are_left_out(make_problem):
-    """An error is raised only if no machine has enough memory."""
+    """An error is raised only if no machine has enough memory for the model."""
     giant = make_problem(model="deepseek-v3")
     fit, reasons = fitting(giant, families(giant, machines="h100,b200"))
     assert {kind.name for family in fit for kind in family.kinds} == {"dgx-b200"}

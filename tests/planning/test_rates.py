@@ -21,7 +21,6 @@ def test_steps_and_rates_are_each_others_inverse(step, tolerance):
     st.floats(0.05, 50), st.floats(0.05, 50), st.integers(1, 30), st.integers(1, 30), st.none() | st.integers(-200, 500)
 )
 def test_the_capacity_is_found_wherever_the_search_begins(per_prefill, per_decode, prefill, decode, start):
-    """The next higher step of the grid misses the SLO."""
     cluster = AnalyticCluster(per_prefill, per_decode)
     search = cluster.search()
     one = design(prefill, decode)

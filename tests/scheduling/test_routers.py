@@ -116,7 +116,7 @@ def test_a_request_that_no_instance_could_ever_hold_is_refused():
 
 
 def test_a_prompt_that_its_prefill_instance_could_never_hold_is_refused():
-    """A larger KV cache of the decode instance does not help."""
+    """A prompt that exceeds the KV capacity of the prefill instance is rejected, even if a decode instance has more."""
     made = cluster([], "jsq")
     made.add_instance("p", Role.PREFILL, 50)
     made.add_instance("d", Role.DECODE, 1000)
@@ -137,7 +137,7 @@ placed = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 50), st.integers
 @settings(max_examples=300)
 @given(st.sampled_from(sorted(ROUTERS)), st.sampled_from([None, 600, 2000]), placed, st.randoms(use_true_random=False))
 def test_loads_return_to_zero_when_all_requests_end(router, capacity, sizes, draw):
-    """Instances also return to their initial roles."""
+    """After any sequence of events, all loads are zero and every instance has its initial role."""
     made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE], router, capacity_tokens=capacity)
     for number, (prompt, output, progress) in enumerate(sizes):
         for each in made.pools:

@@ -99,7 +99,7 @@ def test_noise_is_a_function_of_seed_and_position():
 
 
 def test_noise_is_the_same_in_all_releases():
-    """These tokens must never change, so that another release of Twofold can replay a request."""
+    """Tokens sampled with these seeds never change, so another release of Twofold can replay a request."""
     flat = torch.zeros(1, 50_000)
     keys = ((0, 0), (1, 0), (0, 1), (4096, 2**63 - 1))
     assert [tokens(flat, [row(p, seed=s)])[0] for p, s in keys] == [26614, 43756, 5290, 27664]

@@ -1,4 +1,4 @@
-"""Callbacks after queued device work, and copies on a device stream of their own."""
+"""Callbacks that run after queued device work, and copies on a separate device stream."""
 
 import threading
 

@@ -30,7 +30,7 @@ def test_types_as_ray_writes_them(kind, machine):
 
 
 def test_whole_machines_and_accelerators_are_counted():
-    """Only a node with all eight accelerators is a machine, but accelerators count on every node."""
+    """A node counts as a machine only with all eight accelerators; accelerators of smaller nodes count, too."""
     stock = ray_inventory([node(8, "H100"), node(8, "H100"), node(4, "H100"), node(0)], load_catalog([]))
     assert (stock.machines, stock.accelerators, stock.left_out) == ({"dgx-h100": 2}, {"dgx-h100": 20}, ())
 

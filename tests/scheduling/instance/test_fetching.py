@@ -11,7 +11,7 @@ from twofold.scheduling.batchers import BATCHERS
 
 @pytest.mark.parametrize("batcher", ["prefill", "prefill-balanced", "mixed", "chunked-prefill", "splitwise"])
 def test_computes_only_uncached_prompt_tokens(batcher):
-    """Blocks are allocated for the whole prompt."""
+    """Blocks are allocated for the whole prompt, but only its uncached tokens are computed."""
     made = scheduler(batcher)
     made.submit(request("a", prompt=40), decodes_here=True, reused_tokens=32)
     batch = made.next_batch(0.0)

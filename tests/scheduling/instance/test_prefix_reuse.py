@@ -159,7 +159,7 @@ def test_prompts_without_keys_reuse_nothing():
 
 
 def test_retains_a_prompt_for_its_retention_time():
-    """A prompt is not evicted until `retain_s` after its prefill, even if other blocks were used later."""
+    """Until `retain_s` after a prompt's prefill, other blocks are evicted first, even more recently used ones."""
     instance = reusing("prefill", num_blocks=8)
 
     def compute(name, keys, now, retain_s=0.0):

@@ -144,7 +144,7 @@ def selected_anew(instance):
     st.sampled_from([FULL_RESERVATION, KvReservation(output_at_decode_start=True, extra=1)]),
 )
 def test_selection_is_empty_while_changed_is_unset(batcher, rounds, memory):
-    """While `changed` is unset, the batcher would select nothing new, so callers may skip it."""
+    """While `changed` is unset, the batcher would select nothing new, so callers may skip the selection."""
     side = Side(scheduler(batcher, num_blocks=24, max_num_seqs=6, budget=20, memory=memory))
     instance, idle = side.instance, False
     for before, during, count in rounds:

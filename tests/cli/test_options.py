@@ -1,4 +1,4 @@
-"""Tests of the parsers for option values that several commands share."""
+"""Parsers of option values that several commands share."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`twofold pools show` and `twofold pools set` work on a running emulated service."""
+"""`twofold pools show` and `twofold pools set`, run on an emulated service."""
 
 from functools import partial
 
@@ -31,7 +31,6 @@ def service(tmp_path_factory):
 
 
 def test_shows_every_worker_and_sets_a_role(service, pools):
-    """`twofold pools show` lists each worker with its roles and state. `twofold pools set` changes a worker's role."""
     shown = pools("show", "--base-url", service)
     assert shown.code == 0
     assert [line.split()[:4] for line in shown.out.splitlines()[1:]] == [
@@ -68,7 +67,6 @@ def test_the_last_worker_of_a_phase_keeps_it(service, pools):
 
 
 def test_no_service_is_one_sentence(pools):
-    """If no service answers at the URL, `twofold pools` prints a one-line error."""
     done = pools("show", "--base-url", f"http://127.0.0.1:{free_port()}")
     assert done.code == 2
     assert "no service of Twofold answers" in done.err

@@ -1,4 +1,4 @@
-"""Every entry of every registry is accepted by the commands, and requests complete with it."""
+"""Requests complete with every registered router, batcher, performance model, trace format, engine and transport."""
 
 import asyncio
 import json
@@ -41,15 +41,12 @@ PUBLISHED = {  # performance models of other models and machines
 
 
 def policy(registry, name, *flags, pools=(PREFILL, DECODE), serve=(), **fields):
-    """Return the test case of a registry entry.
-
-    The case consists of the fields of the cluster file, flags for both commands, and flags for `serve` only.
-    """
+    """Return a test case: contents of a cluster file, flags of `simulate` and `serve`, and flags of `serve` only."""
     return pytest.param(MODEL | {"pools": pools} | fields, flags, serve, id=f"{registry}-{name}")
 
 
 def routers():
-    """Yield a test case per router for live services. Each case uses the next hand-off and eviction policy in turn."""
+    """Yield a test case for each router of live services, and use each hand-off and eviction policy in turn."""
     for name, handoff, eviction in zip(LIVE_ROUTERS, cycle(HANDOFF_POLICIES), cycle(EVICTIONS), strict=False):
         caches = ("--enable-prefix-caching", "--kv-eviction", eviction)
         cells = {"cells": 2} if name in CELL_ROUTERS else {}
@@ -60,7 +57,7 @@ def routers():
 
 
 def batchers():
-    """Yield a test case per batcher, in a pool whose role the batcher supports."""
+    """Yield a test case for each batcher, in a pool whose role the batcher supports."""
     for name, batcher in BATCHERS.items():
         prefill = (PREFILL | {"batcher": name}) if batcher.prefills else PREFILL
         decode = (DECODE | {"batcher": name}) if batcher.decodes else DECODE
@@ -70,7 +67,7 @@ def batchers():
 
 
 def performance_models():
-    """Yield a test case per performance model. Each case uses the next overload rule in turn."""
+    """Yield a test case for each performance model, and use each overload rule in turn."""
     for name, rule in zip(PERFORMANCE_MODELS, cycle(OVERLOAD_RULES), strict=False):
         model, size = PUBLISHED.get(name, ("opt-13b", {}))
         pools = [{**pool, **size} for pool in (PREFILL, DECODE)]
@@ -83,7 +80,7 @@ POLICIES = [*routers(), *batchers(), *performance_models()]
 
 @pytest.fixture
 def completed(twofold, tmp_path):
-    """Return a function that simulates six requests and returns the number of completed ones."""
+    """Return a function that simulates six requests and returns the number of completed requests."""
 
     def run(*flags, trace_format="twofold"):
         path = tmp_path / f"trace{FORMATS[trace_format].suffix}"
@@ -97,7 +94,7 @@ def completed(twofold, tmp_path):
 
 @pytest.fixture
 def cluster_file(tmp_path):
-    """Return a function that writes a cluster to a file and returns the file's path."""
+    """Return a function that writes a cluster spec to a file and returns the file's path."""
 
     def write(cluster):
         path = tmp_path / "cluster.yaml"
@@ -114,7 +111,6 @@ def test_policies_are_simulated(completed, cluster_file, cluster, flags, _serve)
 
 @pytest.mark.parametrize(("cluster", "flags", "serve"), POLICIES)
 def test_policies_are_served(cluster_file, cluster, flags, serve):
-    """With each policy, an emulated service answers all requests and frees all KV blocks."""
     if cluster["pools"][0].get("batcher") == INLINED:
         pytest.skip("an emulated service cannot inline prompts; tests/serving/test_inlined_prefill.py serves a model")
     cluster = {name: value for name, value in cluster.items() if name not in SIMULATED_ONLY}
@@ -125,14 +121,13 @@ def test_policies_are_served(cluster_file, cluster, flags, serve):
 
 
 def test_every_entry_is_walked():
-    """There are enough test cases to use every hand-off policy, eviction policy and overload rule at least once."""
+    """The test cases use each hand-off policy, eviction policy and overload rule at least once."""
     assert len(LIVE_ROUTERS) >= max(len(HANDOFF_POLICIES), len(EVICTIONS))
     assert len(PERFORMANCE_MODELS) >= len(OVERLOAD_RULES)
 
 
 @pytest.mark.parametrize("router", [name for name in ROUTERS if name not in LIVE_ROUTERS])
 def test_offline_routers_are_simulated(completed, cluster_file, router):
-    """In a simulation, all requests complete with each router that works only in simulations."""
     assert completed("--cluster", cluster_file(MODEL | {"pools": [PREFILL, DECODE], "router": router})) == 6
 
 
@@ -167,7 +162,6 @@ def engines():
 
 @pytest.mark.parametrize(("engine", "transport"), [*engines()])
 def test_engines_and_transports_serve_a_model(twofold, model, tmp_path, engine, transport):
-    """With each engine and transport, a real model serves a request that includes a hand-off."""
     try:
         ENGINES[engine].check_installed()
         check_transport(transport)

@@ -1,4 +1,4 @@
-"""Commands generated from settings classes have options, help, validation and `--config`."""
+"""Commands generated from settings classes: options, help texts, validation and `--config` files."""
 
 import pytest
 import typer
@@ -11,8 +11,6 @@ from twofold.scheduling.batchers import BATCHERS
 
 
 class ExampleSettings(Settings):
-    """Example settings."""
-
     name: str = flag("Name [of it].", ..., positional=True, metavar="NAME")
     limit: int | None = flag("Limit.", ge=1, unset="16")
     share: float = flag("Share.", 0.5, gt=0, le=1)
@@ -26,7 +24,6 @@ def run(*arguments):
 
     @command
     def example(settings: ExampleSettings) -> None:
-        """Example command."""
         found.append(settings)
 
     app = typer.Typer(add_completion=False)

@@ -1,4 +1,4 @@
-"""`twofold trace` shows, converts and generates traces, reports lost fields, and leaves no partial file."""
+"""`twofold trace`: showing, converting and generating traces, lost fields, and output files after an error."""
 
 import msgspec
 import pytest
@@ -32,14 +32,12 @@ def failure(*arguments):
 
 
 def test_show_prints_counts_and_lengths(trace):
-    """The table shows format, rate, number of blocks, highest reuse and mean prompt length."""
     shown = run("show", trace).stdout
     for expected in ("(mooncake)", "1.000 requests/s", "20, 10 distinct", "50.00% of prefix blocks", "1,004.5"):
         assert expected in shown
 
 
 def test_show_json_is_exact(trace):
-    """The JSON has the same figures as the table, but without rounding."""
     shown = msgspec.json.decode(run("show", trace, "--json").stdout)
     assert (shown["path"], shown["format"], shown["requests"]) == (str(trace), "mooncake", 10)
     assert shown["highest_reuse"] == 0.5
@@ -47,12 +45,11 @@ def test_show_json_is_exact(trace):
 
 
 def test_show_of_the_public_trace():
-    """The highest reuse of the Mooncake trace equals the published 36.64%."""
+    """An unlimited cache would hit 36.64% of the Mooncake trace's prefix blocks, as published."""
     assert "36.64%" in run("show", public_trace("mooncake-conversation.jsonl")).stdout
 
 
 def test_reuse_prints_a_rate_for_each_size_and_rule(trace):
-    """`twofold trace reuse` shows a hit rate for each capacity and eviction policy, and for an unlimited cache."""
     shown = run("reuse", trace, "--capacity", 1, "--capacity", 2000, "--eviction", "lru").stdout
     for expected in ("20 prefix blocks, 10 distinct", "unlimited cache: 50.00%", "2,000", "45.00%"):
         assert expected in shown
@@ -63,7 +60,6 @@ def test_reuse_prints_a_rate_for_each_size_and_rule(trace):
 
 
 def test_reuse_of_nothing_is_refused(trace, tmp_path):
-    """`twofold trace reuse` rejects a capacity of 0, an unknown eviction policy and a trace without prefix blocks."""
     assert "--capacity 0 is out of range" in str(failure("reuse", trace, "--capacity", 0))
     assert "unknown eviction policy 'best'" in str(failure("reuse", trace, "--eviction", "best"))
     write_trace([ask(0)], tmp_path / "plain.jsonl", FORMATS["twofold"])
@@ -71,7 +67,7 @@ def test_reuse_of_nothing_is_refused(trace, tmp_path):
 
 
 def test_convert_says_what_is_lost(trace, tmp_path):
-    """Conversion to the Azure CSV format keeps all prompt lengths, and reports the lost prefix blocks on stderr."""
+    """Conversion to the Azure CSV format keeps prompt lengths and reports lost prefix blocks on stderr."""
     result = run("convert", trace, tmp_path / "out.csv", "--to", "azure")
     assert "note: the azure format has no prefix blocks: 10 requests lost theirs" in result.stderr
     assert "wrote 10 requests" in result.stderr
@@ -87,7 +83,7 @@ def test_convert_without_options_loses_nothing(trace, tmp_path):
 
 
 def test_convert_rescales(trace, tmp_path):
-    """`twofold trace convert` first selects a part of the trace, then scales rate and lengths, then limits lengths."""
+    """Conversion first selects a part of the trace, then scales rate and lengths, then limits the lengths."""
     out = tmp_path / "out.jsonl"
     run(
         *("convert", trace, out, "--start", 2, "--num-requests", 5, "--rate", 8),
@@ -102,7 +98,7 @@ def test_convert_rescales(trace, tmp_path):
 
 
 def test_convert_mentions_outputs_of_length_zero(tmp_path):
-    """Outputs of length 0 are counted only once, although rescaling reads the trace twice."""
+    """An output of length 0 is counted once, although rescaling reads the trace twice."""
     path = tmp_path / "in.jsonl"
     lines = (f'{{"timestamp":{t},"input_length":5,"output_length":0}}' for t in (0, 9))
     path.write_text("\n".join(lines))
@@ -111,7 +107,7 @@ def test_convert_mentions_outputs_of_length_zero(tmp_path):
 
 
 def test_failed_convert_leaves_no_file(trace, tmp_path):
-    """The error for an invalid line contains file name and line number, and no output file remains."""
+    """The error for an invalid line contains the file name and line number, and no output file remains."""
     trace.write_text(trace.read_text() + "{")
     error = failure("convert", trace, tmp_path / "out.jsonl")
     assert isinstance(error, WorkloadError)
@@ -132,7 +128,6 @@ def test_failed_convert_leaves_no_file(trace, tmp_path):
     ],
 )
 def test_convert_refuses_in_one_sentence(trace, tmp_path, arguments, message):
-    """Invalid arguments of `twofold trace convert` are configuration errors, and the input file stays unchanged."""
     before = trace.read_bytes()
     filled = [argument.format(**{"in": trace, "dir": tmp_path}) for argument in arguments]
     error = failure("convert", trace, *filled)
@@ -143,7 +138,6 @@ def test_convert_refuses_in_one_sentence(trace, tmp_path, arguments, message):
 
 
 def test_generate_repeats_to_the_byte(tmp_path):
-    """Equal seeds give byte-identical files; another seed gives another file."""
     options = ("generate", "azure-conv", "--rate", 5, "--num-requests", 50, "--arrival", "gamma", "--burstiness", 0.5)
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         run(*options, "--output", tmp_path / name, "--seed", seed)
@@ -153,7 +147,6 @@ def test_generate_repeats_to_the_byte(tmp_path):
 
 
 def test_generate_refuses_in_one_sentence(tmp_path):
-    """`twofold trace generate` rejects an unknown workload, and requires a number of requests or a duration."""
     out = ("--output", tmp_path / "out", "--rate", 1)
     assert "did you mean azure-code?" in str(failure("generate", "azure-cod", *out, "--num-requests", 1))
     assert "give a number of requests or a duration" in str(failure("generate", "azure-code", *out))

@@ -1,4 +1,4 @@
-"""`twofold calibrate live` and `twofold verify` work with a tiny model and real processes."""
+"""`twofold calibrate live` and `twofold verify`, run with a tiny model and real processes."""
 
 import subprocess
 import sys
@@ -26,7 +26,6 @@ def measured(tiny_model_dir, tmp_path_factory):
 
 
 def test_a_host_is_measured(measured):
-    """`twofold calibrate live` measures iterations, gateway and KV link, and prints errors on held-out measurements."""
     path, shown = measured
     found = load_profile(path)
     assert found.times.seconds(512, 512 * 512, 0, 0) > found.times.seconds(16, 256, 0, 0) > 0
@@ -39,10 +38,7 @@ def test_a_host_is_measured(measured):
 
 
 def test_both_worlds_are_compared(measured, tiny_model_dir):
-    """`twofold verify` reports live and simulated metrics at each rate.
-
-    The exit code is 0 if these metrics agree, otherwise 1.
-    """
+    """`twofold verify` reports live and simulated metrics at each rate, and exits with 0 if they agree, else with 1."""
     path, _ = measured
     flags = (
         "--num-requests",
@@ -67,7 +63,6 @@ def test_both_worlds_are_compared(measured, tiny_model_dir):
 
 
 def test_a_measured_host_is_simulated(measured, twofold):
-    """`twofold simulate --profile` simulates workers on the host that the profile describes."""
     path, _ = measured
     cluster = ("--cluster", "2xhost:prefill,1xhost:decode", "--profile", path, "--router", "jsq")
     done = twofold(
@@ -96,7 +91,6 @@ def test_mistakes_are_told_before_anything_is_served(flags, sentence, twofold, t
 
 
 def test_a_profile_that_cannot_be_written_is_refused_first(twofold, tiny_model_dir, tmp_path):
-    """If the output path is not writable, `twofold calibrate live` fails before it measures."""
     done = twofold("calibrate", "live", tiny_model_dir("llama"), "-o", tmp_path / "no" / "host.yaml")
     assert done.code == 2
     assert "cannot write" in done.err

@@ -1,4 +1,4 @@
-"""The prefix cache settings of a cluster are parsed, and invalid settings raise clear errors."""
+"""Prefix cache settings of a cluster: parsing and errors."""
 
 import pytest
 
@@ -29,7 +29,7 @@ kv_cache: {}
     ],
 )
 def test_cache_sizes_are_in_tokens_or_bytes(room, tokens):
-    """Sizes in bytes are converted to tokens. Here a token has ten bytes."""
+    """A size in bytes is converted to tokens, which have ten bytes each in this test."""
     assert cache_size_tokens(room, 10) == tokens
 
 

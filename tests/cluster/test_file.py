@@ -1,4 +1,4 @@
-"""Cluster files are parsed, validated and written."""
+"""Cluster files: parsing, validation and writing."""
 
 from contextlib import suppress
 
@@ -68,7 +68,6 @@ def test_parses_a_cluster_line(text, pools):
     ],
 )
 def test_rejects_invalid_pools(text, message):
-    """The error names the invalid pool and the valid values."""
     with pytest.raises(ConfigurationError) as error:
         parse_cluster(text, model="m", catalog=CATALOG)
     assert message in str(error.value)
@@ -132,7 +131,6 @@ def test_accepts_machines_of_a_user_catalog(tmp_path):
     ],
 )
 def test_rejects_invalid_files(text, message):
-    """The error names the file, the invalid field or position in the file, and the reason."""
     with pytest.raises(ConfigurationError) as error:
         read_cluster(text, "c.yaml", catalog=CATALOG)
     assert message in str(error.value)
@@ -229,10 +227,7 @@ def test_omits_unset_fields_and_writes_pools_first():
     ],
 )
 def test_rejects_numbers_beyond_the_clock_range(line, words):
-    """Times that exceed the range of the simulated clock are rejected when the file is parsed.
-
-    The same holds for bandwidths so low that a transfer would exceed the range.
-    """
+    """Times that exceed the range of the simulated clock are rejected when the cluster file is parsed."""
     text = f"model: bloom-176b\npools: [{{machines: 1, machine: h100, role: mixed}}]\n{line}\n"
     with pytest.raises(ConfigurationError, match=words):
         read_cluster(text, "c.yaml")

@@ -1,4 +1,4 @@
-"""Pipeline stages are placed on machines, and CPU cores are divided among workers and gateway."""
+"""Placement of pipeline stages on machines, and division of CPU cores among workers and gateway."""
 
 import pytest
 from hypothesis import given
@@ -23,7 +23,7 @@ def pool(machines, parallel=8, stages=1, role=Role.MIXED, **more):
 
 
 def on(spec):
-    """Return, for each instance of a pool, the numbers of the machines that it uses."""
+    """Return, for each instance of a pool, the numbers of the machines that the instance uses."""
     layout = layout_of(spec, A100)
     return [list(layout.machines_of(number)) for number in range(layout.instances)]
 
@@ -53,7 +53,6 @@ def test_instances_fill_machines_in_order(spec, machines):
 
 @given(st.integers(1, 40), st.sampled_from([1, 2, 3, 4, 8]), st.integers(1, 12), st.integers(1, 60) | st.none())
 def test_every_layout_fits(machines, parallel, stages, instances):
-    """No instance uses a machine outside its pool, and no machine provides more accelerators than it has."""
     try:
         layout = layout_of(pool(machines, parallel, stages, instances=instances), A100)
     except ConfigurationError:  # too many instances for the machines
@@ -82,10 +81,7 @@ def test_rejects_layouts_that_do_not_fit(pools, message):
 
 
 def test_pools_on_shared_nodes_count_the_machine_once():
-    """Pools with equal `nodes` share machines, and each shared machine counts once.
-
-    Here, prefill uses four accelerators of a machine, and decode uses two.
-    """
+    """Pools with equal `nodes` share machines, and a shared machine counts once."""
     spec = cluster(
         pool(1, 4, 1, Role.PREFILL, instances=1, nodes="here"), pool(1, 2, 1, Role.DECODE, instances=1, nodes="here")
     )
@@ -98,7 +94,6 @@ def test_pools_on_shared_nodes_count_the_machine_once():
 
 
 def test_pipelines_share_the_same_machines():
-    """If a prefill and a decode pipeline have equal `nodes`, they span the same machines."""
     spec = cluster(
         pool(2, 4, 2, Role.PREFILL, instances=1, nodes="pair"), pool(2, 2, 2, Role.DECODE, instances=1, nodes="pair")
     )
@@ -106,10 +101,7 @@ def test_pipelines_share_the_same_machines():
 
 
 def test_pipeline_bandwidth_is_the_sum_over_its_machines():
-    """A pipeline on two machines transfers KV at twice the bandwidth of one machine.
-
-    This also holds if the cluster overrides the link bandwidth.
-    """
+    """A pipeline on two machines transfers KV at twice the bandwidth of one machine."""
     model = CATALOG.model("opt-66b")
     spec = cluster(pool(2, 8, 2))
     (kind,) = instance_profiles(spec, CATALOG)
@@ -119,10 +111,7 @@ def test_pipeline_bandwidth_is_the_sum_over_its_machines():
 
 
 def test_workers_share_cores_evenly_or_take_turns():
-    """Workers get equal numbers of cores.
-
-    If there are more workers than cores, workers share cores: cores are assigned first in order, then in reverse.
-    """
+    """If there are more workers than cores, workers take cores in order, then in reverse order, and so on."""
     assert share_cores([0, 1, 2, 3], 2) == [(0, 1), (2, 3)]
     assert share_cores([0, 1, 2], 2) == [(0,), (1,)]
     assert share_cores([0, 1], 3) == [(0,), (1,), (1,)]
@@ -130,7 +119,7 @@ def test_workers_share_cores_evenly_or_take_turns():
 
 
 def test_gateway_avoids_the_cores_of_decode_workers():
-    """The gateway uses the cores that no decode worker uses or, if decode workers use all cores, every core."""
+    """If decode workers use all cores, the gateway may run on every core."""
     split = [(Role.PREFILL, (0,)), (Role.DECODE, (1,))]
     assert gateway_cores([0, 1], split) == (0,)
     assert gateway_cores([0, 1], [(Role.MIXED, (0,)), (Role.MIXED, (1,))]) == (0, 1)

@@ -1,4 +1,4 @@
-"""Transfer times on the paths between instances of a simulated cluster."""
+"""Transfer times between the instances of a simulated cluster."""
 
 from twofold.cluster.file import parse_cluster
 from twofold.cluster.paths import paths_of
@@ -10,10 +10,7 @@ CATALOG = load_catalog()
 
 
 def test_layer_wise_crossover_matches_the_paper():
-    """For bloom-176b on H100, layer-wise transfer is faster than serialized transfer from about 512 prompt tokens on.
-
-    Splitwise reports the same in section 6.2.
-    """
+    """Layer-wise hand-off is faster than serialized from about 512 tokens on (Splitwise, section 6.2)."""
     pools = parse_cluster("1xh100:prefill,1xh100:decode", model="", catalog=CATALOG).pools
     spec = ClusterSpec(model="bloom-176b", router="jsq", pools=pools)
     paths = paths_of(spec, CATALOG.model("bloom-176b"), instance_profiles(spec, CATALOG))

@@ -1,4 +1,4 @@
-"""Products of large integers are exact."""
+"""Exact products of large integers."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Durations in picoseconds of single iterations and of runs. A run is a sequence of similar decode iterations."""
+"""Durations, in picoseconds, of single iterations and of runs (consecutive decode iterations of one batch)."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,16 +14,12 @@ paces = st.builds(RunTiming, st.integers(1, 10**11), st.integers(0, 10**9) | st.
 
 @given(paces, st.integers(0, 3000))
 def test_end_of_a_run_is_the_sum_of_its_iterations(pace, count):
-    """The closed formula for the duration of a run gives exactly the sum of its iterations' durations."""
     assert pace.end_ps(count) == sum(pace.first_ps + pace.step_ps * i for i in range(count))
 
 
 @given(paces, st.integers(1, 5000), st.integers(-1, 1))
 def test_finds_the_iteration_under_way(pace, count, off):
-    """The running iteration is found exactly, even shortly before or after an iteration ends.
-
-    At the moment when an iteration ends, the next one is running.
-    """
+    """At the picosecond at which an iteration ends, the next iteration is running."""
     elapsed = max(0, pace.end_ps(count) + off)
     running = pace.under_way(elapsed)
     assert pace.end_ps(running - 1) <= elapsed < pace.end_ps(running)
@@ -31,14 +27,12 @@ def test_finds_the_iteration_under_way(pace, count, off):
 
 @given(paces, st.integers(0, 10**17))
 def test_finds_the_iteration_at_any_time(pace, elapsed):
-    """The running iteration is found exactly at any time, although the first estimate uses floats."""
     running = pace.under_way(elapsed)
     assert pace.end_ps(running - 1) <= elapsed < pace.end_ps(running)
 
 
 @given(st.integers(1, 100), st.integers(1, 10**6), st.integers(1, 500))
 def test_iteration_of_a_run_takes_as_long_as_alone(sequences, context, later):
-    """In a run, iteration n (from 0) takes as long as a single iteration with n more context tokens per sequence."""
     timing = Timing(ToyModel(4, 1, 7))
     first = timing.batch(RunningBatch(SchedulerOutput(), sequences, context, 10**6))
     alone = timing.batch(RunningBatch(SchedulerOutput(), sequences, context + later * sequences, 10**6))
@@ -46,10 +40,7 @@ def test_iteration_of_a_run_takes_as_long_as_alone(sequences, context, later):
 
 
 def test_prompt_timing_includes_context_and_decodes():
-    """The time of a prompt chunk includes attention to the earlier tokens of its prompt.
-
-    The time of a mixed batch also depends on the number of decodes and on their context.
-    """
+    """The time of a chunk includes attention to earlier tokens of the prompt, and decodes in the same batch."""
     asked = []
 
     class Asked(ToyModel):

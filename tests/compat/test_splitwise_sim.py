@@ -12,7 +12,7 @@ def sim(**more):
 
 
 def running_decodes(count=3, **more):
-    """Return an instance that has started a run of decode iterations."""
+    """Return an instance that has started a batch of `count` decodes."""
     made = sim(**more)
     for number in range(count):
         arrive(made, request(f"d{number}", output=500))
@@ -23,14 +23,13 @@ def running_decodes(count=3, **more):
 
 
 def test_orders_prompts_then_running_then_ready_tasks():
-    """A batch takes prompts first, then running decodes, then decodes ready to start, each in order of arrival."""
+    """Prompts, running decodes and decodes ready to start are each selected in order of arrival."""
     chosen = selected(SplitwiseSimBatcher(100, 64), waiting(60, 37), decoding(2), ready(3))
     assert chosen.prefills == [("w0", 60), ("w1", 37)]
     assert (chosen.resume, chosen.pause) == (["r0"], [])
 
 
 def test_a_prompt_over_the_budget_runs_alone():
-    """If the first prompt in the queue exceeds the token budget, it runs alone and all decodes are paused."""
     chosen = selected(SplitwiseSimBatcher(100, 64), waiting(500, 1), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([("w0", 500)], [], ["d0", "d1"])
 
@@ -42,10 +41,7 @@ def test_limits_the_sequences_of_a_batch():
 
 
 def paused_by_prompts(arrival_s):
-    """Return an instance with a running decode and eight queued prompts, each of which fills a batch.
-
-    The decode's request arrived at `arrival_s`.
-    """
+    """Return an instance with a decode that arrived at `arrival_s`, and eight queued prompts that each fill a batch."""
     made = sim(budget=10)
     arrive(made, request("a", output=50, arrival_s=arrival_s))
     assert ran(made) == ["a"]
@@ -55,21 +51,20 @@ def paused_by_prompts(arrival_s):
 
 
 def test_decode_left_out_four_times_goes_first():
-    """A decode that four batches have left out runs before the waiting prompts."""
     made = paused_by_prompts(arrival_s=0.0)
     assert [ran(made) for _ in range(5)] == [["p0"], ["p1"], ["p2"], ["p3"], ["a"]]
     assert made.preemptions == 1
 
 
 def test_overdue_tasks_of_equal_age_go_by_arrival():
-    """Prompts age in the same way as decodes. Among overdue tasks of equal age, the first to arrive runs first."""
+    """Among prompts and decodes that equally many batches have left out, the first to arrive runs first."""
     made = paused_by_prompts(arrival_s=2.0)
     assert [ran(made) for _ in range(8)] == [[f"p{number}"] for number in range(8)]
     assert ran(made) == ["a"]
 
 
 def test_age_order_is_fixed_when_a_task_is_added():
-    """The order by age is determined when a task is queued. A task that becomes overdue later keeps its place."""
+    """A queued task that four batches have left out does not move ahead in the queue."""
     made = sim(num_blocks=8, budget=100)
     arrive(made, request("a", prompt=16, output=17))  # two of eight blocks
     ran(made)
@@ -81,7 +76,6 @@ def test_age_order_is_fixed_when_a_task_is_added():
 
 @pytest.mark.parametrize("decodes_here", [False, True])
 def test_prompt_within_the_budget_interrupts_decodes(decodes_here):
-    """A prompt within the token budget pauses the running decodes."""
     made = running_decodes()
     made.submit(request("p", prompt=2048), decodes_here=decodes_here)
     assert made.changed
@@ -126,7 +120,7 @@ def test_running_prompt_is_not_interrupted():
 
 
 def test_idle_instance_without_blocks_waits_for_freed_blocks():
-    """If an idle instance has too few blocks for a new request, `changed` becomes true only when blocks are freed."""
+    """An idle instance with too few blocks for a new request selects a batch only when blocks are freed."""
     made = sim(num_blocks=8)
     made.submit(request("p", prompt=112), decodes_here=False)
     assert ran(made) == ["p"]

@@ -1,4 +1,4 @@
-"""The rules `distserve-published` follow DistServe's simulator. Iteration times are whole milliseconds."""
+"""The rules `distserve-published`, which follow DistServe's simulator. Iterations take whole milliseconds."""
 
 import pytest
 from hypothesis import given, settings
@@ -14,11 +14,7 @@ from twofold.timeline import Moment
 
 
 def play(shape, sizes, *, budget=100, later=None, failures=()):
-    """Simulate requests on a cluster.
-
-    `sizes` are tuples (arrival in ms, prompt tokens, output tokens), or requests. `shape` has a tuple (role, pipeline
-    stages) for each instance.
-    """
+    """Simulate `sizes` (requests, or arrival ms, prompt and output tokens) on `shape` (role, stages per instance)."""
     stages = {count for _, count in shape}
     assert len(stages) == 1
     model = Pipeline("toy", ToyModel.error, ToyModel(), later or ToyModel(), stages.pop())
@@ -52,7 +48,7 @@ def times(world, moment):
 
 
 def test_every_output_token_is_decoded():
-    """A request with three output tokens is prefilled for 14 ms, then decoded in three iterations of 5 ms."""
+    """As in DistServe, three output tokens take a prefill (14 ms) and three decode iterations (5 ms each)."""
     world = play(split(), [(0, 10, 3)])
     assert times(world, Moment.FIRST_TOKEN) == [14.0]
     assert times(world, Moment.HANDOFF_ENDED) == [14.0]
@@ -80,7 +76,6 @@ def test_prompt_batches_are_limited_by_memory():
 
 
 def test_mixed_stage_runs_prompts_first():
-    """A prompt that arrives during a decode runs before the next decode iteration."""
     world = play([(Role.MIXED, 1)], [(0, 10, 2), (16, 20, 1)])
     assert times(world, Moment.FIRST_TOKEN) == [14.0, 19.0 + 24.0]
     assert times(world, Moment.LAST_TOKEN) == [43.0 + 6.0, 43.0 + 6.0]
@@ -116,10 +111,7 @@ def test_decode_batch_reads_at_most_fifty_thousand_tokens():
 @settings(max_examples=200)
 @given(workloads(), st.integers(1, 3), st.booleans(), st.booleans())
 def test_every_request_ends_once_and_all_blocks_are_freed(requests, stages, colocated, fails):
-    """At the end, every request has ended once and all instances are idle, even if an instance failed.
-
-    If no instance fails, the sum of the inter-token latencies (ITL) is the total decode time.
-    """
+    """If no instance fails, the inter-token latencies also add up to the total decode time."""
     shape = [(Role.MIXED, stages)] * 2 if colocated else split(stages)
     failures = (InstanceFailure(instance="mixed-1" if colocated else "decode-0", at_s=0.05, back_s=0.1),)
     world = play(shape, requests, budget=400, later=ToyModel(base=2), failures=failures if fails else ())

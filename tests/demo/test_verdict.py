@@ -1,4 +1,4 @@
-"""The demo's latency objectives and its verdict are derived from measurements."""
+"""The demo's SLO and its verdict on split and colocated serving, both derived from measurements."""
 
 import pytest
 from demo.objectives import objectives, probe_requests, verdict

@@ -10,7 +10,7 @@ from twofold.engine.torch.pool import KvPool
 
 @pytest.fixture(scope="session")
 def loaded(tiny_model_dir):
-    """Return a function that returns the tiny model of an architecture. Each model is loaded once per session."""
+    """Return a function that loads an architecture's tiny model, once per session."""
     models = {}
 
     def model(arch):

@@ -40,7 +40,6 @@ def decode(context, name="b", output_index=1, sampling=SAMPLING):
     st.lists(st.tuples(st.integers(1, 300), st.integers(0, 300)), max_size=3), st.lists(st.integers(1, 500), max_size=4)
 )
 def test_iterations_take_the_time_of_the_simulator(prompts, contexts):
-    """An iteration takes exactly as long as in the simulator, for any mix of prompts, chunks and decodes."""
     parts = [
         ScheduledSequence(request(str(i), prompt=tokens + start), True, computed=start).prefill(tokens)
         for i, (tokens, start) in enumerate(prompts)
@@ -66,7 +65,6 @@ def test_iterations_do_not_drift():
 
 
 def test_an_iteration_after_a_pause_starts_at_once():
-    """After an idle period, an iteration starts immediately and takes its full duration."""
     clock = FakeClock()
     emulated = engine(clock)
     emulated.run([decode(50)])
@@ -89,7 +87,7 @@ def test_a_stopped_process_skips_the_lost_time():
 
 
 def test_layers_are_ready_at_equal_intervals():
-    """Each group of layers is reported when its last layer is due. The last group is due when the prefill ends."""
+    """A group of layers is reported when its last layer ends, so the last group is reported at the prefill's end."""
     clock = FakeClock()
     told = []
     emulated = engine(clock, layers=10)
@@ -131,7 +129,6 @@ def test_warns_about_late_batches(caplog):
 
 @pytest.mark.parametrize("sampling", [SAMPLING, SamplingParams(max_tokens=1, temperature=0.0)])
 def test_greedy_output_does_not_depend_on_the_seed(sampling):
-    """Greedy output does not depend on the seed, but sampled output does."""
     other = SamplingParams(max_tokens=1, temperature=sampling.temperature, seed=99)
     run = engine(FakeClock()).run
     same = run([decode(50, sampling=sampling)]) == run([decode(50, sampling=other)])

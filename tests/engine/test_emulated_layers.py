@@ -1,4 +1,4 @@
-"""The emulated engine reports layers in groups."""
+"""Groups of layers that the emulated engine reports as computed."""
 
 from itertools import pairwise
 
@@ -20,10 +20,7 @@ def test_groups_cover_all_layers_in_order(layers):
 
 @given(st.integers(1, 200))
 def test_first_and_last_groups_are_single_layers(layers):
-    """The first group has one layer, so a hand-off starts early.
-
-    The last group also has one layer, so little data remains to be transferred after the prefill.
-    """
+    """Hand-offs start early, and after the prefill only one layer remains to be transferred."""
     ends = (0, *LayerGroups(layers).ends)
     assert ends[1] == 1
     assert ends[-1] - ends[-2] == 1
@@ -38,6 +35,5 @@ def test_layout_has_all_bytes_of_the_model(layers, kv_bytes_per_token, block_siz
 
 
 def test_layers_take_equally_long():
-    """All layers take equally long, and a group is ready as soon as its last layer is ready."""
     groups = LayerGroups(10)
     assert [groups.ready(k, 100, 1100) for k in range(len(groups))] == [100 + 100 * end for end in groups.ends]

@@ -1,4 +1,4 @@
-"""The emulated engine generates random tokens."""
+"""The random tokens of the emulated engine."""
 
 import math
 
@@ -13,10 +13,7 @@ seeds, positions = st.integers(0, 2**63), st.integers(0, 10**6)
 
 @given(st.integers(2, 200_000), seeds, positions)
 def test_tokens_are_in_the_vocabulary(vocab_size, seed, position):
-    """Token ids are in the vocabulary but not among its 256 lowest ids, which may be special tokens.
-
-    In a vocabulary below 512 tokens, only the lower half is excluded.
-    """
+    """The 256 lowest ids (at most half of the vocabulary) are excluded, because they may be special tokens."""
     tokens = RandomTokens(vocab_size)
     token = tokens.sample(SamplingParams(max_tokens=1, seed=seed), position, 0).token_id
     assert min(256, vocab_size // 2) <= token < vocab_size
@@ -24,7 +21,6 @@ def test_tokens_are_in_the_vocabulary(vocab_size, seed, position):
 
 @given(seeds, positions, st.integers(0, 3))
 def test_min_tokens_excludes_stop_ids(seed, position, output_index):
-    """A stop id is not sampled until the output has `min_tokens` tokens."""
     tokens = RandomTokens(1000)
     first = tokens.sample(SamplingParams(max_tokens=9, seed=seed), position, output_index).token_id
     sampling = SamplingParams(max_tokens=9, seed=seed, stop_token_ids=(first,), min_tokens=2)

@@ -41,7 +41,6 @@ def test_rejects_pickles(ends):
 
 
 def test_a_closed_end_raises_eof(ends):
-    """Receiving raises EOFError if the peer has closed its end of the pipe."""
     ours, theirs = ends
     ours.connection.close()
     with pytest.raises(EOFError):

@@ -1,4 +1,4 @@
-"""A calibration recovers the known times of a simulated service from worker journals and latencies."""
+"""A calibration from worker journals and latencies recovers the known times of a simulated service."""
 
 import msgspec
 import pytest
@@ -25,10 +25,7 @@ SHARED = {"prefill": 1.05, "decode": 1.15}
 
 
 class Service:
-    """Simulated service that runs calibration groups with known times and writes worker journals.
-
-    `taken` maps a group's purpose to the share of the workers' CPU time that the gateway and clients use.
-    """
+    """Simulated service that writes worker journals; `taken` maps a group's purpose to the gateway's CPU share."""
 
     def __init__(self, taken):
         self.now = 100.0
@@ -39,7 +36,7 @@ class Service:
         self.ended = {}
 
     def run(self, worker, items, *, crowd=1.0):
-        """Run an iteration and return its end time. If the worker was idle before, the iteration takes longer."""
+        """Run an iteration and return its end time. An iteration after idle time takes longer."""
         prompts = [item for item in items if item.phase is Phase.PREFILL]
         work = IterationWork(
             tokens=sum(item.num_tokens for item in prompts),
@@ -106,7 +103,7 @@ class Service:
 
 
 def shared_logs():
-    """Return the logs of three workers: a prefill and a decode worker that share a core, and an idle prefill worker."""
+    """Return the logs of a prefill and a decode worker that share a core, and of an idle prefill worker."""
     service = Service({})
     for index in range(30):
         items = [BatchItem("d", Phase.DECODE, 1, 100 + index, True)] * 4
@@ -164,22 +161,18 @@ def test_separates_the_cost_of_cold_iterations(found):
 
 
 def test_fits_contention_between_workers(found):
-    """The contention factors are fitted to iterations of two workers that overlap in time.
-
-    The factors do not include the CPU time that the gateway takes from the workers.
-    """
+    """The fitted slowdown of overlapping iterations excludes CPU time that the gateway takes from workers."""
     assert found.host.prefill.crowded == pytest.approx(CROWDED["prefill"], rel=0.02)
     assert found.host.decode.crowded == pytest.approx(CROWDED["decode"], rel=0.02)
 
 
 def test_fits_the_overhead_of_sharing_a_core(found):
-    """If a prefill and a decode worker share a core, iterations take more than twice as long. The excess is fitted."""
+    """On a core shared by two workers, the fitted overhead is the slowdown beyond a factor of two."""
     assert found.host.prefill.shared == pytest.approx(SHARED["prefill"], rel=0.03)
     assert found.host.decode.shared == pytest.approx(SHARED["decode"], rel=0.03)
 
 
 def test_fits_gateway_cpu_times_and_delays(found):
-    """The fit recovers the delays of the gateway, and its CPU times per request, iteration and token."""
     front = found.host.front
     assert front.request_s == pytest.approx(REQUEST_S, rel=0.05)
     assert front.prompt_token_s == pytest.approx(PROMPT_TOKEN_S, rel=0.05)
@@ -190,10 +183,7 @@ def test_fits_gateway_cpu_times_and_delays(found):
 
 
 def test_fits_the_synchronisation_time_of_handoffs(found):
-    """Link bandwidth and latency are copied from the separate link measurement.
-
-    Only the synchronisation time is fitted.
-    """
+    """Link bandwidth and latency are not fitted, but copied from a separate measurement of the link."""
     assert (found.link.bytes_per_s, found.link.latency_s) == (LINK.bytes_per_s, LINK.overhead_s)
     assert found.link.sync_s == pytest.approx(SYNC_S, rel=0.05)
 

@@ -1,4 +1,4 @@
-"""A running service is compared with a simulation that uses the profile of one instance."""
+"""Comparison of a running service with a simulation that uses the profile of one instance."""
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ SLO = Slo(ttft_s=5.0, tpot_s=1.0)
 
 
 def twin(directory, design, **changes):
-    """Return the simulated counterpart of a service whose instances have the iteration times `TIMES`."""
+    """Return a simulation of a service whose instances have the iteration times `TIMES`."""
     made = msgspec.structs.replace(
         profile(), times=TIMES, host=None, machine="box", kv_capacity_tokens=50_000, **{"link": None, **changes}
     )
@@ -32,7 +32,7 @@ def one(prompt=100, output=3):
 
 
 def test_a_request_reaches_its_instance_later(tmp_path):
-    """The time that a request spends outside the engine increases TTFT, but no other part of its latency."""
+    """Time outside the engine increases a request's TTFT, but not its inter-token latencies."""
     plain = twin(tmp_path, ServiceDesign(colocated=1)).timelines(one())[0]
     served = twin(tmp_path, ServiceDesign(colocated=1), request_s=0.05).timelines(one())[0]
     assert plain.ttft_s == pytest.approx(TIMES.seconds(100, 100**2, 0, 0))
@@ -41,10 +41,7 @@ def test_a_request_reaches_its_instance_later(tmp_path):
 
 
 def test_a_transfer_measured_by_clients_is_all_visible(tmp_path):
-    """With a link measured by clients, the second token is delayed by the whole transfer, but the first is not.
-
-    The transfer takes the link's latency plus the time for the prompt's KV bytes.
-    """
+    """The second token is delayed by the whole transfer: link latency + KV bytes / bandwidth."""
     design = ServiceDesign(prefill=1, decode=1)
     slow, instant = (
         twin(tmp_path, design, link=KvLink(bytes_per_s=speed, latency_s=latency_s, layer_wise=False)).timelines(one())[
@@ -65,7 +62,6 @@ def test_prompts_are_chunked_as_in_the_profile(tmp_path):
 
 
 def test_a_running_service_is_compared(tmp_path):
-    """The comparison of a load contains the results of all live replays and of the simulation."""
     simulated = twin(tmp_path, ServiceDesign(colocated=1))
     with endpoint() as server:
         (found,) = compare_endpoint(

@@ -1,4 +1,4 @@
-"""A calibration sends groups of requests to the service."""
+"""The groups of requests that a calibration sends to the service."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Iterations and their durations are read from the journals of workers."""
+"""Iterations and their durations as read from worker journals."""
 
 import msgspec
 import pytest
@@ -10,7 +10,7 @@ from twofold.serving.telemetry.journal import JournalEntry
 
 
 def entries(*spans):
-    """Yield the journal entries of iterations, which are tuples (start, end, items)."""
+    """Yield the journal entries of iterations, given as tuples (start s, end s, batch items)."""
     for number, (start, end, items) in enumerate(spans):
         yield JournalEntry(start, "next_batch", {}, msgspec.to_builtins(Batch(number, tuple(items))))
         yield JournalEntry(end, "complete", {"stopped": []}, [])
@@ -25,10 +25,7 @@ def decode(name, context):
 
 
 def test_counts_the_work_of_an_iteration():
-    """The work of an iteration is counted in the units of performance models.
-
-    These are prompt tokens, attention squares, decode sequences and context tokens.
-    """
+    """Work is counted in prompt tokens, squared prompt lengths, decode sequences and context tokens."""
     items = [prompt("a", 10), prompt("b", 20, 30, samples=False), decode("c", 100), decode("d", 50)]
     (ran,) = WorkerLog(list(entries((1.0, 1.5, items)))).ran
     one = ran.iteration
@@ -38,7 +35,7 @@ def test_counts_the_work_of_an_iteration():
 
 
 def test_an_iteration_lasts_until_the_next_can_start():
-    """The duration of an iteration includes the usual gap before the next iteration. Longer idle times are excluded."""
+    """The duration includes the usual gap before the next iteration, but excludes longer idle times."""
     log = WorkerLog(list(entries(*((at, at + 0.009, [decode("a", 5)]) for at in (0.0, 0.01, 0.02, 5.0)))))
     assert [one.iteration.seconds for one in log.ran] == pytest.approx([0.01] * 4)
 
@@ -52,7 +49,7 @@ def test_computes_the_busy_share_of_a_time_span():
 
 
 def test_ignores_an_incomplete_batch():
-    """A batch that has no end in the journal, because the worker was killed, is ignored."""
+    """The journal of a killed worker lacks the end of its last batch."""
     assert WorkerLog(list(entries((1.0, 2.0, [decode("a", 5)])))[:1]).ran == []
 
 

@@ -1,4 +1,4 @@
-"""The slowness of a host is the ratio of measured to predicted iteration times. Predictions include contention."""
+"""Slowness of a host: measured iteration times divided by predicted ones, which include contention."""
 
 import msgspec
 import pytest
@@ -24,10 +24,7 @@ def two_cores(monkeypatch):
 
 
 def log(times, longer):
-    """Return a worker's log of decode iterations that start at `times`.
-
-    Each iteration takes `longer` times its predicted duration.
-    """
+    """Return a worker's log of decode iterations at `times` (s), each `longer` times as long as predicted."""
     entries = []
     for number, start in enumerate(times):
         items = tuple(BatchItem(str(i), Phase.DECODE, 1, 100, True) for i in range(4))
@@ -57,7 +54,7 @@ def test_speed_of_an_idle_host_is_that_of_the_iterations(slower):
 
 
 def test_phases_have_separate_speeds():
-    """If prefill takes as long as calibrated and decode takes 4/3 as long, their slownesses are 1 and 4/3."""
+    """If only decode takes 4/3 as long as calibrated, the slowness of decode is 4/3 and of prefill 1."""
     prompt_s = TIMES.seconds(100, 100 * 100, 0, 0)
     entries = []
     for number, start in enumerate(TIMES_S):
@@ -70,14 +67,12 @@ def test_phases_have_separate_speeds():
 
 
 def test_contention_does_not_count_as_slowness():
-    """If two busy workers slow each other down by the profile's contention factor, the slowness is still 1."""
     both = {name: log(TIMES_S, CROWDED) for name in ("prefill-0", "decode-0")}
     found = slowness(host(), ServiceDesign(prefill=1, decode=1).workers(), both, span())
     assert found == pytest.approx((1.0, 1.0))
 
 
 def test_core_sharing_does_not_count_as_slowness():
-    """If workers are slower only because they share a core, by the calibrated factor, the slowness is still 1."""
     turns = log(TIMES_S, 2 * SHARED)
     logs = {"prefill-0": log([], 1.0), "prefill-1": turns, "decode-0": turns}
     found = slowness(host(), ServiceDesign(prefill=2, decode=1).workers(), logs, span())
@@ -85,7 +80,6 @@ def test_core_sharing_does_not_count_as_slowness():
 
 
 def test_gateway_cpu_time_does_not_count_as_slowness():
-    """If workers are slower only because the gateway uses CPU time on their cores, the slowness is still 1."""
     front_s = 0.002 * 500 + 0.001 * len(TIMES_S) + 0.0001 * 80
     logs = {"mixed-0": log(TIMES_S, 1 / (1 - front_s / 100 / 2)), "mixed-1": log([], 1.0)}
     found = slowness(host(front=FRONT), ServiceDesign(colocated=2).workers(), logs, span(500, 80))

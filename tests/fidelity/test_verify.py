@@ -1,4 +1,4 @@
-"""Live and simulated metrics are compared, and `knee` finds the highest simulated rate that meets the SLO."""
+"""Comparison of live and simulated metrics, and the search for the highest simulated rate that meets the SLO."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ SLO = Slo(ttft_s=0.5, tpot_s=0.1)
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """Return the profile of a two-core host and the path of its file, and limit the test process to two cores."""
+    """Limit the test process to two cores; return the profile of a two-core host and the path of the profile's file."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     path = tmp_path / "host.yaml"
     path.write_text(dump_profile(profile()))
@@ -41,15 +41,12 @@ def twin(design, one, directory):
 
 
 def regular(rate):
-    """Return 200 equal requests that arrive at `rate` per second.
-
-    Prefill takes 0.11 s, followed by nine decode iterations.
-    """
+    """Return 200 equal requests, `rate` per second: a prefill of 0.11 s, then nine decode iterations."""
     return [Request(id=str(i), arrival_s=i / rate, prompt_tokens=100, output_tokens=10) for i in range(200)]
 
 
 def test_accepts_errors_up_to_limit_plus_spread():
-    """A simulated metric may differ from the live one by the limit plus the spread between live replays."""
+    """Simulated and live metrics may differ by the limit plus the spread between live replays."""
     close = figure("TTFT P50", 1.2, (0.95, 1.05), 0.1)
     assert (close.error, close.spread, close.holds) == (pytest.approx(0.2), pytest.approx(0.1), True)
     assert not figure("TTFT P50", 1.21, (0.95, 1.05), 0.1).holds
@@ -57,20 +54,20 @@ def test_accepts_errors_up_to_limit_plus_spread():
 
 
 def test_spread_does_not_grow_with_the_number_of_replays():
-    """The spread is the mean absolute difference between pairs of replays, relative to the mean of all replays."""
+    """The spread is the mean absolute difference between two replays, divided by the mean of all replays."""
     assert figure("E2E P50", 1.0, (0.9, 1.1), 0.1).spread == pytest.approx(0.2)
     assert figure("E2E P50", 1.0, (0.9, 1.0, 1.1), 0.1).spread == pytest.approx(0.4 / 3)
     assert figure("E2E P50", 1.0, (1.0,), 0.1).spread == 0.0
 
 
 def test_attainment_errors_are_absolute():
-    """The error of an SLO attainment is a difference: 10% instead of 14% is an error of four percentage points."""
+    """An SLO attainment of 10% instead of 14% is an error of four percentage points."""
     attained = figure(ATTAINMENT, 0.10, (0.14, 0.14), 0.05)
     assert (attained.error, attained.holds) == (pytest.approx(-0.04), True)
 
 
 def test_knee_is_at_least_the_throughput_of_the_prefill_worker(host):
-    """If a prefill takes 0.11 s, the highest rate that meets the SLO is at least 1/0.11 requests/s."""
+    """At a prefill time of 0.11 s, the highest rate that meets the SLO is at least 1/0.11 requests/s."""
     one, path = host
     split = twin(ServiceDesign(prefill=1, decode=1), one, path.parent)
     found = knee(split, regular, SLO)
@@ -87,7 +84,7 @@ def test_rejects_an_slo_that_no_rate_meets(host):
 
 
 def test_simulates_a_slow_host_at_its_measured_speed(host):
-    """If the host is 1.5 times slower than calibrated, only a simulation at the measured speed is within the limits."""
+    """On a host 1.5 times slower than calibrated, a simulation at the calibrated speed fails the check."""
     one, path = host
     slow = twin(ServiceDesign(prefill=1, decode=1), one, path.parent)
     requests = regular(4.0)
@@ -100,7 +97,7 @@ def test_simulates_a_slow_host_at_its_measured_speed(host):
 
 
 def test_each_replay_is_simulated_at_its_own_speed(host):
-    """Each replay is compared with a simulation at the speed of that replay, and the simulated metrics are averaged."""
+    """Each live replay is compared with a simulation at the host's speed during this replay."""
     one, path = host
     split = twin(ServiceDesign(prefill=1, decode=1), one, path.parent)
     requests = regular(4.0)
@@ -124,10 +121,7 @@ def moved(timeline, by):
 
 
 def journals(timelines, *, slower):
-    """Return the journals of a prefill worker and of an idle decode worker.
-
-    The prefill worker ran the requests of the timelines one at a time.
-    """
+    """Return the journals of an idle decode worker and of a prefill worker that ran the requests one at a time."""
     found = {"prefill-0": [], "decode-0": []}
     for number, timeline in enumerate(timelines):
         prompt = timeline.request.prompt_tokens
@@ -143,7 +137,7 @@ def iteration(start, end, batch):
 
 
 def test_rejects_a_profile_with_other_core_counts(host):
-    """A profile of a host with eight cores and four cores per worker is rejected on a host with two cores."""
+    """A profile of eight cores, four per worker, is rejected on a host with two cores."""
     _, path = host
     with pytest.raises(ConfigurationError, match="4 of 8 cores per worker"):
         cluster_of(
@@ -162,7 +156,7 @@ def test_designs_have_names_and_flags():
 
 
 def test_simulated_twin_uses_the_batchers_of_the_service(host):
-    """The simulation of a colocated service uses chunked prefill, because the service's workers do."""
+    """Workers of a colocated service use chunked prefill, so their simulation does, too."""
     one, path = host
     twin = cluster_of(ServiceDesign(colocated=2), one, path, kv_capacity_tokens=1600, max_num_seqs=8)
     assert [(pool.machines, pool.batcher) for pool in twin.pools] == [(2, "chunked-prefill")]

@@ -1,4 +1,4 @@
-"""Mooncake's main claims hold in a short simulation. bench/mooncake/paper_claims.py runs the full simulation."""
+"""Mooncake's main claims in a short simulation. bench/mooncake/paper_claims.py runs the full simulation."""
 
 import importlib
 import sys
@@ -34,10 +34,7 @@ def rates(bench):
 
 
 def test_split_meets_the_ttft_slo_that_colocated_misses(claims, rates):
-    """The split cluster meets the TTFT bound at 0.5 requests/s, but the colocated cluster does not.
-
-    The prompts have 16k tokens, half of which are cached.
-    """
+    """The load is 0.5 requests/s with prompts of 16k tokens, half of which are cached."""
     setting = next(one for one in claims.SETTINGS if one.name == "16k")
     slo, systems = claims.bounds(setting), claims.generated_systems(setting)
     arriving = claims.requests(setting, 0.5, 150)
@@ -47,7 +44,7 @@ def test_split_meets_the_ttft_slo_that_colocated_misses(claims, rates):
 
 
 def test_prefix_hit_rate_matches_the_setting(claims, rates):
-    """About half of all prompt tokens are reused. Only the first prompt of each group reuses no tokens."""
+    """About half of all prompt tokens are reused. Only the first prompt of each group reuses none."""
     setting = next(one for one in claims.SETTINGS if one.name == "16k")
     result = rates.run(claims.generated_systems(setting)[claims.SPLIT], claims.requests(setting, 0.5, 150))
     assert 0.45 < result.reuse.reused_tokens / result.reuse.prompt_tokens <= 0.5
@@ -55,10 +52,7 @@ def test_prefix_hit_rate_matches_the_setting(claims, rates):
 
 @given(limit=st.floats(0.001, 1000.0), start=st.floats(0.01, 100.0))
 def test_rate_search_finds_the_highest_feasible_rate(rates, limit, start):
-    """The search returns the highest rate of the grid that meets the SLO.
-
-    It returns None only if no rate of at least 2% of the start rate meets the SLO.
-    """
+    """The search may return None only if no rate of at least 2% of the start rate is feasible."""
     grid = RateGrid(0.05)
     rate, bound = rates.highest(lambda rate: "TBT" if rate > limit else "", start, grid)
     assert bound == "TBT"

@@ -1,4 +1,4 @@
-"""Latencies of every request, and the verdicts on Splitwise's nine SLO bounds, equal the results of SplitwiseSim."""
+"""Latencies of every request, and verdicts on Splitwise's nine SLO bounds, equal the results of SplitwiseSim."""
 
 import csv
 
@@ -99,10 +99,7 @@ def run(request):
 
 @pytest.mark.parametrize("rows", [CHAINED_DECODES_COUNT_AS_QUEUED, PREEMPTED_WHILE_OTHERS_AGE])
 def test_latencies_equal_splitwise_sim_under_overload(rows):
-    """Latencies also equal SplitwiseSim's under overload.
-
-    These requests cause mixed machines, preempted decodes and a new order of overdue tasks.
-    """
+    """Under overload, SplitwiseSim mixes both phases on machines and preempts decodes."""
     requests = [
         Request(id=str(number), arrival_s=at, prompt_tokens=prompt, output_tokens=output)
         for number, (at, prompt, output, _, _) in enumerate(rows)
@@ -117,7 +114,7 @@ def test_latencies_equal_splitwise_sim_under_overload(rows):
 
 
 def test_latencies_equal_the_reference(run):
-    """TTFT, E2E, queueing time and the time to the second token differ by at most a relative 1e-6."""
+    """TTFT, E2E, queueing time and time to the second token differ by at most a relative 1e-6."""
     rows, timelines, result, _ = run
     assert len(rows) == len(timelines) == result.completed == result.arrived
     for row in rows:
@@ -134,20 +131,14 @@ def test_latencies_equal_the_reference(run):
     ("column", "histogram"), [("ttft_times", "ttft_s"), ("tbt_times", "tpot_s"), ("response_times", "e2e_s")]
 )
 def test_percentiles_equal_the_reference(run, column, histogram, percentile):
-    """Percentiles of TTFT, TPOT and E2E differ by at most 0.1%.
-
-    Histogram buckets cause up to half of this difference.
-    """
+    """Percentiles of TTFT, TPOT and E2E differ by at most 0.1%, partly because of histogram buckets."""
     rows, _, result, _ = run
     theirs = np.percentile([row[column] for row in rows], percentile)
     assert getattr(result, histogram).percentile(percentile) == pytest.approx(theirs, rel=1e-3)
 
 
 def test_slo_verdict_equals_the_reference(run):
-    """Each percentile of the slowdowns equals the percentile computed from SplitwiseSim's latencies.
-
-    The verdicts on the SLO bounds of these percentiles are equal, too.
-    """
+    """Percentiles of slowdowns, and verdicts on their bounds, are as computed from SplitwiseSim's latencies."""
     rows, _, result, met = run
     judged = verdict(result, SPLITWISE)
     assert judged.met is met

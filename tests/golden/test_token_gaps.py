@@ -1,4 +1,4 @@
-"""TTFT and tail TBT per request are measured as in bench/mooncake/paper_claims.py."""
+"""TTFT and tail TBT (time between tokens) of each request, as bench/mooncake/paper_claims.py measures them."""
 
 from pathlib import Path
 from runpy import run_path

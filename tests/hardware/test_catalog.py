@@ -1,4 +1,4 @@
-"""The catalog has published figures with their sources, and catalog files can add and override entries."""
+"""The catalog: published figures with their sources, and catalog files that add and override entries."""
 
 import os
 
@@ -54,7 +54,7 @@ def test_every_entry_has_source_date_and_name(catalog):
     ],
 )
 def test_splitwise_machines_match_the_paper(catalog, name, price, tdp, idle, network, bandwidth, units):
-    """Price, power, network, bandwidth and memory equal Splitwise's table I and SplitwiseSim's configuration."""
+    """Price, power, network, bandwidth and memory are as in Splitwise's table I and SplitwiseSim's configuration."""
     machine = catalog.machine(name)
     assert (machine.price_per_h, machine.tdp_w, machine.idle_w) == (price, tdp, idle)
     assert machine.network_bytes_per_s == network
@@ -64,7 +64,7 @@ def test_splitwise_machines_match_the_paper(catalog, name, price, tdp, idle, net
 
 
 def test_power_cap_is_half_of_an_h100(catalog):
-    """The machine with a power cap limits each H100 to 350 W, although the accelerator's TDP is 700 W."""
+    """The machine with a power cap limits each H100 to 350 W, half of the TDP of 700 W."""
     capped = catalog.machine("h100-pcap")
     assert capped.power_cap * capped.accelerator.tdp_w == 350
     assert catalog.machine("h100").power_cap == 1.0
@@ -101,12 +101,12 @@ def test_network_bandwidth_sums_all_nics(catalog):
     ],
 )
 def test_kv_bytes_follow_from_the_architecture(catalog, name, kv_bytes):
-    """The KV bytes per token take grouped-query attention and latent attention into account."""
+    """KV bytes per token account for grouped-query attention and latent attention."""
     assert catalog.model(name).kv_bytes_per_token == kv_bytes
 
 
 def test_bloom_weight_matches_splitwise_sim(catalog):
-    """The weights of BLOOM take 329 GB, as in SplitwiseSim. Most other models have two bytes per parameter."""
+    """BLOOM has 329 GB of weights; most other models have two bytes per parameter."""
     assert catalog.model("bloom-176b").weight_bytes == 329_000_000_000
     for model in catalog.models.values():
         if model.name not in {"bloom-176b", "deepseek-v3"}:
@@ -114,7 +114,6 @@ def test_bloom_weight_matches_splitwise_sim(catalog):
 
 
 def test_active_parameters_match_published_figures(catalog):
-    """Mixture-of-experts models activate the published number of parameters. Dense models activate all parameters."""
     billions = {"qwen3-30b-a3b": 3.35, "qwen3-235b-a22b": 22.2, "deepseek-v3": 37.55}
     for model in catalog.models.values():
         expected = billions.get(model.name, model.parameters / 1e9)
@@ -131,17 +130,13 @@ def test_contains_the_documented_names(catalog):
 
 
 def test_tier_prices_match_ec2_differences(catalog):
-    """The prices of DRAM and NVMe per GB follow from pairs of EC2 instances that differ in DRAM or NVMe size.
-
-    Each price is the price difference divided by the size difference.
-    """
+    """A price per GB is the price difference of two EC2 instances, divided by their difference in DRAM or NVMe size."""
     assert catalog.tier("dram").price_per_gb_h == pytest.approx(0.24 / (64 * 2**30 / 1e9), rel=1e-3)
     assert catalog.tier("nvme").price_per_gb_h == pytest.approx(0.365 / 3750, rel=1e-3)
     assert catalog.tier("dram").bytes_per_s > catalog.tier("nvme").bytes_per_s
 
 
 def test_short_names(catalog):
-    """The machine dgx-h100 has the short name h100, and other DGX machines have short names, too."""
     for name in ("a100", "h100", "h100-pcap", "h200", "b200"):
         assert catalog.machine(name) is catalog.machine(f"dgx-{name}")
 
@@ -168,14 +163,14 @@ def test_unknown_names_get_a_suggestion_and_the_list(catalog, kind, name, messag
 
 
 def test_a_file_overrides_single_fields(write):
-    """A catalog file can change one field of an entry. The entry's source then names the file."""
+    """The source of an overridden entry names the catalog file."""
     machine = load_catalog([write("[machines.dgx-h100]\nprice_per_h = 20\n")]).machine("h100")
     assert (machine.price_per_h, machine.tdp_w) == (20.0, 10200)
     assert "mine.toml: machines.dgx-h100; the rest: Splitwise" in machine.source
 
 
 def test_a_file_adds_entries(write):
-    """A catalog file can add an accelerator and a machine. Integers such as 80e9 and unquoted dates are accepted."""
+    """Integer fields may be written as 80e9, and dates without quotes."""
     mine = write(
         """
         [accelerators.x1]
@@ -204,7 +199,6 @@ def test_a_file_adds_entries(write):
 
 
 def test_changed_accelerators_change_their_machines(write):
-    """If a catalog file overrides an accelerator, all machines with this accelerator change."""
     mine = write("[accelerators.h100-80gb]\nmemory_bytes_per_s = 1e12\n")
     assert load_catalog([mine]).machine("h100").accelerator.memory_bytes_per_s == 1e12
 
@@ -253,7 +247,6 @@ def test_errors_name_file_entry_and_field(write, text, message):
 
 
 def test_rejects_unreadable_files(tmp_path):
-    """A catalog file that is missing, a directory or binary data is a configuration error."""
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
     for path, message in (

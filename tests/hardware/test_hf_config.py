@@ -1,4 +1,4 @@
-"""The sizes of models read from config.json equal the sizes that the models' publishers state."""
+"""Model sizes computed from config.json equal the sizes that the models' publishers state."""
 
 import json
 
@@ -123,7 +123,7 @@ COUNTS = [
 
 @pytest.fixture
 def directory(tmp_path):
-    """Return a function that writes a config.json and returns the directory of this file."""
+    """Return a function that writes a config.json into a new directory and returns the directory."""
 
     def write(config, name="mine"):
         (tmp_path / name).mkdir()
@@ -145,7 +145,6 @@ def test_catalog_models_match_their_config_json(directory, name):
 
 
 def test_every_catalog_model_is_covered():
-    """CONFIGS contains the config.json of every model in the catalog."""
     assert set(CONFIGS) == set(load_catalog().models)
 
 
@@ -155,7 +154,7 @@ def test_parameter_counts_match_model_cards(directory, config, parameters):
 
 
 def test_source_and_dtype_sizes(directory):
-    """Weights and KV values have four bytes in a float32 model. Without a dtype, KV values have two bytes."""
+    """A config.json without a dtype implies KV values of two bytes."""
     path = directory(CONFIGS["llama-3.1-8b"] | {"torch_dtype": "float32"})
     model = read_model(path)
     assert (model.source, model.name) == (str(path / "config.json"), "mine")
@@ -166,10 +165,7 @@ def test_source_and_dtype_sizes(directory):
 
 
 def test_quantized_weight_sizes(directory):
-    """The weight size is read from the safetensors index or, without an index, from the sizes of the weight files.
-
-    Without weight files, it is computed from the bits per weight.
-    """
+    """The weight size comes from the safetensors index, else from file sizes, else from the bits per weight."""
     four_bits = {"quantization_config": {"quant_method": "awq", "bits": 4}}
     path = directory(CONFIGS["llama-3.1-8b"] | four_bits)
     assert read_model(path).weight_bytes == 8_030_261_248 // 2
@@ -215,7 +211,6 @@ def test_errors_name_file_and_field(directory, change, message):
 
 
 def test_rejects_directories_without_a_model(tmp_path):
-    """If config.json is missing or does not contain a JSON object, reading the model raises ModelError."""
     with pytest.raises(ModelError, match=r"has no config\.json, so it is not a model directory"):
         read_model(tmp_path)
     for content in (b"{", b"[]", b"\xff"):

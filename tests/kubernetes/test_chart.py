@@ -1,4 +1,4 @@
-"""The generated files of the Helm chart match their source, `values.py`."""
+"""The generated files of the Helm chart match `values.py`, from which they are generated."""
 
 import json
 from itertools import pairwise
@@ -21,7 +21,6 @@ def leaves(values, path=""):
 
 
 def test_generated_files_are_up_to_date():
-    """values.yaml, the schema and the README table are as `make chart` generates them."""
     assert (CHART / "values.yaml").read_text() == values_yaml()
     assert json.loads((CHART / "values.schema.json").read_text()) == schema()
     readme = (CHART / "README.md").read_text()

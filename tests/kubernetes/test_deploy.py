@@ -16,7 +16,7 @@ def planned(text, **more):
 
 
 def test_pools_become_workers():
-    """Each planned instance becomes a GPU worker with the planned KV cache, placed on a node of its machine type."""
+    """Each planned instance becomes a GPU worker, which runs on a node of the planned machine type."""
     values = values_of(planned(PLAN))
     prefill, decode, mixed = values.workers.prefill, values.workers.decode, values.workers.mixed
     assert (prefill.replicas, decode.replicas, mixed.replicas) == (3, 2, 0)
@@ -39,7 +39,6 @@ def test_policies_become_flags():
 
 
 def test_colocated_pools_become_mixed_workers():
-    """A colocated plan becomes mixed workers with the batcher of the plan."""
     pool = "- {machines: 1, machine: dgx-a100, role: mixed, tensor_parallel: 1%s}\n"
     head = "model: llama-3.1-8b\nrouter: jsq\npools:\n"
     whole, chunked = planned(head + pool % ""), planned(head + pool % ", batcher: chunked-prefill")
@@ -60,18 +59,18 @@ def test_colocated_pools_become_mixed_workers():
     ],
 )
 def test_rejects_pools_that_pods_cannot_serve(change, sentence):
-    """Instances with several accelerators, and a second pool of a role, raise an error that names the pool."""
+    """Instances with several accelerators, and two pools of one role, cannot run as pods."""
     with pytest.raises(ConfigurationError, match=rf"pools\[\d\]: .*{sentence}"):
         planned(PLAN.replace(*change))
 
 
 def test_emulation_needs_only_the_plan():
-    """An emulated deployment accepts any plan, even with instances of several accelerators."""
+    """A plan with several accelerators per instance can be emulated."""
     text = PLAN.replace("tensor_parallel: 1", "tensor_parallel: 2")
     assert planned(text, emulated=True) == {"engine": "emulated", "plan": text}
 
 
 def test_merges_values_like_helm():
-    """Values files are merged key by key; lists and scalars are replaced."""
+    """Mappings are merged key by key; lists and scalars are replaced."""
     below, above = {"a": {"b": 1, "c": [1, 2]}, "d": 1}, {"a": {"c": [3]}, "d": {"e": 2}}
     assert merged(below, above) == {"a": {"b": 1, "c": [3]}, "d": {"e": 2}}

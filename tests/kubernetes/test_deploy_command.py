@@ -26,7 +26,7 @@ def deploy(*args):
 
 
 def test_manifests_match_the_helm_values(plan):
-    """The values that `--format helm` writes render to the Kubernetes objects that `--format k8s` writes."""
+    """The values of `--format helm` render to the Kubernetes objects of `--format k8s`."""
     values = yaml.safe_load(deploy(plan, "--format", "helm"))
     assert values["workers"]["prefill"]["replicas"] == 3
     manifests = list(yaml.safe_load_all(deploy(plan, "--name", "llm")))
@@ -34,7 +34,6 @@ def test_manifests_match_the_helm_values(plan):
 
 
 def test_values_files_override_the_plan(plan, tmp_path):
-    """`--values` files override values of the plan, and later files override earlier ones."""
     for name, text in (
         ("one", "serve: {slo: ttft=1}\nworkers: {decode: {replicas: 7}}"),
         ("two", "serve: {slo: ttft=2}"),
@@ -49,7 +48,7 @@ def test_values_files_override_the_plan(plan, tmp_path):
 
 
 def test_output_is_a_file_or_a_directory(plan, tmp_path):
-    """`--output FILE` writes the manifests to the file; `--output DIRECTORY` writes DIRECTORY/manifests.yaml."""
+    """`--output DIRECTORY` writes DIRECTORY/manifests.yaml."""
     deploy(plan, "--output", tmp_path / "here.yaml")
     deploy(plan, "--output", tmp_path)
     assert (tmp_path / "here.yaml").read_text() == (tmp_path / "manifests.yaml").read_text() == deploy(plan)
@@ -75,7 +74,7 @@ def test_rejects_invalid_arguments_and_values(plan, tmp_path, args, text, senten
 
 
 def test_rejects_a_plan_for_simulation_only(plan):
-    """A plan whose router exists only in simulations is a configuration error that names the router."""
+    """A plan is rejected if its router exists only in simulations."""
     plan.write_text(PLAN.replace("router: jsq", "router: splitwise-sim"))
     with pytest.raises(ConfigurationError, match=r"plan\.yaml: the router splitwise-sim is for simulations"):
         deploy(plan)

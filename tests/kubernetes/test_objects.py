@@ -1,4 +1,4 @@
-"""Kubernetes objects match the Kubernetes schemas and the Helm chart, and their container commands are valid."""
+"""Kubernetes objects: validity by the Kubernetes schemas, equality with the Helm chart, and container commands."""
 
 import kubernetes_validate
 import msgspec
@@ -16,7 +16,7 @@ KUBERNETES = ("1.30", "1.33")
 
 
 def made(given, name="tf"):
-    """Return the Kubernetes objects of a release with the given Helm values; the keys are (kind, name)."""
+    """Return the Kubernetes objects of a release with the given Helm values, by (kind, name)."""
     objects = list(yaml.safe_load_all(documents(objects_of(name, values_of(given)))))
     return by_name(objects)
 
@@ -28,7 +28,7 @@ def pods(objects):
 @pytest.mark.parametrize("version", KUBERNETES)
 @pytest.mark.parametrize("case", CASES)
 def test_objects_are_valid_by_the_kubernetes_schemas(case, version):
-    """Objects have no unknown or invalid fields; ServiceMonitor is skipped, because Kubernetes has no schema for it."""
+    """ServiceMonitor is skipped, because Kubernetes has no schema for it."""
     for each in made(CASES[case]).values():
         if each["kind"] != "ServiceMonitor":
             kubernetes_validate.validate(each, version, strict=True)
@@ -50,7 +50,6 @@ def test_rejects_values_that_cannot_serve(mistake):
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_helm_rejects_the_same_values(mistake):
-    """Values that `twofold deploy` rejects make the Helm chart fail with the same message."""
     with pytest.raises(ValueError, match=mistake):
         rendered("tf", MISTAKES[mistake])
 
@@ -69,7 +68,6 @@ def test_chart_passes_helm_lint():
 
 @pytest.mark.parametrize("case", CASES)
 def test_container_commands_parse(case):
-    """`twofold` accepts the subcommand and the arguments of each container."""
     for pod in pods(made(CASES[case])):
         (container,) = pod["containers"]
         assert container["command"] == ["twofold"]
@@ -79,7 +77,7 @@ def test_container_commands_parse(case):
 
 
 def test_pods_follow_the_roles_with_replicas():
-    """Each role with replicas has a StatefulSet; the gateway runs with `--colocated=0` if all workers are mixed."""
+    """Each role with replicas has a StatefulSet."""
 
     def args(case):
         objects = made(CASES[case])
@@ -95,7 +93,7 @@ def test_pods_follow_the_roles_with_replicas():
 
 
 def test_workers_reach_the_gateway_with_the_cluster_key():
-    """Workers join at the bus Service with a cluster key; an init container copies the key with mode 0400."""
+    """Workers join at the Service `tf-bus`; an init container copies the cluster key with mode 0400."""
     objects = made(CASES["monitoring and network policy"])
     bus = objects["Service", "tf-bus"]["spec"]
     assert bus["publishNotReadyAddresses"]
@@ -130,7 +128,6 @@ def test_selectors_match_pods_and_mounts_match_volumes(case):
 
 
 def test_containers_run_unprivileged():
-    """Containers run without root, privilege escalation or a writable root file system."""
     for case in CASES.values():
         for pod in pods(made(case)):
             assert pod["securityContext"]["runAsNonRoot"]

@@ -1,4 +1,4 @@
-"""Block allocators of live workers (numbered blocks) and of simulations (counted blocks)."""
+"""Block allocators: blocks have numbers in live workers, and are only counted in simulations."""
 
 import pytest
 from hypothesis import given, settings
@@ -60,7 +60,6 @@ def test_rejects_a_second_release_or_transfer_end():
 @given(st.lists(st.tuples(st.sampled_from("axrbbe"), st.integers(0, 5), st.integers(1, 40)), max_size=60))
 @settings(max_examples=300)
 def test_no_block_is_leaked_or_owned_twice(steps):
-    """Every block is free or has one owner, under any order of allocations, extensions, releases and transfers."""
     blocks = PagedBlockAllocator(num_blocks=12, block_size=4)
     owned, moving = {}, []
     for action, number, tokens in steps:
@@ -100,7 +99,7 @@ steps = st.lists(
 
 
 class Accounts:
-    """A block allocator together with the latest allocation of each owner."""
+    """A block allocator and the latest allocation of each owner."""
 
     def __init__(self, blocks):
         self.blocks, self.grants = blocks, {}

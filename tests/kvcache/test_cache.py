@@ -1,4 +1,4 @@
-"""The prefix cache of one tier, with pinned and held blocks."""
+"""The prefix cache of one tier: eviction, pinned blocks and held blocks."""
 
 from collections import Counter
 
@@ -18,7 +18,7 @@ prompts = caches.prompts(alphabet=3, longest=8)
 
 
 class Plain:
-    """Reference: a least-recently-used cache that keeps its keys in a list."""
+    """Reference LRU cache, which keeps its keys in a list."""
 
     def __init__(self, capacity):
         self.capacity, self.order, self.holds, self.pins = capacity, [], Counter(), {}
@@ -62,7 +62,6 @@ class Plain:
 @settings(max_examples=400)
 @given(st.lists(st.tuples(st.sampled_from(["ask", "ask", "ask", "hold", "release", "pin"]), prompts), max_size=40))
 def test_matches_a_reference_lru_cache(steps):
-    """Hits, cached blocks and pins equal those of the reference cache, even when some blocks are held or pinned."""
     seen = RecordingObserver()
     cache, plain = PrefixCache(CAPACITY, Lru(), seen), Plain(CAPACITY)
     asked = 0

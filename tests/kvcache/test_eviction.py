@@ -1,4 +1,4 @@
-"""Eviction policies, each compared with a scan over all blocks."""
+"""Eviction policies, each compared with a full scan of the cached blocks."""
 
 import pytest
 from hypothesis import given, settings

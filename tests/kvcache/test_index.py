@@ -1,4 +1,4 @@
-"""The prefix index over instances, compared with a set of blocks per instance."""
+"""The index of cached prefixes over instances, compared with a set of blocks per instance."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Leases on KV blocks: epochs, deadlines and renewal."""
+"""Leases, the rights to write KV into blocks of another instance: epochs, deadlines and renewal."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Allocation of blocks with a shared prefix, checked against simulated memory contents."""
+"""Allocation of prompts whose first blocks are cached, checked against simulated memory contents."""
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +25,7 @@ class Running:
 
 
 class Memory:
-    """Simulated memory: the content of a block is the whole token prefix up to the last token written to the block."""
+    """Simulated memory. A block's content is all tokens of the prompt up to the last token written to the block."""
 
     def __init__(self, name):
         self.seen = RecordingObserver()
@@ -50,13 +50,13 @@ class Memory:
             self.check_prefix(request)
 
     def check_prefix(self, request):
-        """Check that the blocks of a request contain the first `request.written` tokens of the request."""
+        """Check that the blocks of a request contain its first `request.written` tokens."""
         held = self.blocks.blocks_of(request.grant)
         for end in range(1, request.written + 1):
             assert self.contents[held[(end - 1) // SIZE]][:end] == request.tokens[:end]
 
     def compute(self, request):
-        """Copy the shared block if there is one, write the next token of a request, and publish full blocks."""
+        """Write the next token of a request, after copying a shared block if needed, and publish full blocks."""
         if not request.owned:
             return
         held = self.blocks.blocks_of(request.grant)
@@ -104,7 +104,7 @@ class Memory:
             self.blocks.extend(request.grant, 3)
 
     def pin(self, prompt, until):
-        """Pin the cached blocks of a prompt; check that all are pinned unless the limit of pinned blocks is reached."""
+        """Pin the cached blocks of a prompt; check that all are pinned unless the pin limit is reached."""
         keys = tuple(prefix_keys(prompt, SIZE))
         here = self.blocks.cache.match(keys)
         pinned = self.blocks.cache.pin(keys, until)
@@ -143,7 +143,7 @@ steps = st.lists(
 @settings(max_examples=400)
 @given(steps)
 def test_cached_blocks_have_the_right_contents_and_stay_read_only(name, steps):
-    """Under any order of operations, reused blocks contain the prompt's prefix, and all blocks are free at the end."""
+    """All blocks are free at the end, under any order of operations."""
     memory = Memory(name)
     for action, number, prompt in steps:
         if action == "start":

@@ -1,4 +1,4 @@
-"""Sharding of an instance's KV cache over ranks, and hand-offs between different shardings."""
+"""Sharding of KV caches over tensor and pipeline ranks, and hand-offs between different shardings."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Allocation of slots in a KV store that several processes write to and read from."""
+"""Slots of a KV store, which several processes write and read."""
 
 import pytest
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Constructed machines and models for tests of performance models."""
+"""Machines and models for tests of performance models."""
 
 import msgspec
 import pytest

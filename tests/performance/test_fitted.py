@@ -1,4 +1,4 @@
-"""Fitted times follow the measured profile, increase with the work, and exist only for measured configurations."""
+"""Iteration times fitted to a measured profile, for the models and machines that the profile covers."""
 
 import msgspec
 import pytest
@@ -59,7 +59,7 @@ def test_the_formula_by_hand(all_fitted):
 
 
 def test_decode_at_batch_64_matches_the_profile(all_fitted):
-    """Decode at batch 64 takes 63.8 ms on H100 and 96.6 ms on A100; SplitwiseSim predicts 35.5 and 47.6 ms."""
+    """Decode takes 63.8 ms on H100 and 96.6 ms on A100; SplitwiseSim predicts 35.5 and 47.6 ms."""
     for pair, expected in (("bloom-176b on h100-80gb TP8", 63.8), ("bloom-176b on a100-80gb TP8", 96.6)):
         cost = all_fitted[pair].decode_cost(64)
         assert (cost.base_s + cost.context_s * 64 * 576) * 1e3 == pytest.approx(expected, rel=0.03)
@@ -79,7 +79,7 @@ def test_times_grow_with_tokens_sequences_and_context(all_fitted, tokens, more, 
 
 @given(st.integers(1, 30_000), st.integers(1, 8000))
 def test_times_have_no_jumps(all_fitted, tokens, step):
-    """One more prompt token adds less than 2 ms, also at the ends of the measured range."""
+    """One more prompt token adds less than 2 ms, even at the ends of the measured range."""
     model = all_fitted["bloom-176b on a100-80gb TP8"]
     for at in (tokens, 2048, 4096):
         assert model.prefill_s(at + 1, step) - model.prefill_s(at, step) < 2e-3

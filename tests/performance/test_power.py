@@ -17,7 +17,7 @@ def test_saturated_prefill_draws_the_tdp_of_the_machine(models, machines):
 
 
 def test_decode_draws_the_measured_share(models, machines):
-    """Decode of bloom-176b draws 63.5% of the accelerators' TDP, plus the full power of the rest of the machine."""
+    """Decode of bloom-176b draws 63.5% of the accelerators' TDP, plus the TDP of the rest of the machine."""
     model = fitted(models["bloom-176b"], machines["dgx-a100"], 8)
     assert model.decode_w(1) == pytest.approx(0.635 * 3200 + 3300, rel=1e-3)
 
@@ -29,7 +29,6 @@ def test_decode_power_grows_slowly_with_the_batch(models, machines):
 
 
 def test_a_cap_cuts_prefill_and_spares_decode(models, machines):
-    """A power cap of half the TDP lowers prefill power by 2,800 W and leaves decode power unchanged."""
     pair = models["llama2-70b"], 8
     free, capped = (roofline(pair[0], machines[name], pair[1]) for name in ("dgx-h100", "dgx-h100-capped"))
     assert free.prefill_w(4096) - capped.prefill_w(4096) == pytest.approx(2800)

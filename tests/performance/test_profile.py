@@ -1,4 +1,4 @@
-"""Host profiles round-trip through files and extend a catalog; invalid or missing files are errors."""
+"""Host profiles: files, extension of a catalog, and errors for invalid or missing files."""
 
 import pytest
 

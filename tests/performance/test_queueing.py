@@ -49,7 +49,7 @@ def test_one_instance_is_equation_1(rate, expected_ms):
 
 @given(st.floats(0, 1.9), prefills)
 def test_two_stages_are_equation_2(load, prefill_s):
-    """With two pipeline stages, mean TTFT is D + R·D² / (4·(2 − R·D)) at rate R and prefill time D (DistServe)."""
+    """At rate R and prefill time D, mean TTFT is D + R·D² / (4·(2 − R·D)) (DistServe, equation 2)."""
     rate = load / prefill_s
     expected = prefill_s + rate * prefill_s**2 / (4 * (2 - rate * prefill_s))
     assert pipeline_s(rate, prefill_s) == pytest.approx(expected)
@@ -57,7 +57,7 @@ def test_two_stages_are_equation_2(load, prefill_s):
 
 @given(st.floats(0, 0.99), prefills, speedups)
 def test_tensor_parallelism_is_equation_3(load, prefill_s, speedup):
-    """With tensor parallelism of speed-up K, mean TTFT is D/K + R·D² / (2·K·(K − R·D)) at rate R and prefill time D."""
+    """With speed-up K, mean TTFT is D/K + R·D² / (2·K·(K − R·D)) (DistServe, equation 3)."""
     rate = load * speedup / prefill_s
     expected = prefill_s / speedup + rate * prefill_s**2 / (2 * speedup * (speedup - rate * prefill_s))
     assert tensor_s(rate, prefill_s, speedup) == pytest.approx(expected)
@@ -76,7 +76,7 @@ def test_ttft_is_infinite_beyond_the_stable_rate():
 
 
 def test_low_rates_favour_tensor_and_high_rates_pipeline_parallelism():
-    """Tensor parallelism with a speed-up of 1.5 and pipeline parallelism have equal mean TTFTs at 12.974 requests/s."""
+    """With a tensor-parallel speed-up of 1.5, mean TTFTs are equal at 12.974 requests/s."""
     crossover = crossover_rate(D, 1.5)
     assert crossover == pytest.approx(12.974, abs=5e-4)
     assert tensor_s(2, D, 1.5) < pipeline_s(2, D)
@@ -190,7 +190,7 @@ def test_one_token_saturates_without_a_fixed_cost():
 
 
 def test_matches_the_closed_form_for_linear_times():
-    """If the prefill of n tokens takes f + s·n seconds, the saturating length equals a closed form of f and s."""
+    """If a prefill takes f + s·n seconds for n tokens, the saturating length is a closed form of f and s."""
     fixed, each, most = 0.02, 1e-4, 10_000
     best = most / (fixed + each * most)
     found = saturating_tokens(quadratic(fixed, each, 0.0), most)
@@ -198,7 +198,7 @@ def test_matches_the_closed_form_for_linear_times():
 
 
 def test_opt_13b_saturates_an_a100_at_512_tokens():
-    """The saturating length is between 400 and 700 tokens, near the 512 tokens in DistServe's section 3.1."""
+    """DistServe's section 3.1 states 512 tokens; 400 to 700 are accepted."""
     catalog = load_catalog()
     model = performance_model("distserve-published", catalog.model("opt-13b"), catalog.machine("dgx-a100"), 1)
     found = saturating_tokens(lambda tokens: model.prefill_s(tokens, tokens * tokens), 2048)

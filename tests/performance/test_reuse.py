@@ -1,4 +1,4 @@
-"""Break-even between loading and recomputing a cached prefix, and duration of layer-wise loading."""
+"""Reuse of cached prefixes: break-even between loading and recomputing, and duration of layer-wise loading."""
 
 import math
 
@@ -25,26 +25,26 @@ KV_BYTES = 327_680
 
 @pytest.fixture(scope="module")
 def llama(models, machines):
-    """Return a roofline model of llama2-70b; measured profiles have no prompts so long that attention matters."""
+    """Return a roofline model of llama2-70b; measured profiles lack prompts so long that attention matters."""
     return performance_model("roofline", models["llama2-70b"], machines["dgx-a100"], 8)
 
 
 def test_reproduces_the_published_bandwidth():
-    """The break-even bandwidth of 8,192 LLaMA-70B tokens on eight A800 is 5.86 GB/s (Mooncake states 6)."""
+    """Loading 8,192 LLaMA-70B tokens onto eight A800 breaks even at 5.86 GB/s (Mooncake: 6 GB/s)."""
     assert PUBLISHED.bytes_per_s(8192, EIGHT_A800) / 1e9 == pytest.approx(5.86, abs=0.005)
     assert PUBLISHED.kv_bytes == KV_BYTES
 
 
 @given(st.integers(1, 10**6), st.floats(1e12, 1e17))
 def test_matches_the_inequality_of_the_paper(prefix, flops_per_s):
-    """Break-even bandwidth is Mooncake's B = G·2·d·s / (gqa·(a·p·d + b·d²)) for a prefix of p tokens at G FLOP/s."""
+    """In the notation of Mooncake's paper, break-even bandwidth is B = G·2·d·s / (gqa·(a·p·d + b·d²))."""
     d, s, gqa, a, b = 8192, 2, 8, 4, 22
     expected = flops_per_s * 2 * d * s / (gqa * (a * prefix * d + b * d * d))
     assert PUBLISHED.bytes_per_s(prefix, flops_per_s) == pytest.approx(expected)
 
 
 def test_covers_models_of_the_catalog(models):
-    """llama2-70b has 17% more linear FLOPs than the paper states; BLOOM needs over 4 times llama2-70b's bandwidth."""
+    """llama2-70b has 17% more FLOPs in linear layers than Mooncake states; BLOOM needs 4 times as much bandwidth."""
     llama, bloom = (PrefixCost.of(models[name]) for name in ("llama2-70b", "bloom-176b"))
     assert llama.kv_bytes == PUBLISHED.kv_bytes
     assert llama.square_flops == PUBLISHED.square_flops
@@ -124,7 +124,7 @@ LANE = st.floats(0.001, 100.0)
 
 
 def by_layers(layers, load, compute, store):
-    """Reference: simulate a layer-wise prefill (Mooncake, section 5.2); return when compute and storing end."""
+    """Reference: simulate a layer-wise prefill (Mooncake, section 5.2); return the end times of compute and storing."""
     loaded, computed, stored = load, 0.0, 0.0
     for _ in range(layers):
         begun = max(loaded, computed)  # attention waits until its layer is loaded

@@ -1,4 +1,4 @@
-"""The roofline model, which exists for any model and machine."""
+"""The roofline model, which predicts iteration times of any model on any machine."""
 
 import msgspec
 import pytest
@@ -97,7 +97,7 @@ def test_a_faster_machine_is_faster(models, machines):
 
 
 def test_a_power_cap_slows_prefill_only(models, machines):
-    """With a power cap of half the TDP, prefill takes 1.3 times as long, and decode takes the same time."""
+    """A power cap of half the TDP makes prefill take 1.3 times as long."""
     free, capped = (roofline(models["llama2-70b"], machines[name], 4) for name in ("dgx-h100", "dgx-h100-capped"))
     assert capped.prefill_s(1000, 10**6) == pytest.approx(1.3 * free.prefill_s(1000, 10**6))
     assert capped.decode_cost(8) == free.decode_cost(8)

@@ -1,4 +1,4 @@
-"""Predicted durations of hand-offs, and link overhead and bandwidth fitted to measurements."""
+"""Predicted hand-off times, and link overhead and bandwidth fitted to measurements."""
 
 import pytest
 from hypothesis import given
@@ -37,7 +37,7 @@ def test_the_crossover_on_h100_is_at_512_tokens(models, machines):
 
 
 def test_serialized_by_hand(models, machines):
-    """A serialized hand-off of 1,500 tokens, with 4 MB of KV each, takes 15 ms at 400 GB/s."""
+    """1,500 tokens with 4 MB of KV each take 15 ms at 400 GB/s."""
     path = transfer(models["bloom-176b"], machines["dgx-h100"])
     assert path.serialized_s(1500) == pytest.approx(1500 * 4_014_080 / 400e9)
 

@@ -1,4 +1,4 @@
-"""Small planning problems."""
+"""Fixtures of small planning problems."""
 
 import pytest
 

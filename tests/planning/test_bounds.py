@@ -37,7 +37,7 @@ def test_bound_is_monotone_and_suggestions_suffice(make_problem):
 
 
 def test_fixed_pools_are_bounded_by_their_own_phase(make_problem):
-    """If roles are fixed, one prefill machine limits the rate of a design, even with 100 decode machines beside it."""
+    """If roles are fixed, one prefill machine limits the rate even beside 100 decode machines."""
     fixed, pooled = make_problem(router="jsq-pending"), make_problem(router="splitwise")
     kind = fixed.kind("h100")
     lopsided = Design(family=Family(kinds=(kind, kind)), counts=(1, 100))

@@ -1,4 +1,4 @@
-"""Cheapest design for a rate, compared with brute force."""
+"""The cheapest design for a rate, compared with brute force."""
 
 import asyncio
 from itertools import product
@@ -42,7 +42,6 @@ def test_respects_the_budget(per_prefill, per_decode, rate, machines, dollars):
 
 @given(speeds, st.floats(0.5, 100))
 def test_a_colocated_family_takes_the_fewest_machines(per_mixed, rate):
-    """The found design serves the rate, and one machine fewer would not."""
     cluster = AnalyticCluster(per_mixed=per_mixed)
     found = asyncio.run(cheapest(cluster.search(), COLOCATED, rate, NO_LIMIT.allows, by_price))
     assert cluster.capacity(found) >= rate

@@ -1,4 +1,4 @@
-"""Deployment files round-trip, and have comments."""
+"""Deployment files, which hold a planned design: round trips, comments and errors."""
 
 import msgspec
 import pytest
@@ -70,7 +70,7 @@ def test_margins_are_shares_of_the_bound():
 
 
 def test_any_text_survives(tmp_path, deployments):
-    """Texts with a special meaning in YAML round-trip."""
+    """Texts that mean something else in YAML, such as "yes" and "1e3", round-trip."""
     deployment = deployments()[0]
     for word in ("yes", "on", "1e3", "null", "a: b # c", '"', "-", "~", "é"):
         provenance = msgspec.structs.replace(deployment.provenance, objective=word, models=(word,))
@@ -91,7 +91,6 @@ def test_any_text_survives(tmp_path, deployments):
     ],
 )
 def test_mistakes_name_the_file_and_the_place(tmp_path, deployments, old, new, words):
-    """An invalid deployment file is a one-line error with the file name and the invalid field."""
     path = written(tmp_path / "deployment.yaml", deployments()[0])
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(ConfigurationError) as error:

@@ -5,7 +5,6 @@ from twofold.planning.design import Family
 
 
 def test_a_design_adds_up_its_machines():
-    """Price and TDP of a design are sums over its prefill and decode machines."""
     one = design(2, 3)
     assert (one.machines, one.price_per_h, one.tdp_w) == (5, 2 * 38 + 3 * 17.6, 2 * 10_200 + 3 * 6_500)
 

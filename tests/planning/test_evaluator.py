@@ -1,4 +1,4 @@
-"""The evaluator reuses the evaluations in its store, and rejects a file that is not a store."""
+"""The evaluator of planning trials, which stores its evaluations in a file and reuses them."""
 
 import asyncio
 import sqlite3
@@ -41,7 +41,7 @@ def test_evaluations_round_trip(tmp_path):
 
 
 def test_a_second_plan_simulates_nothing(tmp_path):
-    """A second plan with the same store equals the first plan and runs no simulation."""
+    """The first plan stores all evaluations that the second plan needs."""
     with EvaluationStore(tmp_path / "plan.sqlite") as store:
         first, _ = planned(store, InlineExecutor())
         second, again = planned(store, InlineExecutor())
@@ -80,7 +80,6 @@ def test_equal_trials_run_once():
 
 
 def test_a_file_that_is_no_store_is_refused(tmp_path):
-    """A text file, a directory or a store of a newer version is an error that names the path."""
     text, later = tmp_path / "text", tmp_path / "later"
     text.write_text("not a database, though long enough to be looked at " * 20)
     sqlite3.connect(later).execute("PRAGMA user_version=99").connection.close()
@@ -90,7 +89,6 @@ def test_a_file_that_is_no_store_is_refused(tmp_path):
 
 
 def test_a_broken_row_is_explained(tmp_path):
-    """A corrupt row of the store is a configuration error."""
     with EvaluationStore(tmp_path / "plan.sqlite") as store:
         store.put("a", "a", AnalyticCluster().judged(design(1, 1), 1.0))
         store._database.execute("UPDATE evaluations SET evaluation = '{'")
@@ -99,7 +97,6 @@ def test_a_broken_row_is_explained(tmp_path):
 
 
 def test_a_database_of_something_else_is_left_alone(tmp_path):
-    """A SQLite database of another program is an error and stays unchanged."""
     path = tmp_path / "mine.sqlite"
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE mine (x)")

@@ -1,4 +1,4 @@
-"""The key of a stored evaluation differs if and only if an input of its simulation differs."""
+"""Keys of stored evaluations, which differ if and only if an input of the simulation differs."""
 
 import msgspec
 import pytest
@@ -21,7 +21,6 @@ def replaced(problem, name, **changes):
 
 
 def test_equal_problems_have_equal_keys(make_problem):
-    """Two problems with the same values have the same key."""
     assert key(make_problem()) == key(make_problem())
 
 
@@ -39,12 +38,11 @@ def test_equal_problems_have_equal_keys(make_problem):
     ],
 )
 def test_each_part_of_the_problem_counts(make_problem, change):
-    """A change of SLO, router, model or any workload argument changes the key."""
     assert key(make_problem(**change)) != key(make_problem())
 
 
 def test_the_trial_counts(make_problem):
-    """A change of machine counts, rate or machine type changes the key."""
+    """A change of machine counts, rate or machine type changes the key of a stored evaluation."""
     problem = make_problem()
     keys = [key(problem), key(problem, counts=(3, 2)), key(problem, rate=6.0), key(problem, machine="a100")]
     assert len(set(keys)) == 4
@@ -60,6 +58,6 @@ def test_catalog_figures_change_the_key(make_problem):
 
 
 def test_an_attainment_counts(make_problem):
-    """A change of the required SLO attainment changes the key."""
+    """A change of the required SLO attainment changes the key of a stored evaluation."""
     problem = make_problem()
     assert key(msgspec.structs.replace(problem, attainment=0.99)) != key(problem)

@@ -1,4 +1,4 @@
-"""The Pareto front contains exactly the points that no other point dominates."""
+"""The Pareto front: exactly the points that no other point dominates."""
 
 import asyncio
 
@@ -22,7 +22,6 @@ points = st.lists(
 
 @given(points)
 def test_the_front_covers_every_point_and_no_member_another(some):
-    """The front is sorted by rate, covers every point, and has no member that covers another member."""
     front = pareto_front(some)
     assert all(any(kept.covers(point) for kept in front) for point in some)
     assert not any(one.covers(other) for one in front for other in front if one is not other)
@@ -31,7 +30,6 @@ def test_the_front_covers_every_point_and_no_member_another(some):
 
 @given(points)
 def test_the_front_does_not_depend_on_the_order(some):
-    """The front is the same for any order of the points."""
     assert pareto_front(some) == pareto_front(reversed(some))
 
 

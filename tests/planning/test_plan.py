@@ -1,4 +1,4 @@
-"""A plan contains the best design of each family, or the reason why there is none."""
+"""Plans contain the best design of each family (machine types and batcher), or the reason for its absence."""
 
 import asyncio
 
@@ -39,14 +39,12 @@ def test_minimises_cost_at_a_given_rate():
 
 
 def test_power_ranks_by_watts():
-    """With the power objective, designs are sorted by TDP."""
     plan = planned(AnalyticCluster(5.0, 3.0, 2.5), objective="power", rate=30.0)
     watts = [choice.design.tdp_w for choice in plan.choices]
     assert watts == sorted(watts)
 
 
 def test_families_that_cannot_keep_the_slo_are_named():
-    """A family without a feasible design is listed in `without`, and the other families are planned."""
 
     class NoColocation(AnalyticCluster):
         def judged(self, one, rate):

@@ -14,7 +14,7 @@ def families(problem, *names, machines=None, split=True, colocated=True):
 
 
 def test_a_split_design_is_two_pools(make_problem):
-    """The first machine type becomes the prefill pool, the second the decode pool; the problem specifies the router."""
+    """The first machine type of a design becomes the prefill pool; the second becomes the decode pool."""
     problem = make_problem()
     (family,) = families(problem, "h100+a100", colocated=False)
     spec = problem.spec(Design(family=family, counts=(3, 2)))
@@ -26,7 +26,7 @@ def test_a_split_design_is_two_pools(make_problem):
 
 
 def test_a_colocated_design_keeps_requests_where_they_are(make_problem):
-    """The spec of a colocated design has the colocated router and a mixed pool with the family's batcher and budget."""
+    """The cluster spec has the colocated router and one mixed pool."""
     problem = make_problem()
     small = Family(kinds=(problem.kind("h100"),), batcher="chunked-prefill", max_num_batched_tokens=512)
     spec = problem.spec(Design(family=small, counts=(4,)))
@@ -35,14 +35,14 @@ def test_a_colocated_design_keeps_requests_where_they_are(make_problem):
 
 
 def test_the_four_families_of_splitwise_are_looked_at_by_default(make_problem):
-    """The default is Splitwise's four split families, and three colocated families for each of its machine types."""
+    """By default, there are also three colocated families per machine type."""
     names = [family.name for family in families(make_problem())]
     assert names[:4] == ["a100+a100", "h100+h100", "h100+a100", "h100+h100-pcap"]
     assert len(names) == 4 + 3 * 3
 
 
 def test_families_are_named_or_all_pairs(make_problem):
-    """Families are selected by name, by Splitwise's letters, or as all pairs of machines; duplicates are dropped."""
+    """A design family is named by its machines (h100+a100) or by Splitwise's letters (HA). Duplicates are dropped."""
     problem = make_problem()
     named = families(problem, "HA,splitwise-hh", "h100+a100", colocated=False)
     assert [family.name for family in named] == ["h100+a100", "h100+h100"]
@@ -67,7 +67,7 @@ def test_rejects_invalid_families(make_problem, arguments, words):
 
 
 def test_machines_that_do_not_hold_the_model_are_left_out(make_problem):
-    """Machines without enough memory are omitted with a reason; if no machine remains, it is an error."""
+    """An error is raised only if no machine has enough memory for the model."""
     giant = make_problem(model="deepseek-v3")
     fit, reasons = fitting(giant, families(giant, machines="h100,b200"))
     assert {kind.name for family in fit for kind in family.kinds} == {"dgx-b200"}

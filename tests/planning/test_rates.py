@@ -1,4 +1,4 @@
-"""The rate search finds the highest rate of a grid that meets the SLO."""
+"""The search for the highest rate of a grid that meets the SLO."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from twofold.planning.rates import RateGrid
 
 @given(st.integers(-400, 800), st.sampled_from([0.005, 0.02, 0.1]))
 def test_steps_and_rates_are_each_others_inverse(step, tolerance):
-    """The rate of a step maps back to the step; a rate between two steps maps to the lower step."""
+    """A rate between two steps of the grid maps to the lower step."""
     grid = RateGrid(tolerance)
     assert grid.step(grid.rate(step)) == step
     assert grid.step(grid.rate(step) * (1 + tolerance / 2)) == step
@@ -21,7 +21,6 @@ def test_steps_and_rates_are_each_others_inverse(step, tolerance):
     st.floats(0.05, 50), st.floats(0.05, 50), st.integers(1, 30), st.integers(1, 30), st.none() | st.integers(-200, 500)
 )
 def test_the_capacity_is_found_wherever_the_search_begins(per_prefill, per_decode, prefill, decode, start):
-    """From any start, the search finds the highest step that meets the SLO; the next step misses it."""
     cluster = AnalyticCluster(per_prefill, per_decode)
     search = cluster.search()
     one = design(prefill, decode)

@@ -1,4 +1,4 @@
-"""The search with which re-planning finds the best split of equal instances, by simulation."""
+"""The search with which re-planning finds the best prefill and decode instance counts, by simulation."""
 
 import msgspec
 import pytest
@@ -37,13 +37,13 @@ def test_the_split_follows_the_traffic():
 
 
 def test_the_split_that_runs_is_kept_where_none_is_better():
-    """On light traffic, which every split serves equally well, the search keeps the running split."""
+    """Light traffic is served equally well by every split."""
     for running in (RoleSplit(1, 3), RoleSplit(2, 2)):
         assert planner().search(of(1.0, 500, 20), running, stock=4).best.split == running
 
 
 def test_as_few_replicas_as_are_enough():
-    """With spare instances, the search uses fewer instances for light traffic and more for heavy traffic."""
+    """The search uses two of eight instances for light traffic and more than four for heavy traffic."""
     wide = planner("2xh100:prefill,6xh100:decode", replicas=True)
     few = wide.search(of(1.0, 500, 20), RoleSplit(2, 2), stock=8).best
     assert few.split.instances == 2
@@ -53,7 +53,7 @@ def test_as_few_replicas_as_are_enough():
 
 
 def test_more_splits_than_are_tried_are_bisected():
-    """With eleven possible splits, the search simulates fewer than eight and finds one with attainment above 90%."""
+    """Of eleven possible splits, the search simulates fewer than eight."""
     wide = planner("6xh100:prefill,6xh100:decode")
     found = wide.search(of(40.0, 400, 200), RoleSplit(6, 6), stock=12)
     assert len(found.searched) < 8
@@ -61,7 +61,7 @@ def test_more_splits_than_are_tried_are_bisected():
 
 
 def test_an_overload_is_served_as_well_as_can_be():
-    """If no split meets the target, the search returns the one with the highest attainment."""
+    """If no split meets the target, the search returns the split with the highest attainment."""
     found = planner("2xh100:prefill,2xh100:decode", replicas=True).search(
         of(200.0, 1500, 200), RoleSplit(2, 2), stock=4
     )
@@ -69,7 +69,6 @@ def test_an_overload_is_served_as_well_as_can_be():
 
 
 def test_requests_are_like_the_traffic_and_the_same_each_time():
-    """Synthetic requests have the rate and lengths of the traffic sample and are reproducible."""
     traffic = TrafficSample(rate=20.0, burstiness=0.5, prompt_tokens=(10, 20, 30), output_tokens=(1, 2))
     requests = list(synthetic_requests(traffic))
     assert len(requests) == 1200
@@ -81,7 +80,7 @@ def test_requests_are_like_the_traffic_and_the_same_each_time():
 
 
 def test_an_slo_without_bounds_is_no_aim():
-    """A split search with an SLO that has no latency bound in seconds is a configuration error."""
+    """An SLO without a latency bound in seconds is a configuration error."""
     spec = parse_cluster("1xh100:prefill,1xh100:decode", model="llama2-70b", catalog=CATALOG)
     with pytest.raises(ConfigurationError, match="needs an SLO in seconds"):
         SplitPlanner(spec, CATALOG, Slo())

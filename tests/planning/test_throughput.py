@@ -1,4 +1,4 @@
-"""The throughput search finds the best split of a family in few simulations."""
+"""The search for the prefill and decode machine counts with the highest throughput, in few simulations."""
 
 import asyncio
 
@@ -26,7 +26,6 @@ def test_best_split_equals_brute_force(per_prefill, per_decode, machines, slack)
 
 @given(speeds, speeds, st.floats(60, 1500), st.floats(20_000, 400_000), st.floats(1.0, 4.0))
 def test_finds_the_best_split_within_price_and_power(per_prefill, per_decode, dollars, watts, slack):
-    """The split found within a price and power budget equals the best by brute force."""
     cluster = AnalyticCluster(per_prefill, per_decode, slack=slack)
     search = cluster.search()
     designs = frontier(SPLIT, Budget(price_per_h=dollars, tdp_w=watts).allows)
@@ -49,7 +48,7 @@ def test_needs_far_fewer_simulations_than_brute_force():
 
 @given(speeds, speeds, st.integers(2, 40))
 def test_finds_the_best_split_without_a_limiting_phase(per_prefill, per_decode, machines):
-    """If evaluations do not name the limiting phase, the search compares neighbouring splits."""
+    """If evaluations do not name the phase that limits the rate, the search compares neighbouring designs."""
     cluster = AnalyticCluster(per_prefill, per_decode, tells=False)
     search = cluster.search()
     designs = frontier(SPLIT, Budget(machines=machines).allows)
@@ -57,7 +56,6 @@ def test_finds_the_best_split_without_a_limiting_phase(per_prefill, per_decode, 
 
 
 def test_a_colocated_family_has_one_design():
-    """A search over a single design returns its highest rate."""
     cluster = AnalyticCluster()
     search = cluster.search()
     found = asyncio.run(most_throughput(search, [design(10, family=COLOCATED)]))
@@ -65,7 +63,7 @@ def test_a_colocated_family_has_one_design():
 
 
 def test_a_hopeless_guess_does_not_end_the_search():
-    """The search continues if the split with the best estimate misses the SLO at any rate."""
+    """The design with the best estimate misses the SLO at any rate."""
 
     class OnlyEven(AnalyticCluster):
         def capacity(self, one):

@@ -1,4 +1,4 @@
-"""Simulated trials of a design at a rate stop once the SLO verdict is certain."""
+"""Simulated trials of a design at a rate, which stop once the SLO verdict is certain."""
 
 import pytest
 
@@ -19,7 +19,6 @@ def split(problem, *counts):
 @pytest.mark.parametrize("slo", ["splitwise", "ttft=1,tpot=0.06", "tpot=0.05"])
 @pytest.mark.parametrize("rate", [3.0, 6.0, 9.0, 14.0, 30.0])
 def test_an_early_end_never_changes_the_verdict(make_problem, slo, rate):
-    """A trial has the verdict of the complete simulation, even if it stops early."""
     problem = make_problem(slo, duration_s=40.0)
     trial = Trial(split(problem, 2, 2), rate)
     told = simulate_trial(problem, trial).evaluation
@@ -38,7 +37,6 @@ def test_an_early_end_never_changes_the_verdict(make_problem, slo, rate):
 
 
 def test_overload_ends_early(make_problem):
-    """A trial at a rate far above capacity stops before all requests are simulated."""
     problem = make_problem("ttft=1,tpot=0.06", duration_s=60.0)
     told = simulate_trial(problem, Trial(split(problem, 1, 1), 60.0)).evaluation
     assert told.stopped
@@ -55,7 +53,7 @@ def test_bound_by_names_the_limiting_phase(make_problem, slo):
 
 
 def test_without_bounds_on_either_phase_the_busier_pool_tells(make_problem):
-    """If the SLO bounds only E2E, the evaluation names the phase of the busier pool as the limiting phase."""
+    """If the SLO bounds only E2E, the busier pool determines the limiting phase."""
     problem = make_problem("e2e=20", router="jsq-pending", duration_s=30.0)
     assert simulate_trial(problem, Trial(split(problem, 8, 1), 12.0)).evaluation.bound_by is Phase.DECODE
 
@@ -68,14 +66,14 @@ def test_slo_in_seconds_checks_each_latency(make_problem):
 
 
 def test_a_cancelled_trial_ends(make_problem):
-    """A trial that is cancelled during its simulation raises a UserError."""
+    """Cancellation during a simulation raises UserError."""
     problem = make_problem(duration_s=600.0)
     with pytest.raises(UserError, match="cancelled"):
         simulate_trial(problem, Trial(split(problem, 2, 2), 6.0), lambda: True)
 
 
 def test_a_run_is_hopeless_once_too_many_have_missed():
-    """With 90% attainment over ten requests, the SLO becomes unreachable at the second miss."""
+    """At 90% attainment of ten requests, the second miss makes the SLO unreachable."""
 
     class Counts:
         rejected = failed = 0

@@ -9,7 +9,7 @@ from twofold.workload.trace import FORMATS, write_trace
 
 
 def test_rates_share_their_random_numbers():
-    """Doubling the rate of a workload halves the arrival times and keeps the prompt and output lengths."""
+    """Doubling the rate halves the arrival times and keeps prompt and output lengths."""
     arguments = WorkloadArguments(workload="azure-conv", duration_s=20.0, min_requests=1)
     slow, fast = arguments.requests(4.0), arguments.requests(8.0)
     for one, other in zip(slow, fast, strict=False):
@@ -18,13 +18,13 @@ def test_rates_share_their_random_numbers():
 
 
 def test_small_rates_are_simulated_for_longer():
-    """At a low rate, the duration is extended until there are about `min_requests` requests."""
+    """The duration is extended until there are about `min_requests` requests."""
     arguments = WorkloadArguments(workload="azure-conv", duration_s=10.0, min_requests=300)
     assert len(arguments.requests(0.1)) > 200
 
 
 def test_the_shape_is_the_mean_of_each():
-    """A workload's shape has the means of prompt tokens, decode steps and context tokens per request."""
+    """A workload's shape is the mean prompt tokens, decode steps and context tokens per request."""
     shape = WorkloadShape.of([ask(0, 0.0, 10, 3), ask(1, 1.0, 20, 1)])
     assert (shape.prompt_tokens, shape.decode_tokens, shape.context_tokens) == (15.0, 1.0, 11.5)
     assert shape.context == 11.5
@@ -33,7 +33,7 @@ def test_the_shape_is_the_mean_of_each():
 
 
 def test_a_trace_has_a_fingerprint(tmp_path):
-    """The digest of a trace file depends on the file's contents; generated workloads have no digest."""
+    """The digest of a trace file depends on its contents; generated workloads have no digest."""
     path, other = tmp_path / "trace.jsonl", tmp_path / "other.jsonl"
     write_trace([ask(index, index * 0.5) for index in range(10)], path, FORMATS["twofold"])
     write_trace([ask(index, index * 0.6) for index in range(10)], other, FORMATS["twofold"])

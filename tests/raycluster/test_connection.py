@@ -1,4 +1,4 @@
-"""Connecting to a Ray cluster: how its address is found, and errors. Only one test needs Ray."""
+"""Connection to a Ray cluster: choice of the address, and errors."""
 
 import importlib.util
 

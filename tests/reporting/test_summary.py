@@ -24,7 +24,7 @@ def ended(name, arrived, tokens, reason=FinishReason.LENGTH, prompt_tokens=10):
 
 
 def seconds(longest):
-    """Return a strategy for times in whole microseconds, because tiny durations would give infinite rates."""
+    """Return a Hypothesis strategy for times in whole microseconds; shorter times would give infinite rates."""
     return st.integers(0, longest * 1_000_000).map(lambda microseconds: microseconds / 1e6)
 
 
@@ -40,7 +40,6 @@ def runs(draw, reasons=tuple(FinishReason)):
 
 
 def test_a_run_worked_out_by_hand():
-    """Two requests with known token times give the throughput, latencies and goodput computed by hand."""
     run = [ended("a", 0.0, [1.0, 2.0, 3.0]), ended("b", 1.0, [4.0, 6.0])]
     summary = summarize(run, slo=Slo(ttft_s=2.0))
     assert (summary.sent, summary.completed, summary.failed, summary.unfinished) == (2, 2, 0, 0)
@@ -56,7 +55,7 @@ def test_a_run_worked_out_by_hand():
 
 
 def test_percentiles_are_numpys_linear_ones():
-    """Percentiles interpolate linearly: P99 of the values 0 to 10 is 9.9."""
+    """P99 of the values 0 to 10 is 9.9."""
     distribution = LatencyDistribution.of(float(value) for value in range(11))
     assert (distribution.p50, distribution.p90) == (5.0, 9.0)
     assert distribution.p99 == pytest.approx(9.9)
@@ -70,7 +69,7 @@ def test_empty_run_has_zero_counts():
 
 
 def test_failures_are_counted_by_reason_and_miss_the_slo():
-    """Failed requests miss the SLO, and aborted requests do not count in the attainment."""
+    """Aborted requests do not count in the SLO attainment."""
     run = [
         ended("a", 0.0, [1.0]),
         ended("b", 0.0, [1.0], FinishReason.ERROR),
@@ -91,7 +90,7 @@ def test_the_slo_holds_jointly():
 
 @given(runs())
 def test_percentiles_rise(run):
-    """P50 ≤ P90 ≤ P99 ≤ max holds for each latency."""
+    """P50 ≤ P90 ≤ P99 ≤ max for each latency."""
     summary = summarize(run)
     for latency in (summary.ttft_s, summary.itl_s, summary.tpot_s, summary.e2e_s):
         if latency is not None:
@@ -107,7 +106,7 @@ def test_goodput_never_exceeds_throughput(run, bound):
 
 @given(runs(reasons=(FinishReason.STOP, FinishReason.LENGTH)))
 def test_an_infinite_slo_is_always_met(run):
-    """Without failures, an infinite SLO has attainment 1 and a goodput equal to the throughput."""
+    """Without failures, goodput equals throughput."""
     summary = summarize(run, slo=INFINITE)
     assert summary.slo_attainment == (1.0 if run else None)
     assert summary.goodput == summary.request_throughput
@@ -128,7 +127,7 @@ def test_summary_round_trips_through_json(run):
 
 
 def test_a_run_lasts_from_the_first_arrival_to_the_last_event():
-    """If the last request to arrive fails before its first token, the run lasts until the arrival of this request."""
+    """The last event may be the arrival of a request that fails before its first token."""
     run = [ended("a", 2.0, [4.0]), ended("b", 9.0, [], FinishReason.ERROR)]
     assert summarize(run).duration_s == 7.0
     assert summarize(run, duration_s=10.0).request_throughput == 0.1

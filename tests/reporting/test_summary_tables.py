@@ -43,7 +43,6 @@ def test_units():
 
 
 def test_one_run():
-    """The table shows latencies, counts, failure reasons, SLO attainment and the caller's additional rows."""
     text = drawn(summary_table(run_of(1.5, failed=1), "a title", {"Send lag P99": "2 ms"}))
     assert "a title" in text
     assert cells(text, "TTFT ")[1:3] == ["1.50 s", "1.50 s"]
@@ -55,7 +54,6 @@ def test_one_run():
 
 
 def test_runs_side_by_side():
-    """The comparison table has one column per run."""
     text = drawn(comparison_table({"split": run_of(0.2), "colocated": run_of(2.0, failed=1)}))
     assert cells(text, "TTFT P99") == ["TTFT P99", "200.0 ms", "2.00 s"]
     assert cells(text, "SLO attainment")[1:] == ["100.0%", "0.0%"]
@@ -63,6 +61,5 @@ def test_runs_side_by_side():
 
 
 def test_an_empty_run_draws():
-    """The table of a summary without requests has dashes."""
     text = drawn(summary_table(summarize([])))
     assert cells(text, "TTFT")[1:] == ["-"] * 5

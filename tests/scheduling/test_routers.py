@@ -36,14 +36,12 @@ def test_jsq_variants_compare_what_they_are_named_after():
 
 
 def test_ties_go_to_the_instance_that_joined_first():
-    """With equal loads, `jsq` chooses the instance that joined first."""
     known = pools(load("p1"), load("p0"), load("d1"), load("d0"))
     assert ROUTERS["jsq"]().route(request(), 109, known, 0.0) == Route("p1", "d1")
 
 
 @pytest.mark.parametrize("router", sorted(ROUTERS))
 def test_a_mixed_instance_keeps_both_phases(router):
-    """A request that prefills on a mixed instance also decodes there, without a hand-off."""
     made = cluster([Role.MIXED, Role.MIXED] if router in FIXED_ROLE_ROUTERS else [Role.MIXED], router)
     placement = made.place(request(), 0.0)
     assert placement is not None
@@ -53,7 +51,6 @@ def test_a_mixed_instance_keeps_both_phases(router):
 
 @pytest.mark.parametrize("router", FIXED_ROLE_ROUTERS)
 def test_a_mixed_instance_decodes_for_a_prefill_instance(router):
-    """Without a decode instance, a mixed instance decodes the requests of a prefill instance."""
     placement = cluster([Role.PREFILL, Role.MIXED], router).place(request(), 0.0)
     assert placement is not None
     assert placement.route == predicted("prefill-0", "mixed-1")
@@ -61,7 +58,6 @@ def test_a_mixed_instance_decodes_for_a_prefill_instance(router):
 
 @pytest.mark.parametrize("router", FIXED_ROLE_ROUTERS)
 def test_no_route_without_both_phases(router):
-    """A cluster that lacks instances for one of the phases rejects every request."""
     for roles in ([], [Role.PREFILL], [Role.DECODE]):
         assert cluster(roles, router).place(request(), 0.0) is None
 
@@ -86,7 +82,6 @@ def test_a_lost_instance_loses_its_requests():
 
 
 def test_late_events_of_lost_requests_are_ignored():
-    """Events of lost or unknown requests change no load."""
     made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE])
     for name in "ab":
         made.place(request(name), 0.0)
@@ -102,7 +97,7 @@ def test_late_events_of_lost_requests_are_ignored():
 
 
 def test_memory_is_counted_where_the_kv_cache_is():
-    """The prefill instance reserves the prompt until hand-off; the decode instance the full length until the end."""
+    """The prefill instance counts the prompt until hand-off; the decode instance counts all tokens until the end."""
     made = cluster([Role.PREFILL, Role.DECODE])
     made.place(request("a", prompt=100, output=10), 0.0)
     prefill, decode = made.pools
@@ -114,7 +109,6 @@ def test_memory_is_counted_where_the_kv_cache_is():
 
 
 def test_a_request_that_no_instance_could_ever_hold_is_refused():
-    """Every router rejects a request that exceeds the KV capacity of every instance; the request could never start."""
     for router in sorted(ROUTERS):
         made = cluster([Role.PREFILL, Role.DECODE], router, capacity_tokens=100)
         assert made.place(request("a", prompt=60, output=41), 0.0) is not None, router
@@ -131,7 +125,6 @@ def test_a_prompt_that_its_prefill_instance_could_never_hold_is_refused():
 
 @pytest.mark.parametrize("router", ["splitwise", "splitwise-sim"])
 def test_a_refused_request_moves_no_instance(router):
-    """A rejected request does not change the role of any instance."""
     made = cluster([Role.PREFILL, Role.DECODE], router, capacity_tokens=100)
     assert made.place(request("a", prompt=60, output=42), 0.0) is None
     assert [each.role for each in made.pools] == [Role.PREFILL, Role.DECODE]

@@ -29,7 +29,7 @@ class Door:
         return [self.socket.recv()] if self.socket.poll(20_000) else []
 
     def refuses(self):
-        """Return whether the guard rejects the client and none of the client's messages arrives."""
+        """Return whether the guard rejects the client and no message of the client arrives."""
         for _ in range(LOOKS):
             if self.guard.refused:
                 return not self.socket.poll(200)

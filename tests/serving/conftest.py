@@ -1,4 +1,4 @@
-"""Fixtures of end-to-end tests: shared services, and two emulated hosts."""
+"""Fixtures of end-to-end tests: shared services, and a pair of emulated hosts."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,13 +15,13 @@ MOST = 4  # services at once; each needs memory and, even idle, part of a core
 
 
 class Services:
-    """Running services by model and flags; the least recently used one is stopped when the limit `MOST` is reached."""
+    """Running services by model and flags, at most `MOST`. The least recently used service is stopped first."""
 
     def __init__(self):
         self._running = {}
 
     def url(self, model, flags):
-        """Return the URL of a running service, starting it if needed."""
+        """Return the URL of a service, which is started if it is not running."""
         stack, url = self._running.pop((model, flags), (None, None))
         if stack is None:
             self._keep(MOST - 1)
@@ -44,7 +44,7 @@ SERVICES = pytest.StashKey[Services]()
 
 @pytest.fixture(scope="session")
 def service(pytestconfig, tiny_model_dir):
-    """Return a function from (architecture, flags) to the URL of a running service."""
+    """Return a function that takes architecture and flags and returns the URL of a running service."""
     services = pytestconfig.stash[SERVICES] = Services()
     yield lambda arch="llama", flags=SPLIT: services.url(tiny_model_dir(arch), (*ENGINE, *flags))
     services.close()
@@ -52,7 +52,7 @@ def service(pytestconfig, tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def hosts():
-    """Yield two emulated hosts with a link that tests can cut; skip the test without network namespaces."""
+    """Yield two emulated hosts, whose link tests can cut; skip the tests where network namespaces are unavailable."""
     try:
         with two_hosts(first_local=True) as joined:
             yield joined

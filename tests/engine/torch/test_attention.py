@@ -21,10 +21,7 @@ class Layer(torch.nn.Module):
 
 
 def dense(query, key, value, start, window, softcap, sinks):
-    """Return the reference result of dense attention, of shape [n, heads, value dim].
-
-    `query` has shape [n, heads, key dim] and belongs to the positions from `start` on.
-    """
+    """Return dense attention [n, heads, value dim] of `query` [n, heads, key dim] at the positions from `start` on."""
     repeats = HEADS // SHAPE.kv_heads
     key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     scores = torch.einsum("nhd,chd->hnc", query, key) * SCALING
@@ -114,7 +111,7 @@ def groups_of(contexts, window=None, block_size=16, group_bytes=2**30, monkeypat
 
 
 def test_groups_sequences_of_similar_length():
-    """Only sequences of similar length are padded to one length, so a long sequence does not lengthen all others."""
+    """Only sequences of similar length are padded to one length, so one long sequence does not pad all others."""
     assert groups_of([500, 490, 480, 470]) == [4]
     assert groups_of([4000, 500, 490, 30, 20]) == [1, 2, 2]
 

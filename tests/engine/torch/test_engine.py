@@ -28,7 +28,7 @@ def prompts_of(lengths, seed=1):
 
 @pytest.fixture(scope="module")
 def expected(tiny_model_dir):
-    """Return a function that returns the reference output of an architecture and computes it only once."""
+    """Return a function that computes the reference output of an architecture only once."""
     known = {}
 
     def outputs(arch):
@@ -44,21 +44,17 @@ class TestEqualsGenerate:
     """Greedy output equals the output of `generate` in transformers with eager attention in float32."""
 
     def test_whole_prompts_at_once(self, arch, engine, expected):
-        """The output is the same if all prompts run in one iteration and all sequences decode together."""
         assert token_ids(drive(engine(arch), prompts_of(LENGTHS), GREEDY)) == expected(arch)
 
     def test_mixed_iterations_with_odd_chunks(self, arch, engine, expected):
-        """The output is the same if chunks of random size share batches with decodes.
-
-        The KV blocks have five tokens and are scattered.
-        """
+        """Chunks of random size run beside decodes, with KV in scattered blocks of five tokens."""
         rng = random.Random(5)
         sizes = lambda: rng.choice((1, 3, 17, 64, 131, 400))  # noqa: E731
         outputs = drive(engine(arch, 600, block_size=5), prompts_of(LENGTHS), GREEDY, chunk=sizes, max_batch=5, seed=2)
         assert token_ids(outputs) == expected(arch)
 
     def test_contiguous_blocks(self, arch, engine, expected):
-        """The output is the same if a sequence's blocks are contiguous, so that attention reads them without a copy."""
+        """Attention reads contiguous blocks of a sequence without a copy."""
         chunks = iter([100, 50] * 10_000)
         outputs = drive(engine(arch), prompts_of(LENGTHS), GREEDY, chunk=lambda: next(chunks), scatter=False, seed=3)
         assert token_ids(outputs) == expected(arch)
@@ -127,7 +123,6 @@ def test_writes_only_the_slots_of_its_tokens(engine, loaded):
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2", "gpt_oss"])
 def test_ignores_garbage_in_unused_memory(arch, engine, loaded, expected):
-    """The output is the same if the KV pool initially contains NaN."""
     model = loaded(arch)
     pool = KvPool(model.layout(16), 320, device=DEVICE)
     for layer in range(len(model.layers)):

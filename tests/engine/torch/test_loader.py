@@ -1,4 +1,4 @@
-"""The loader reads the properties of a model, and reports invalid or unsupported models clearly."""
+"""Loading of models: their properties, and errors for invalid or unsupported models."""
 
 import json
 import os
@@ -42,7 +42,6 @@ def change_config(directory, **values):
 
 
 def test_reads_the_properties_of_a_model(loaded):
-    """A loaded model has KV shapes per layer, context length, vocabulary size, EOS ids and dtype."""
     model = loaded("llama")
     assert model.layers == (LayerShape(kv_heads=2, key_dim=32, value_dim=32),) * 3
     assert (model.max_model_len, model.vocab_size, model.eos_token_ids) == (2048, 512, (2,))
@@ -51,10 +50,7 @@ def test_reads_the_properties_of_a_model(loaded):
 
 
 def test_shapes_come_from_the_layers_themselves(loaded):
-    """Head sizes are read from the layers, because configs are not sufficient.
-
-    A head size may differ from hidden size / heads, and keys may have another size than values.
-    """
+    """A head size may differ from hidden size / heads, and keys may have another size than values."""
     assert loaded("deepseek_v3").layers[0] == LayerShape(kv_heads=4, key_dim=48, value_dim=24)
     assert loaded("qwen3").layers[0] == LayerShape(kv_heads=2, key_dim=48, value_dim=48)
 
@@ -92,10 +88,7 @@ def test_loads_a_model_without_eos(copied):
 
 
 def test_longrope_limits_the_context_to_its_original_length(copied):
-    """The maximum context of a LongRoPE model is its original length.
-
-    A longer sequence would change the rotations of all sequences in its batch.
-    """
+    """A longer sequence would change the rotary embeddings of its whole batch."""
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 512}
     factors = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
     change_config(copied, rope_parameters=rope | factors)
@@ -183,7 +176,6 @@ class TestMistakes:
     ],
 )
 def test_refuses_models_that_it_would_compute_wrongly(config_only, model_type, values, reason):
-    """Models whose attention, masks or state the engine does not support are errors."""
     with pytest.raises(ModelError, match=reason):
         load_model(config_only(model_type, **values), seed=0)
 
@@ -203,7 +195,7 @@ def test_refuses_unknown_kinds_of_attention(tiny_model_dir, monkeypatch):
 
 
 def test_a_loaded_process_can_fork(tiny_model_dir):
-    """Loading a model leaves no threads running, so a forked child process can run the model on several threads."""
+    """No thread outlives the loading of a model, so a forked child can run the model on several threads."""
     script = """
 import os, sys, time, torch
 torch.set_num_threads(1)

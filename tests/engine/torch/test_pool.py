@@ -1,4 +1,4 @@
-"""KV pools have a fixed layout in shared memory, and blocks are copied between pools."""
+"""KV pools: their layout in shared memory, and copies of blocks between pools."""
 
 import mmap
 
@@ -37,7 +37,6 @@ def test_layout_is_keys_then_values_layer_by_layer():
 
 
 def test_sees_writes_through_another_mapping(tmp_path):
-    """Two pools over the same shared memory see each other's writes."""
     path = tmp_path / "pool"
     path.write_bytes(bytes(LAYOUT.pool_bytes(4)))
     with path.open("r+b") as file:
@@ -62,7 +61,6 @@ def test_block_rows_are_the_bytes_of_blocks():
 
 
 def test_refuses_memory_that_does_not_fit():
-    """Memory that is too small or whose dtype is not uint8 raises ValueError."""
     with pytest.raises(ValueError, match="needs"):
         KvPool(LAYOUT, 2, torch.zeros(LAYOUT.pool_bytes(2) - 1, dtype=torch.uint8))
     with pytest.raises(ValueError, match="uint8"):
@@ -71,7 +69,6 @@ def test_refuses_memory_that_does_not_fit():
 
 @given(data=st.data(), layer=st.integers(0, 2), same_pool=st.booleans())
 def test_copy_moves_exactly_these_blocks_of_this_layer(data, layer, same_pool):
-    """`copy_blocks` copies the given blocks of one layer and leaves all other memory unchanged."""
     blocks = st.permutations(range(12))
     if data.draw(st.booleans()):
         first, second = data.draw(st.integers(0, 11)), data.draw(st.integers(0, 11))

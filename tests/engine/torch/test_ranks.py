@@ -1,4 +1,4 @@
-"""The progress of a prefill is reported layer by layer, although several ranks compute each layer."""
+"""Layer-by-layer progress of a prefill that several ranks compute."""
 
 from twofold.engine.torch.ranks import LayerProgress
 

@@ -1,4 +1,4 @@
-"""The sampler supports greedy and seeded sampling, top-k, top-p and log probabilities."""
+"""Sampling: greedy, seeded, top-k, top-p and log probabilities."""
 
 import math
 import random
@@ -38,24 +38,19 @@ def chi_square(drawn, probabilities):
 
 
 def test_greedy_takes_the_best():
-    """Temperature 0 selects the token with the highest logit."""
     logits = logits_of(5)
     assert tokens(logits, [row(temperature=0.0)] * 5) == logits.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_draws_follow_the_distribution(temperature):
-    """Sampled tokens follow the softmax of the logits: the chi-square statistic is below 45.
-
-    A correct sampler exceeds 45 only once in 10,000 runs.
-    """
+    """A correct sampler exceeds a chi-square statistic of 45 only once in 10,000 runs."""
     logits = logits_of()
     probabilities = torch.softmax(logits[0] / temperature, -1).tolist()
     assert chi_square(draw_many(4000, logits, temperature=temperature), probabilities) < 45
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
-    """Sampling is limited to the smallest set of most likely tokens whose total probability is at least top_p."""
     logits = logits_of()
     probabilities = torch.softmax(logits[0], -1)
     best, ids = probabilities.sort(descending=True)
@@ -67,7 +62,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
 
 
 def test_top_p_beyond_the_likely_tokens():
-    """top_p is also exact for a flat distribution, where the set has more tokens than the 256 that are sorted first."""
+    """top_p is also exact if it keeps more tokens than the 256 that the sampler sorts first."""
     logits = torch.zeros(1, 5000).index_fill(1, torch.tensor([7]), 1.0)
     drawn = draw_many(300, logits, top_p=0.9)
     assert len(set(drawn)) > 256
@@ -82,14 +77,12 @@ def test_top_k_and_top_p_together():
 
 
 def test_top_k_of_one_is_greedy():
-    """top_k = 1 selects the most likely token at any temperature."""
     logits = logits_of(20)
     drawn = tokens(logits, [row(i, temperature=5.0, top_k=1) for i in range(20)])
     assert drawn == logits.argmax(-1).tolist()
 
 
 def test_tiny_top_p_is_greedy():
-    """top_p near 0 leaves only the most likely token."""
     logits = logits_of(20)
     assert tokens(logits, [row(i, top_p=1e-9) for i in range(20)]) == logits.argmax(-1).tolist()
 
@@ -106,7 +99,7 @@ def test_noise_is_a_function_of_seed_and_position():
 
 
 def test_noise_is_the_same_in_all_releases():
-    """The tokens sampled with these seeds never change, so another release of Twofold can replay a request."""
+    """Tokens sampled with these seeds never change, so another release of Twofold can replay a request."""
     flat = torch.zeros(1, 50_000)
     keys = ((0, 0), (1, 0), (0, 1), (4096, 2**63 - 1))
     assert [tokens(flat, [row(p, seed=s)])[0] for p, s in keys] == [26614, 43756, 5290, 27664]

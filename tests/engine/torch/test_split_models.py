@@ -29,7 +29,7 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def outputs(tiny_model_dir, tmp_path_factory):
-    """Return a dict that maps each architecture to the outputs of the whole model and of each sharding."""
+    """Return the outputs of each architecture, first by the whole model and then by each sharding."""
     files = str(tmp_path_factory.mktemp("split"))
     models = [(str(tiny_model_dir(arch)), ",".join(["1x1", *SPLITS[arch]])) for arch in SPLITS]
     done = subprocess.run(
@@ -47,10 +47,7 @@ def outputs(tiny_model_dir, tmp_path_factory):
 
 @pytest.mark.parametrize("arch", SPLITS)
 def test_sharded_models_equal_the_whole_model(arch, outputs):
-    """A sharded model gives the same greedy tokens as the whole model, and the same log probabilities up to rounding.
-
-    The batches contain prompt chunks and decodes.
-    """
+    """Greedy tokens are equal, and log probabilities differ by at most 2e-4, for prompt chunks and decodes."""
     whole, *divided = outputs[arch]
     for split, (said, layers, first) in zip(SPLITS[arch], divided, strict=True):
         for one, other in zip(whole[0], said, strict=True):
@@ -71,6 +68,5 @@ def test_sharded_models_equal_the_whole_model(arch, outputs):
     ],
 )
 def test_refuses_models_that_cannot_be_sharded(arch, split, why, loaded):
-    """A model cannot be sharded if it has too few heads or layers, or if there is no plan for the parallelism."""
     with pytest.raises(ConfigurationError, match=why):
         check_split_model(loaded(arch), split, arch)

@@ -1,4 +1,4 @@
-"""Callbacks run after queued device work, and copies run on a separate stream."""
+"""Callbacks that run after queued device work, and copies on a separate device stream."""
 
 import threading
 
@@ -26,7 +26,6 @@ def pool():
 
 
 def test_calls_are_made_in_order_and_before_finish_returns():
-    """When `finish` returns, each queued callback has run once, in order."""
     announcer, seen = LayerNotifier(GPU_OR_CPU), []
     for number in range(5):
         busy(rounds=1)
@@ -38,7 +37,6 @@ def test_calls_are_made_in_order_and_before_finish_returns():
 
 
 def test_on_a_cpu_a_call_is_made_at_once():
-    """On a CPU, the notifier runs a callback immediately and in the calling thread."""
     seen = []
     LayerNotifier(torch.device("cpu")).after(lambda: seen.append(threading.current_thread()))
     assert seen == [threading.current_thread()]
@@ -53,7 +51,7 @@ def test_copies_are_complete_on_exit():
 
 
 def test_pinned_memory_can_be_pinned_again():
-    """Pinning memory twice has no effect the second time. After the pins are closed, the memory can be pinned again."""
+    """A second pin of pinned memory has no effect; memory can be pinned again once its pins are closed."""
     memory = torch.zeros(1 << 16, dtype=torch.uint8)
     first = PinnedMemory(memory, GPU_OR_CPU)
     second = PinnedMemory(memory, GPU_OR_CPU)  # the device refuses to register the memory twice
@@ -68,7 +66,7 @@ def test_pinned_memory_can_be_pinned_again():
 
 @ON_GPU
 def test_a_call_waits_for_earlier_work_only():
-    """A callback runs as soon as the device work queued before it is done, even if more work was queued after it."""
+    """A callback runs once the device work queued before it is done, even if work queued later still runs."""
     announcer, told = LayerNotifier(GPU_OR_CPU), threading.Event()
     done = torch.cuda.Event()
     busy(rounds=1)
@@ -89,7 +87,6 @@ def test_a_call_waits_for_earlier_work_only():
 
 @ON_GPU
 def test_copies_do_not_wait_for_queued_work():
-    """A copy inside a `with copying()` block does not wait for device work that was queued before it."""
     other, source = pool(), torch.arange(1000, device=DEVICE)
     torch.cuda.synchronize()
     busy(rounds=4000)

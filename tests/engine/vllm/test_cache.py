@@ -1,4 +1,4 @@
-"""vLLM's KV caches can be moved into a KV pool."""
+"""Moving of vLLM's KV caches into the memory of a KV pool."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ LAYERS, BLOCKS, HEADS, SIZE, NUMBERS = 3, 5, 2, 4, 6
 
 
 def caches():
-    """Return one KV cache per layer. As in vLLM, all caches are views of one tensor."""
+    """Return one KV cache per layer, all views of one tensor as in vLLM."""
     memory = torch.zeros(LAYERS * BLOCKS * HEADS * SIZE * NUMBERS)
     shape = (LAYERS, BLOCKS, HEADS, SIZE, NUMBERS)
     return {f"layer {k}": view for k, view in enumerate(memory.view(shape))}
@@ -48,7 +48,6 @@ def test_all_views_write_to_the_pool():
 
 
 def test_copies_blocks_between_moved_caches():
-    """`copy_blocks` copies scattered blocks of one layer from one pool of moved caches to another pool."""
     source, _, source_pool = moved()
     target, _, target_pool = moved()
     for layer, cache in enumerate(source):

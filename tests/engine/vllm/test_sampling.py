@@ -1,4 +1,4 @@
-"""With Twofold's logits processor, vLLM samples the same tokens as the built-in sampler."""
+"""Twofold's logits processor, with which vLLM samples the same tokens as the torch engine."""
 
 import torch
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality

@@ -1,4 +1,4 @@
-"""Fits of iteration times to measurements; a fit finds the bends and the knee of the time curve in the data."""
+"""Fits of iteration times to measurements, including the points at which the slope over tokens or decodes changes."""
 
 import random
 
@@ -35,7 +35,7 @@ def measurement(*work, slower=1.0, requests=0, request_s=0.0, times=TRUE):
 
 
 def measured(**how):
-    """Yield prefills, decodes and mixed iterations, each as three measurements, one of which is an outlier."""
+    """Yield three measurements of each iteration, one of them 2.5 times too slow."""
     for one in (*PROMPTS, *DECODES, *MIXED):
         yield from (measurement(one, slower=slower, **how) for slower in (1.0, 1.0, 2.5))
 
@@ -81,7 +81,7 @@ def test_a_straight_line_gets_no_bends():
 
 
 def test_separates_the_cost_of_requests_from_that_of_prompts():
-    """The fit finds a cost of 20 ms per request, which only the measurements of prefills over HTTP include."""
+    """Measurements over HTTP include 20 ms per request, which the fit separates from the prefill time."""
     plain = msgspec.structs.replace(TRUE, mixed_s=0.0)
     over_http = [measurement(one, requests=1, request_s=0.02, times=plain) for one in PROMPTS]
     inside = [measurement(one, times=plain) for one in (*DECODES, *MIXED)]
@@ -91,7 +91,7 @@ def test_separates_the_cost_of_requests_from_that_of_prompts():
 
 
 def test_fits_sums_of_iterations():
-    """The fit accepts a measurement that spans several iterations, such as a prompt in several chunks."""
+    """A measurement may span several iterations, such as the chunks of a prompt."""
     chunks = [[(512, 512 * (512 + 2 * 512 * k), 0, 0) for k in range(count)] for count in range(2, 9)]
     found = fit_iterations([*measured(), *(measurement(*each) for each in chunks)]).times
     assert sum(found.seconds(*each) for each in chunks[-1]) == pytest.approx(

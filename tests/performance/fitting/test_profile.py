@@ -1,4 +1,4 @@
-"""Parsing of profiles, and removal of contradictory rows."""
+"""Profiles of measured prefill and decode times: parsing, and removal of contradictory rows."""
 
 import pytest
 
@@ -61,7 +61,7 @@ def test_rejects_missing_and_binary_files(tmp_path):
 
 
 def test_early_ends_shorten_the_mean_context():
-    """If the measured E2E is too short for all output tokens, the mean context includes fewer output tokens."""
+    """An E2E time too short for all output tokens means that generation ended early."""
     assert row(token_size=128).mean_context == 512 + 64
     assert row(token_size=128, e2e_time=1100.0).mean_context == 512 + 13
     assert row(token_size=128, e2e_time=1e6, batch=2).mean_context == 2 * (512 + 64)
@@ -88,7 +88,7 @@ def test_drops_batches_that_contradict_most_others():
 
 
 def test_drops_rows_without_times():
-    """A row with only a prompt time or only a token time is kept; a row with neither time, or with NaN, is dropped."""
+    """A row needs a prompt time or a token time, and no NaN."""
     rows = [row(), row(prompt_time=0.0), row(prompt_time=0.0, token_time=0.0), row(token_time=float("nan"))]
     kept, dropped = consistent_batches(rows)
     assert (len(kept[0].rows), dropped[0].rows) == (2, 2)

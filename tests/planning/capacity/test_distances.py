@@ -1,4 +1,4 @@
-"""The smallest LRU capacity at which each block hits, compared with simulated caches."""
+"""The smallest LRU cache in which each block hits, compared with simulated caches."""
 
 from itertools import chain
 
@@ -16,7 +16,7 @@ from twofold.workload.trace import open_trace
 
 
 def branches(draws):
-    """Return prompts as lists of block ids; equal prefixes have equal ids."""
+    """Turn each path through a tree into a prompt: a list of block ids, equal for equal prefixes."""
     ids = {}
     return [[ids.setdefault(tuple(path[:depth]), len(ids)) for depth in range(1, len(path) + 1)] for path in draws]
 
@@ -37,7 +37,7 @@ def simulated_hits(prompts, cache):
 
 
 def counted_hits(prompts, capacity):
-    """Return for each prompt the number of hits at `capacity`, derived from the least capacity of each block."""
+    """Return the hits of each prompt at `capacity` blocks, from the least capacity at which each block hits."""
     least = least_capacities(prompts)
     ends = np.cumsum([len(prompt) for prompt in prompts])
     return [int((part <= capacity).sum()) for part in np.split(least, ends[:-1])]
@@ -54,7 +54,6 @@ def test_distance_counts_distinct_keys_since_the_last_use(keys):
 
 @given(PROMPTS)
 def test_hits_equal_those_of_the_live_cache(prompts):
-    """At each capacity, every prompt has as many hits as in the prefix cache of the live service with LRU eviction."""
     for capacity in range(LONGEST, LARGEST, 3):
         cache = PrefixCache(capacity, create_eviction("lru"))
         assert counted_hits(prompts, capacity) == simulated_hits(prompts, cache)
@@ -76,7 +75,7 @@ def test_tiers_split_the_lru_stack(prompts, first, second):
 
 @given(PROMPTS)
 def test_least_capacities_do_not_fall_within_a_prompt(prompts):
-    """A block needs at least the capacity of the block before it, because it hits only if all blocks before it hit."""
+    """A block hits only if all blocks before it in the prompt hit."""
     least = least_capacities(prompts)
     start = 0
     for prompt in prompts:
@@ -97,7 +96,7 @@ def test_empty_prompts_have_no_distances():
 
 
 def test_reproduces_mooncakes_published_hit_rates():
-    """LRU hit rates of the conversation trace at seven capacities equal Mooncake's to two decimals of a percent."""
+    """LRU hit rates of the conversation trace equal Mooncake's to two decimals of a percent."""
     prompts = [request.prefix_blocks for request in open_trace(public_trace("mooncake-conversation.jsonl"))]
     least = least_capacities(prompts)
     assert len(least) == len(list(chain.from_iterable(prompts))) == 288_500

@@ -32,7 +32,7 @@ def query():
 
 @pytest.fixture(scope="module")
 def conversations():
-    """Return eleven interleaved conversations of six turns; each turn repeats the blocks of earlier turns."""
+    """Return eleven interleaved conversations of six turns, each of which repeats the blocks of earlier turns."""
     requests = []
     for turn in range(6):
         for talk in range(11):
@@ -42,7 +42,7 @@ def conversations():
 
 
 def counted(requests, query, caches, capacity, block_s):
-    """Replay requests round robin over simulated caches; return (hit rate, accelerators saved by reuse)."""
+    """Replay requests round robin over simulated caches; return (hit rate, accelerators freed by reuse)."""
     stores = [PrefixCache(capacity, create_eviction("lru")) for _ in range(caches)]
     saved_s = 0.0
     for index, request in enumerate(requests):
@@ -60,7 +60,6 @@ def counted(requests, query, caches, capacity, block_s):
 
 @pytest.mark.parametrize("capacity", [8, 40, 100, 400])
 def test_hits_and_savings_equal_those_of_simulated_caches(query, conversations, capacity):
-    """Local caches and a pool of four nodes have the hit rate and the savings of the same caches in a simulation."""
     (dram, _) = capacity_plan(conversations, query).tiers
     block_gb = query.block_bytes / 1e9
     own_s = query.block_bytes / query.dram.bytes_per_s
@@ -74,7 +73,6 @@ def test_hits_and_savings_equal_those_of_simulated_caches(query, conversations, 
 
 
 def test_a_pool_hits_more_than_local_caches(query, conversations):
-    """Conversations that move between nodes hit more blocks in the pool than in local caches."""
     (dram, _) = capacity_plan(conversations, query).tiers
     for gb in (4.0, 16.0, 64.0):
         assert dram.pool.at(gb).hit_rate >= dram.local.at(gb).hit_rate
@@ -101,7 +99,6 @@ def test_disk_alone_hits_as_much_as_dram(query, conversations):
 
 
 def test_a_disk_too_slow_to_read_saves_nothing(query, conversations):
-    """Hits on a very slow disk save no accelerators, so the best disk size is 0."""
     slow = replace(query, dram_gb=0.0, disk=replace(query.disk, bytes_per_s=1e3))
     (_, disk) = capacity_plan(conversations, slow).tiers
     point = disk.pool.at(64.0)
@@ -111,7 +108,7 @@ def test_a_disk_too_slow_to_read_saves_nothing(query, conversations):
 
 
 def test_a_slow_link_makes_the_pool_worth_less(query, conversations):
-    """A pool reads three of four blocks over the link, so a slow link frees fewer accelerators."""
+    """Each of four nodes reads three quarters of its pooled blocks over the link."""
     quick, slow = (
         capacity_plan(conversations, replace(query, link_bytes_per_s=link)).tiers[0].pool.at(64.0)
         for link in (None, 0.1e9)

@@ -1,4 +1,4 @@
-"""Trace replay with the live cache code reproduces Mooncake's published hit rates."""
+"""Trace replay with the cache code of live services, compared with Mooncake's published hit rates."""
 
 import pytest
 
@@ -21,7 +21,7 @@ LFU = {10_000: "13.15", 30_000: "27.55", 50_000: "34.38"}
 
 @pytest.mark.parametrize(("name", "figures"), [("lru", LRU), ("lfu", LFU)])
 def test_the_conversation_trace_hits_as_published(name, figures):
-    """LRU and LFU hit rates of the conversation trace equal Mooncake's to two decimals of a percent."""
+    """Hit rates equal Mooncake's to two decimals of a percent."""
     found = trace_reuse(open_trace(public_trace("mooncake-conversation.jsonl")), tuple(figures), (name,))
     assert (found.requests, found.blocks, found.distinct_blocks) == (12_031, 288_500, 182_790)
     assert f"{100 * found.highest:.2f}" == "36.64"
@@ -29,7 +29,6 @@ def test_the_conversation_trace_hits_as_published(name, figures):
 
 
 def test_each_policy_and_capacity_has_its_own_cache():
-    """A large cache reaches the highest reuse of the trace; a small one evicts blocks and hits less often."""
     requests = [ask(0, 0.0, prefix_blocks=(0, 1)), ask(1, 1.0, prefix_blocks=(0, 2)), ask(2, 2.0, prefix_blocks=(0, 1))]
     found = trace_reuse(requests, (2, 100), ("lru", "lfu"))
     assert (found.blocks, found.distinct_blocks, found.highest) == (6, 3, 0.5)
@@ -38,6 +37,5 @@ def test_each_policy_and_capacity_has_its_own_cache():
 
 
 def test_a_trace_without_prefix_blocks_hits_nothing():
-    """Without prefix blocks, the highest reuse is None and the hit rate is 0."""
     found = trace_reuse([ask(0)], (10,), ("lru",))
     assert (found.highest, found.caches[0].rate) == (None, 0.0)

@@ -1,4 +1,4 @@
-"""Prefill time that cached blocks save."""
+"""Prefill time saved by cached blocks."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The local executor, which simulates trials in worker processes: results, error messages and shutdown."""
+"""The executor that simulates trials in local processes: results, error messages and shutdown."""
 
 import asyncio
 import signal
@@ -67,7 +67,7 @@ def test_sigint_is_blocked_while_the_fork_server_starts(make_problem, monkeypatc
 
 
 def test_a_worker_that_is_killed_is_one_sentence(make_problem):
-    """If a worker process is killed, perhaps because memory ran out, the error suggests fewer `--jobs`."""
+    """The error suggests fewer `--jobs`, because memory may have run out."""
     problem = make_problem(duration_s=20_000.0)
 
     async def killed(executor, store):

@@ -1,4 +1,4 @@
-"""The Ray executor of trials."""
+"""The executor that simulates trials on a Ray cluster."""
 
 import importlib.util
 

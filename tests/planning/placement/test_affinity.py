@@ -1,4 +1,4 @@
-"""Node affinity of placements: whether prefill and decode must share nodes."""
+"""DistServe's node affinity: low if prefill and decode must share nodes, because the network is slow."""
 
 import pytest
 from msgspec.structs import replace
@@ -23,7 +23,7 @@ def test_affinity_is_low_only_for_slow_networks(between, within, affinity):
 
 
 def test_links_follow_from_model_and_machine(make_problem):
-    """OPT-13B has high node affinity on the network of a DGX, and low node affinity at the paper's 25 Gbit/s."""
+    """OPT-13B has high node affinity on a DGX, and low node affinity at DistServe's 25 Gbit/s."""
     problem = make_problem(model="opt-13b", router="jsq")
     kinds = [problem.instance("a100", degree) for degree in (1, 2, 4)]
     assert links_of(problem, kinds).affinity is Affinity.HIGH

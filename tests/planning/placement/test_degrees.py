@@ -1,4 +1,4 @@
-"""Tensor and pipeline parallelism of candidate instances."""
+"""Tensor and pipeline parallelism (TP, PP) of candidate instances."""
 
 import pytest
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ def degrees(kinds):
 
 
 def test_lists_degrees_that_fit_and_were_measured(make_problem):
-    """On up to four A100s, OPT-13B has each measured (TP, PP) whose pipeline degree PP divides its 40 layers."""
+    """The pipeline degree must divide the 40 layers of OPT-13B."""
     kinds = instances_of(published(make_problem, "opt-13b"), "a100", 4)
     assert degrees(kinds) == [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4)]
     assert [kind.accelerators for kind in kinds] == [1, 2, 2, 4, 4, 4]
@@ -26,7 +26,7 @@ def test_lists_degrees_that_fit_and_were_measured(make_problem):
 
 
 def test_omits_degrees_that_do_not_hold_the_model(make_problem):
-    """OPT-66B needs 131 GB for weights, so an instance with a single A100 is omitted."""
+    """OPT-66B needs 131 GB for weights, more than a single A100 has."""
     kinds = instances_of(published(make_problem, "opt-66b"), "a100", 4)
     assert (1, 1) not in degrees(kinds)
     assert (2, 1) in degrees(kinds)

@@ -1,4 +1,4 @@
-"""Explanation of a placement plan: the prefill parallelism that queueing theory prefers."""
+"""Explanation of a placement: the prefill parallelism that queueing theory prefers."""
 
 import pytest
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ from twofold.planning.placement.search import PlacementResults, SimulatedPlaceme
 
 @pytest.fixture
 def explain(make_problem):
-    """Return a function that builds an OPT-13B placement plan; it returns (planning problem, preferred parallelism)."""
+    """Return a function that plans a placement of OPT-13B and returns (problem, preferred prefill parallelism)."""
 
     def explained(tensor, pipeline, count=1, rate=4.0, workload="512+64", stock=None, kinds=1):
         problem = make_problem("ttft=0.2,tpot=0.1", "jsq", model="opt-13b", workload=workload)

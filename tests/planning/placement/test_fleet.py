@@ -1,4 +1,4 @@
-"""Division of a fleet with several machine types between prefill and decode."""
+"""Division of machines of several types between prefill and decode."""
 
 from itertools import product
 
@@ -34,7 +34,7 @@ def taken(rates, chosen):
     st.integers(1, 4),
 )
 def test_the_division_is_optimal(prefill, decode, slow, fast):
-    """The best division of two small stocks has the goodput that brute force finds; no division exceeds the stocks."""
+    """Brute force over two small stocks of machines finds no higher goodput."""
     # Numbers of (prefill TP1, TP2, decode TP1, TP2) instances that fit on the accelerators of each machine type.
     of_slow, of_fast = (
         [ways for ways in product(range(5), range(3), range(5), range(3)) if fits(ways, stock)]

@@ -1,4 +1,4 @@
-"""Placement search, compared with brute force."""
+"""Search for the best placement, compared with brute force."""
 
 import asyncio
 import math
@@ -84,7 +84,6 @@ def test_names_the_phase_that_misses_its_bound(prefill, decode, words):
 
 
 def test_searches_the_colocated_batchers_of_the_query():
-    """If the query requests a colocated batcher, all colocated designs of the search use it."""
     cluster = AnalyticPlacement(table([1.0] * len(KINDS)), table([1.0] * len(KINDS)))
     search = msgspec.structs.replace(cluster.search(TOLERANCE), colocated_batching=(("inlined", None),))
     asyncio.run(most_goodput(search, KINDS, 8))

@@ -29,7 +29,7 @@ def plan():
 
 
 def test_rows_end_where_more_is_of_no_use(plan):
-    """The table starts with capacity 0; further rows double the capacity until every repeated block hits."""
+    """The rows start at capacity 0 and double the capacity until every repeated block hits."""
     for tier in plan.tiers:
         rows = capacities(tier)
         assert rows[0] == 0.0

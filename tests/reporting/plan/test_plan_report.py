@@ -54,13 +54,12 @@ def test_tables_have_designs_margins_front_and_verdict():
 
 
 def test_names_fit_a_narrow_terminal():
-    """The plan table shows the complete design name at 80 columns."""
     assert "5+5 fast+slow" in shown(split_and_colocated(), width=80)
 
 
 @pytest.mark.parametrize("count", [1, 13, 14, 15, 200])
 def test_a_long_front_is_thinned_between_its_ends(count):
-    """A Pareto front is thinned to 14 points, including the first and the last."""
+    """14 points of a Pareto front remain, including the first and the last."""
     points = [ParetoPoint(design=design(1, 1), rate=float(rate)) for rate in range(1, count + 1)]
     some = thinned(points)
     assert len(some) == min(count, 14)
@@ -79,7 +78,6 @@ def problem():
 
 
 def test_the_json_is_everything(problem):
-    """The JSON report has each design's cluster and margins, the advice, the Pareto front and the planning effort."""
     fast = problem.kind("h100")
     split = choice(Design(family=Family(kinds=(fast, fast)), counts=(3, 2)), 20.0)
     made = plan(split)
@@ -96,7 +94,6 @@ def test_the_json_is_everything(problem):
 
 
 def test_the_page_has_both_pictures_and_escapes_names():
-    """The HTML page has a Pareto chart, has a latency chart with SLO bounds, and escapes the title."""
     made = split_and_colocated(break_even=9.0)
     curves = {each.design.name: {5.0: evaluation(5.0), 10.0: evaluation(10.0)} for each in made.choices}
     page = plan_page(made, advise(made, 0.02), FRONT, curves, slo=Slo(ttft_s=1.0, tpot_s=0.06), title="<b>plan</b>")

@@ -1,4 +1,4 @@
-"""Charts of simulations are valid in plotly, have axis titles, and show the values of the result."""
+"""Charts of simulation results."""
 
 import pytest
 from plotly.graph_objects import Figure
@@ -26,7 +26,6 @@ def kept(*runs, **limits):
 @pytest.mark.parametrize("results", [ONE, TWO])
 @pytest.mark.parametrize("slo", [None, Slo(ttft_s=1.0, tpot_s=0.1, e2e_s=20.0), SPLITWISE])
 def test_charts_are_valid_in_plotly(results, slo):
-    """plotly validates every chart, and every axis has a title and a trace."""
     runs = {name: kept(run()) for name in results}
     drawn = list(pictures(results, slo, runs))
     assert len({picture.id for picture in drawn}) == len(drawn) == 6 + len(results)
@@ -42,7 +41,7 @@ def test_charts_are_valid_in_plotly(results, slo):
 
 
 def test_loads_are_shown_where_they_were_watched():
-    """The load chart has a row for each run with overload control; without such a run, the chart is omitted."""
+    """Each run with overload control has a row in the load chart."""
     told = OverloadResult(rule="early", refusals={}, wasted_prefill_tokens=0, load_correlation=None)
     loads = {"load/prefill": waves(0.5), "load/decode": waves(0.25)}
     watched = result(overload=told, series=result().series | loads)
@@ -54,7 +53,6 @@ def test_loads_are_shown_where_they_were_watched():
 
 
 def test_latencies_show_the_distribution_and_the_bounds():
-    """The TTFT curve passes the median at 50%, and a line marks the TPOT bound."""
     picture = latencies(ONE, Slo(tpot_s=0.1))
     ttft = picture.traces[0]
     middle = min(range(len(ttft["y"])), key=lambda index: abs(ttft["y"][index] - 0.5))
@@ -65,13 +63,12 @@ def test_latencies_show_the_distribution_and_the_bounds():
 
 
 def test_runs_that_measured_nothing_have_no_curve():
-    """A latency without values, or with only zeros, has no curve, because the axis is logarithmic."""
+    """The logarithmic axis cannot show a latency of only zeros."""
     picture = latencies({"a": result(tpot_s=histogram(), itl_s=histogram(0.0, 0.0))})
     assert [trace.get("xaxis") for trace in picture.traces if trace["x"]] == ["x", "x4"]
 
 
 def test_slowdowns_are_drawn_where_there_are_any():
-    """The slowdown chart marks the nine bounds of Splitwise's SLO; without slowdowns, the chart is omitted."""
     crosses = [trace for trace in slowdowns(ONE, SPLITWISE).traces if trace["mode"] == "markers"]
     assert [trace["x"] for trace in crosses] == [[2.0, 3.0, 6.0], [1.25, 1.5, 5.0], [1.25, 1.5, 5.0]]
     assert crosses[0]["y"] == [0.5, 0.9, 0.99]
@@ -79,7 +76,6 @@ def test_slowdowns_are_drawn_where_there_are_any():
 
 
 def test_load_has_a_row_for_each_run_and_a_colour_for_each_phase():
-    """Each run and role has mean and maximum curves of queue length and batch size."""
     picture = load(TWO)
     assert len(picture.traces) == 2 * 2 * 2 * 2
     colours = {trace["line"]["color"] for trace in picture.traces}
@@ -98,7 +94,6 @@ def test_membership_follows_a_switch():
 
 
 def test_power_is_shown_beside_what_is_provisioned():
-    """The power chart shows mean and provisioned power in kilowatts."""
     drawn, provisioned = power({"a": result(series={"power_w": series(5000.0)}, tdp_w=10_200.0)}).traces
     assert set(drawn["y"]) == {5.0}
     assert provisioned["y"] == [10.2, 10.2]
@@ -115,7 +110,7 @@ def test_utilization_is_coloured_by_phase_or_by_run():
 
 
 def test_gantt_tells_phases_and_instances_apart():
-    """The Gantt chart has a row per instance, idle ones included, in numeric order, and a colour per phase."""
+    """Each instance has a row, even if idle, and each phase has a colour."""
     made = kept(
         run("prefill-10"), run("prefill-9", 0.5, 1.5, decodes=3), run("decode-0", 1.0, 1.25, prompts=0, decodes=7)
     )
@@ -137,7 +132,6 @@ def test_gantt_keeps_no_more_than_its_bound():
 
 
 def test_gantt_may_end_at_a_time():
-    """The Gantt chart drops iterations that start after `until_s`."""
     made = kept(run(end_s=0.4), run(start_s=0.4, end_s=3.0), run(start_s=3.0, end_s=4.0), until_s=1.0)
     assert (len(made.runs), made.end_s) == (2, 1.0)
     assert gantt(kept(), "nothing ran").traces == []

@@ -54,7 +54,7 @@ def gantt_runs(count):
 
 
 def test_every_picture_has_a_place_and_data():
-    """Every chart has a placeholder and data; a page with 5,000 Gantt bars is below 6 MB."""
+    """A page with 5,000 Gantt bars is smaller than 6 MB."""
     text = html_report({"split": result()}, title="35 + 5 H100", slo=SPLITWISE, runs={"split": gantt_runs(6000)})
     page = Page(text)
     expected = {"latencies", "slowdowns", "load", "membership", "power", "utilization", "gantt-0"}
@@ -66,7 +66,6 @@ def test_every_picture_has_a_place_and_data():
 
 
 def test_the_page_needs_no_network():
-    """The page refers to no address and includes plotly.js once."""
     text = html_report({"a": result()}, title="t")
     assert Page(text).addresses == []
     assert text.count("plotly.js v") == 1
@@ -90,7 +89,7 @@ def test_page_has_design_errors_and_verdict():
 
 
 def test_pools_of_one_role_share_a_cell():
-    """The table lists two prefill pools with different machines in the same cell."""
+    """Two prefill pools with different machines are listed in the same table cell."""
     pools = (pool("prefill", 2), pool("prefill", 3, ESTIMATED, "dgx-a100"), pool("decode", 1))
     page = Page(html_report({"a": result(pools=pools)}, title="t", slo=Slo(ttft_s=1.0)))
     assert "2 × dgx-h100, 2 instances; 3 × dgx-a100, 3 instances" in page.text
@@ -106,6 +105,5 @@ def test_names_cannot_end_a_script():
 
 
 def test_a_page_about_nothing_is_refused():
-    """An HTML report of no results raises ValueError."""
     with pytest.raises(ValueError, match="at least one result"):
         html_report({}, title="t")

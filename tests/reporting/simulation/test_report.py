@@ -11,7 +11,6 @@ from twofold.slo import SPLITWISE
 
 
 def test_json_holds_everything():
-    """The report has latencies, rates, energy, price, model errors, SLO verdict, counts, seed and cluster spec."""
     run = result(tpot_slowdown=None)
     whole = result()
     report = SimulationReport.of(

@@ -21,7 +21,6 @@ REUSE = ReuseResult(
 
 
 def test_reuse_report_has_hit_rates_and_spread():
-    """The report has hit rates by tier, fetched blocks, the busiest instance, and copies of the hottest blocks."""
     report = ReuseReport.of(REUSE)
     assert (report.hits, report.fetched, report.hit_rate) == ({"dram": 0.25, "disk": 0.05}, 0.1, 0.4)
     assert (report.largest_share, REUSE.spread, report.hottest) == (0.75, 0.75, [(40, 4), (20, 2)])
@@ -35,7 +34,7 @@ def test_reuse_report_has_hit_rates_and_spread():
 
 
 def test_where_nothing_was_reused_it_says_so():
-    """Without reused blocks, the report shows a hit rate of 0.0% and no TTFT prediction error."""
+    """The hit rate is 0.0%, and there is no TTFT prediction error."""
     none = msgspec.structs.replace(
         REUSE, blocks=0, hits=(TierHits("dram", 0),), fetched=0, prompt_tokens=0, reused_tokens=0,
         requests={"prefill-0": 0}, hottest=(), ttft_error=None,
@@ -46,7 +45,7 @@ def test_where_nothing_was_reused_it_says_so():
 
 
 def test_json_has_it_where_there_are_caches():
-    """The JSON has a `reuse` section if the result has prefix cache statistics."""
+    """The JSON has a `reuse` section only if there are prefix caches."""
     given = {"workload": {}, "seed": 0}
     assert "reuse" not in msgspec.json.decode(SimulationReport.of(result(), **given).json())
     read = msgspec.json.decode(SimulationReport.of(result(reuse=REUSE), **given).json())

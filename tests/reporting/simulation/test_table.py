@@ -24,7 +24,6 @@ def printed(*arguments):
 
 
 def test_tables_have_all_results():
-    """The tables show latencies, rates, energy, cost, pools and the verdict."""
     run = result()
     text = printed(run, "azure-code [70/s]", verdict(run, SPLITWISE))
     for expected in (
@@ -85,25 +84,23 @@ def test_accuracy_is_that_of_the_worst_pool():
 
 
 def test_an_empty_run_has_no_rates():
-    """Tables of a simulation without requests show no rates."""
     empty = result(arrived=0, completed=0, output_tokens=0, duration_s=0.0, arrival_s=0.0, cpu_s=0.0, slo_met=0)
     assert "requests/s" not in printed(empty, "t", verdict(empty, Slo(ttft_s=1.0)))
 
 
 def test_a_mixed_pool_rests_on_both_phases():
-    """A mixed pool shows the model errors of both prefill and decode."""
+    """The table shows the model errors of both prefill and decode."""
     assert accuracy((pool("mixed", 1),), (Phase.PREFILL,)) == "±10% prefill, ±2% decode"
 
 
 def test_slowdowns_carry_the_error_of_their_reference():
-    """If the reference latencies come from an estimated model, the slowdowns are marked as estimated."""
+    """Slowdowns are estimates if the model of the reference latencies is an estimate."""
     errors = {label: error for label, _, error in latency_rows(result(), ESTIMATED)}
     assert "estimated" in errors["TTFT slowdown"]
     assert "estimated" not in errors["TTFT"]
 
 
 def test_a_narrow_terminal_cuts_nothing():
-    """At 80 columns, no cell is truncated and no line exceeds 80 characters."""
     console = Console(width=80, record=True, file=StringIO())
     console.print(simulation_tables(result(), "t"))
     text = console.export_text()

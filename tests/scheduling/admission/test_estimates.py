@@ -1,4 +1,4 @@
-"""Running estimates of the arrival rate and of the prediction margin."""
+"""Running estimates of the arrival rate, and of a safety factor for predicted times."""
 
 import pytest
 from hypothesis import given

@@ -26,7 +26,7 @@ def test_prefill_load_protects_admitted_requests():
 
 
 def test_loads_include_the_prediction_margin():
-    """If first tokens took twice as long as predicted so far, the load increases by more than half."""
+    """If first tokens took twice as long as predicted, the load increases by more than half."""
     made, now = ledger("p0", "d0", ttft_s=1.0), 0.0
     for number in range(20):
         made.placed(placed(str(number), output=1, arrival_s=now), now)
@@ -65,7 +65,7 @@ def test_sequences_beyond_the_limits_take_turns():
 
 
 def test_coming_decode_load_counts_requests_in_prefill():
-    """With `coming=True`, the decode load includes requests in prefill that will decode on the same instance."""
+    """With `coming=True`, the decode load also counts requests in prefill."""
     made = ledger("p0", "p1", "d0", "d1")
     decoding(made, "there")
     for name, prefill, decode in (("a", "p0", "d0"), ("b", "p0", "d1"), ("c", "p1", "d0"), ("gone", "p1", "d0")):
@@ -87,7 +87,7 @@ def test_decode_load_includes_half_the_mean_output():
 
 
 def test_decode_relief_is_when_enough_requests_have_ended():
-    """Decode relief is the time until the decode load drops to a limit; requests in prefill count as decodes."""
+    """Decode relief is the time until the decode load drops to a limit."""
     made = ledger("p0", "d0")
     decoding(made, "known", now=0.0)
     made.finished("known", 9, 1.0)
@@ -115,7 +115,6 @@ steps = st.lists(st.tuples(names, st.sampled_from(["placed", "prefilled", "decod
 
 @given(steps)
 def test_loads_are_zero_when_all_requests_ended(steps):
-    """Prefill and decode load return to zero after any order of events."""
     made, there, computed, now = ledger("p0", "d0"), {}, set(), 0.0
     for name, what in steps:
         now += 0.01

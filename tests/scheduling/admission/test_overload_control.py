@@ -16,7 +16,7 @@ def admit_decode(made, name, now, *, force=False):
 
 
 def filled(rule, *, prefills=0, decodes=0, **how):
-    """Return overload control with running prefills and decodes; ten requests in a phase reach its latency bound."""
+    """Return overload control with running prefills and decodes. Ten requests in a phase reach the latency bound."""
     made = control(rule, "p0", "d0", **how)
     for number in range(decodes):
         made.ledger.placed(placed(f"d{number}"), 0.0)
@@ -47,7 +47,7 @@ def test_early_rules_check_decode_at_arrival(rule, reason):
 
 
 def test_predicted_rule_counts_requests_in_prefill():
-    """`early` ignores the nine requests in prefill; `predicted` counts them as decodes, so it rejects a request."""
+    """`predicted` counts nine requests in prefill as decodes, and rejects a request that `early` admits."""
     for rule, reason in (("early", None), ("predicted", DECODE)):
         assert filled(rule, prefills=9, decodes=5).rejection(placed("x"), 0.0) is reason
 
@@ -60,7 +60,7 @@ def test_forced_decode_skips_the_check():
 
 
 def test_retry_after_is_the_excess_of_the_queue():
-    """Retry-After is the excess of the predicted TTFT over its bound, in whole seconds and at least one second."""
+    """Retry-After is the excess of the predicted TTFT over its bound, at least one second."""
     made = filled("early", prefills=32)
     assert made.refusal(placed("x"), PREFILL, 0.0).retry_after_s == 3  # 3.3 s with it, where 1 s is allowed
     assert filled("early", prefills=10).refusal(placed("x"), PREFILL, 0.0).retry_after_s == 1

@@ -1,4 +1,4 @@
-"""The predicted queue and iterations of a prefill instance."""
+"""The predicted queue of a prefill instance, and the prefill iterations that follow from it."""
 
 import pytest
 from hypothesis import given

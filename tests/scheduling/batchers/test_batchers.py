@@ -13,7 +13,7 @@ ONLY_PREFILL, ONLY_DECODE = {"prefill", "prefill-balanced", "prefill-chunks"}, {
 
 
 def test_prefill_stops_at_its_token_budget():
-    """Prompts are selected first come, first served within the budget; a small prompt does not overtake a large one."""
+    """A small prompt does not overtake a large prompt that exceeds the remaining budget."""
     prefill = BATCHERS["prefill"](2048, 64)
     assert selected(prefill, waiting(1000, 1000, 100, 10)).prefills == [("w0", 1000), ("w1", 1000)]
 
@@ -40,7 +40,6 @@ def test_balanced_prefill_makes_equal_iterations():
 
 
 def test_balanced_prefill_keeps_order_and_budget():
-    """`prefill-balanced` selects in order of arrival within the budget; a prompt over the budget runs alone."""
     balanced = BATCHERS["prefill-balanced"](2048, 64)
     assert selected(balanced, waiting(5000, 10)).prefills == [("w0", 5000)]
     assert selected(balanced, waiting(10, 5000, 10)).prefills == [("w0", 10)]
@@ -48,7 +47,7 @@ def test_balanced_prefill_keeps_order_and_budget():
 
 
 def test_decode_runs_every_sequence_up_to_the_limit():
-    """`decode` adds ready sequences to the running ones in order of arrival, up to `max_num_seqs`."""
+    """`decode` adds ready sequences in order of arrival, up to `max_num_seqs` running ones."""
     decode = BATCHERS["decode"](2048, 4)
     chosen = selected(decode, decoding(2), ready(5))
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([], ["r0", "r1"], [])
@@ -79,7 +78,7 @@ def test_mixed_runs_whole_prompts_beside_decodes():
 
 
 def test_mixed_is_limited_by_sequences():
-    """`mixed` selects prompts only for the sequence slots that remain after the decodes are selected."""
+    """`mixed` selects decodes first, and prompts only for the remaining sequence slots."""
     chosen = selected(BATCHERS["mixed"](2048, 4), waiting(10, 10, 10), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume) == ([("w0", 10)], ["r0"])
 
@@ -90,14 +89,13 @@ def inlined(tbt_s, budget=2048):
 
 
 def test_inlines_prompts_within_the_tbt_bound():
-    """`inlined` adds prompts in order while the predicted iteration is within the TBT bound."""
     chosen = selected(inlined(0.020), waiting(10, 10, 1), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume) == ([("w0", 10)], ["r0"])
     assert selected(inlined(0.030), waiting(10, 10, 1), decoding(2)).prefills == [("w0", 10), ("w1", 10), ("w2", 1)]
 
 
 def test_a_prompt_is_inlined_whole_or_not_at_all():
-    """`inlined` never cuts a prompt; a prompt beyond the TBT bound or token budget runs only without decodes."""
+    """`inlined` runs a prompt beyond the TBT bound or token budget only without decodes."""
     assert selected(inlined(0.020), waiting(100), decoding(1)).prefills == []
     assert selected(inlined(1.0, budget=64), waiting(100), decoding(1)).prefills == []
     assert selected(inlined(0.020, budget=64), waiting(100)).prefills == [("w0", 100)]
@@ -120,14 +118,14 @@ def test_chunked_prompt_allocates_blocks_once():
 
 
 def test_chunks_of_a_long_prompt_are_about_equal():
-    """`prefill-chunks` with chunks of at most ten tokens divides 25 into 9, 8 and 8."""
+    """With chunks of at most 10 tokens, `prefill-chunks` divides 25 tokens into 9, 8 and 8."""
     chunks = BATCHERS["prefill-chunks"](10, 64)
     cut = [selected(chunks, prefilling(25, computed=done)).prefills[0][1] for done in (0, 9, 17)]
     assert cut == [9, 8, 8]
 
 
 def test_short_prompts_run_whole_beside_a_chunk_or_wait():
-    """`prefill-chunks` adds a short prompt to a chunk if the whole prompt fits; else, later prompts wait behind it."""
+    """`prefill-chunks` adds a short prompt to a chunk only if the whole prompt fits."""
     chunks = BATCHERS["prefill-chunks"](10, 64)
     for others, beside in (((2, 5, 1), [("w0", 2)]), ((3, 1), [])):
         started = prefilling(25, computed=9, name="s0")
@@ -136,7 +134,7 @@ def test_short_prompts_run_whole_beside_a_chunk_or_wait():
 
 @pytest.mark.parametrize("name", sorted(set(BATCHERS) - ONLY_PREFILL))
 def test_ready_sequence_waits_for_output_blocks(name):
-    """A ready sequence waits for blocks for its output, and smaller sequences behind it do not overtake."""
+    """Smaller sequences do not overtake a sequence that waits for blocks."""
     batcher = BATCHERS[name](2048, 64)
     sequences = ready(3, output_tokens=(4, 500, 4))
     assert selected(batcher, sequences, room(blocks=10)).resume == ["r0"]

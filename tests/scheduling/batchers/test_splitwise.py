@@ -11,7 +11,7 @@ from twofold.scheduling.batchers.splitwise import SplitwiseMixed
 
 
 def test_prompts_go_first_and_decodes_share_the_rest():
-    """Whole prompts are selected first; if the remaining budget is too small for all decodes, the newest are paused."""
+    """If the remaining token budget is too small for all decodes, the newest decodes are paused."""
     chosen = selected(SplitwiseMixed(100, 64), waiting(60, 37, 20), decoding(5))
     assert chosen.prefills == [("w0", 60), ("w1", 37)]
     assert chosen.pause == ["d4", "d3"]
@@ -19,7 +19,6 @@ def test_prompts_go_first_and_decodes_share_the_rest():
 
 
 def test_a_prompt_over_the_budget_runs_alone():
-    """A prompt over the token budget pauses all decodes, and no ready decode starts."""
     chosen = selected(SplitwiseMixed(100, 64), waiting(500, 1), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([("w0", 500)], [], ["d1", "d0"])
 
@@ -132,7 +131,6 @@ lives = st.lists(
 @settings(max_examples=500)
 @given(lives, st.integers(1, 12), st.integers(1, 8))
 def test_skips_no_decode_more_than_four_times_in_a_row(lives, budget, max_num_seqs):
-    """At any token budget, no decode is skipped more than four times in a row, and all sequences end."""
     watched = Watched(budget, max_num_seqs)
     mixed = scheduler(watched, num_blocks=2000, max_num_seqs=max_num_seqs)
     lives = sorted(((*life, str(number)) for number, life in enumerate(lives)), reverse=True)
@@ -157,7 +155,7 @@ def test_skips_no_decode_more_than_four_times_in_a_row(lives, budget, max_num_se
 
 
 def test_decodes_are_skipped_four_times():
-    """A decode is skipped four times in a row under load, so the property test of this limit is not vacuous."""
+    """Some decode is skipped four times, so the test of at most four skips is not vacuous."""
     watched = Watched(10, 16)
     mixed = scheduler(watched, num_blocks=1000)
     arrive(mixed, request("a", output=50))

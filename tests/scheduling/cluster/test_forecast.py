@@ -1,4 +1,4 @@
-"""Predicted prefill queues of instances."""
+"""Predicted prefill queues of instances, by which prediction-based routers compare them."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Hand-off policies: the transfer mode of each request."""
+"""Hand-off policies, which choose the KV transfer mode of each request."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ KV = 1000  # bytes per token
 
 
 class Given(TransferPaths):
-    """TransferPaths stub with fixed crossovers, transfer model and prefill speed."""
+    """Stub of transfer paths with fixed crossovers (prompt lengths), transfer model and prefill speed."""
 
     def __init__(self, crossovers=None, transfer=None, s_per_token=0.0):
         super().__init__(crossovers)

@@ -1,4 +1,4 @@
-"""Load totals of an instance."""
+"""Load totals of an instance: pending tokens, reserved tokens and requests."""
 
 from support.routed import load, numbers
 from twofold.instance import NO_LOAD, LoadTotals

@@ -69,7 +69,6 @@ def test_holds_blocks_of_an_aborted_prompt_until_its_last_chunk_ends():
 
 
 def test_frees_blocks_of_a_prompt_aborted_between_chunks():
-    """After an abort between two chunks of a prompt, all blocks are free and the next prompt starts."""
     scheduler = make(2)
     scheduler.submit(request("a", 30), decodes_here=False)
     scheduler.submit(request("b", 10), decodes_here=False)
@@ -88,7 +87,7 @@ chunks = st.sampled_from([1, 7, 20, 64])
 @settings(max_examples=400)
 @given(st.integers(2, 4), sizes, chunks, st.integers(0, 1 << 32))
 def test_chunks_run_in_order_under_random_commands(stages, sizes, chunk, seed):  # noqa: C901  (one story)
-    """Each prompt token is computed exactly once and in order, and each request ends exactly once."""
+    """Each prompt token is computed once, and each request ends once."""
     chance = random.Random(seed)
     scheduler = make(stages, chunk, blocks=60)
     todo = [request(str(number), *size) for number, size in enumerate(sizes)]

@@ -1,4 +1,4 @@
-"""Prompts with a cached prefix that must be fetched: computed tokens, and order in the queue."""
+"""Prompts that wait until a cached prefix is fetched: computed tokens, and order in the queue."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from twofold.scheduling.batchers import BATCHERS
 
 @pytest.mark.parametrize("batcher", ["prefill", "prefill-balanced", "mixed", "chunked-prefill", "splitwise"])
 def test_computes_only_uncached_prompt_tokens(batcher):
-    """Only uncached tokens are in the batch, but blocks are allocated for the whole prompt."""
+    """Blocks are allocated for the whole prompt, but only its uncached tokens are computed."""
     made = scheduler(batcher)
     made.submit(request("a", prompt=40), decodes_here=True, reused_tokens=32)
     batch = made.next_batch(0.0)
@@ -33,7 +33,6 @@ def test_chunks_start_after_the_cached_prefix():
 
 
 def test_prompts_do_not_overtake_a_fetching_prompt():
-    """Later prompts wait until the fetch of an earlier prompt has ended."""
     made = scheduler("prefill")
     made.submit(request("first", output=1), decodes_here=True)
     made.submit(request("a", output=1), decodes_here=True, reused_tokens=4, fetching=True)
@@ -51,7 +50,7 @@ def test_prompts_do_not_overtake_a_fetching_prompt():
 
 
 def test_computes_blocks_after_a_failed_fetch():
-    """After a failed fetch, `fetched` lowers the number of reused tokens, and the prefill computes all other tokens."""
+    """After a failed fetch, the prefill computes all tokens that could not be fetched."""
     made = scheduler("prefill")
     made.submit(request("a", output=1), decodes_here=True, reused_tokens=8, fetching=True)
     assert made.next_batch(0.0) is None
@@ -61,7 +60,7 @@ def test_computes_blocks_after_a_failed_fetch():
 
 @pytest.mark.parametrize("batcher", ["prefill", "splitwise", "splitwise-sim"])
 def test_aborts_a_fetching_prompt(batcher):
-    """An aborted prompt unblocks the queue, and a later `fetched` call for it is ignored."""
+    """An abort unblocks later prompts, and a late end of the fetch is ignored."""
     made = scheduler(batcher)
     made.submit(request("a"), decodes_here=True, fetching=True)
     made.submit(request("b", output=1), decodes_here=True)
@@ -86,7 +85,6 @@ PROMPTS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 59), st.booleans
 
 @given(st.sampled_from(sorted({*BATCHERS} - {"decode"})), PROMPTS, st.randoms(use_true_random=False))
 def test_computes_each_uncached_token_once(batcher, prompts, draw):
-    """Every batcher computes each uncached token once, with prompts and fetches in random order."""
     made = scheduler(batcher, budget=64, max_num_seqs=8)
     left, computed, ended = {}, {}, set()
     for number, (prompt, most, fetching) in enumerate(prompts):

@@ -1,4 +1,4 @@
-"""Scheduler invariants over random workloads, clusters, iteration times and aborts."""
+"""Invariants of instance scheduling over random workloads, clusters, iteration times and aborts."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -144,7 +144,7 @@ def test_runs_end_requests_when_single_iterations_do(world, sizes, per_token, tr
 
 
 def test_random_clusters_preempt_and_change_pools():
-    """The tested clusters preempt sequences and change roles, so the property tests here are not vacuous."""
+    """Some clusters preempt sequences and change roles, so the property tests here are not vacuous."""
     sizes = [(40, 12, 1000 * i, None) for i in range(20)]
     alone = run(("preempting", "jsq", TIGHT), sizes, 20, 1, budget=6)[2]
     assert sum(preemptions(alone).values()) > 10
@@ -157,7 +157,7 @@ def test_random_clusters_preempt_and_change_pools():
 
 
 def test_mutual_handoffs_do_not_deadlock():
-    """If two instances hand off to each other, all requests end, although leases hold blocks that prompts need."""
+    """All requests end if two instances hand off to each other and leases hold blocks that prompts need."""
     sizes = [(1, 1, 0, None), (34, 12, 0, None), (58, 12, 0, None)]
     requests, _, done = run(("splitwise 1P+1D", "splitwise", TIGHT), sizes, 1, 1, capacity=104)
     assert len(done.ended) == len(requests)

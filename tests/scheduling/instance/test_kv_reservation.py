@@ -1,4 +1,4 @@
-"""KV reservation: how many blocks a request needs for prompt and output, and when the blocks are allocated."""
+"""How many KV blocks a request reserves for prompt and output, and when."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ def test_reservations_add_up_to_the_full_length(prompt, output, late, extra):
 
 
 def test_output_waits_for_blocks_after_its_prefill():
-    """A decode waits until blocks for its output are free, and a smaller decode does not overtake it."""
+    """A smaller decode does not overtake a decode that waits for output blocks."""
     decode = scheduler("decode", num_blocks=12, memory=LATE)
     arrive(decode, request("a", prompt=8, output=17))  # 2 blocks, and 4 for the output
     arrive(decode, request("b", prompt=8, output=17))
@@ -48,7 +48,7 @@ def test_prompt_starts_without_blocks_for_its_output():
 
 
 def test_lease_excludes_output_reserved_later():
-    """A lease covers the prompt and `extra` tokens; the output blocks are allocated when decode starts."""
+    """A lease covers the prompt and `extra` tokens. Output blocks are allocated when decode starts."""
     decode = scheduler("decode", num_blocks=10, memory=KvReservation(output_at_decode_start=True, extra=1))
     decode.reserve(request("a", prompt=8, output=5), "p")
     (lease,) = decode.grant(0.0)

@@ -52,7 +52,7 @@ def test_rejects_completion_out_of_order():
 
 
 def test_balances_decodes_over_lanes():
-    """Six sequences that were prefilled in one batch are decoded in two lanes of three sequences."""
+    """Six sequences prefilled in one batch are decoded as two batches (lanes) of three, one per pipeline stage."""
     scheduler = make(2)
     for name in "abcdef":
         scheduler.submit(request(name), decodes_here=True)
@@ -62,7 +62,7 @@ def test_balances_decodes_over_lanes():
 
 
 def test_holds_blocks_of_an_aborted_request_until_its_batch_ends():
-    """Blocks of an aborted request stay allocated when a batch of another lane ends."""
+    """The end of a batch with other sequences does not free the blocks of an aborted request."""
     scheduler = make(2, budget=10)
     for name in "ab":
         scheduler.submit(request(name), decodes_here=True)
@@ -83,7 +83,7 @@ batchers = st.sampled_from(sorted(name for name in BOTH_PHASES if BATCHERS[name]
 @settings(max_examples=400)
 @given(st.integers(2, 4), batchers, sizes, st.sampled_from([6, 64]), st.integers(0, 1 << 32))
 def test_invariants_hold_under_random_commands(stages, batcher, sizes, budget, seed):  # noqa: C901 (one story)
-    """Each sequence is in one batch at a time, generates its tokens in order, ends once and frees its blocks."""
+    """A sequence is in one batch at a time, generates tokens in order, ends once and frees its blocks."""
     chance = random.Random(seed)
     scheduler = make(stages, batcher, blocks=60, budget=budget)
     todo = [request(str(number), *size) for number, size in enumerate(sizes)]

@@ -55,7 +55,7 @@ sizes = st.lists(
 
 
 def keys_of(number, prompt_tokens, shared_blocks, family):
-    """Return the block keys of a prompt: first the keys shared by its family, then keys unique to the prompt."""
+    """Return the block keys of a prompt: first keys shared by all prompts of `family`, then unique keys."""
     return tuple(
         1000 * family + place if place < shared_blocks else 1_000_000 + 1000 * number + place
         for place in range(prompt_tokens // BLOCK)
@@ -114,7 +114,7 @@ def test_equal_inputs_allocate_equal_blocks(world, sizes):
 
 
 def test_random_clusters_reuse_copy_and_evict():
-    """The tested clusters reuse, copy and evict blocks, so the property test here is not vacuous."""
+    """Some clusters reuse, copy and evict blocks, so the property test here is not vacuous."""
     world = {"eviction": "lru", "swap_blocks": 0, "max_num_seqs": 8, "budget": 64, "per_token": 1, "transfer": 10}
     world |= {"mode": HandoffMode.LAYER_WISE}
     sizes = [(32, 30, 30 * number, None, 4 + 4 * (number % 2), number % 2) for number in range(40)]

@@ -31,7 +31,7 @@ def reusing(batcher, **how):
 
 
 def prompt(name, tokens=10, keys="abcdefgh", **how):
-    """Return a request with blocks of four tokens; the key of block n is the first n letters of `keys`."""
+    """Return a request with blocks of four tokens. The key of block n is the first n letters of `keys`."""
     blocks = tuple(keys[: end + 1].encode() for end in range(tokens // 4))
     return msgspec.structs.replace(request(name, prompt=tokens, **how), prefix_blocks=blocks)
 
@@ -45,7 +45,6 @@ def items(instance):
 
 @pytest.mark.parametrize("batcher", PREFILLS)
 def test_second_prompt_skips_shared_blocks(batcher):
-    """A prompt reuses the full blocks of a common prefix, and `reused_tokens` returns the number of reused tokens."""
     instance = reusing(batcher)
     for name, keys, found in (("a", "abc", 0), ("b", "abx", 8), ("c", "axc", 4), ("d", "xbc", 0)):
         instance.submit(prompt(name, 14, keys), decodes_here=False)
@@ -91,7 +90,7 @@ def test_publishes_full_blocks_after_each_chunk():
 
 
 def test_keeps_full_blocks_of_an_aborted_prefill():
-    """Blocks computed before the abort stay cached; blocks of the batch that runs at the abort are dropped."""
+    """Blocks computed before the abort stay cached, but blocks of the running batch do not."""
     instance = reusing("chunked-prefill", budget=8)
     instance.submit(prompt("a", 22, "abcde"), decodes_here=True)
     step(instance)
@@ -105,7 +104,7 @@ def test_keeps_full_blocks_of_an_aborted_prefill():
 
 
 def test_waiting_prompt_holds_no_cached_blocks():
-    """The cached prefix of a waiting prompt may be evicted to make room for a prompt that starts earlier."""
+    """The cached prefix of a waiting prompt may be evicted for a prompt that starts earlier."""
     instance = reusing("prefill", num_blocks=8)
     instance.submit(prompt("a", 12, "abc"), decodes_here=False)
     step(instance)
@@ -119,7 +118,7 @@ def test_waiting_prompt_holds_no_cached_blocks():
 
 
 def test_selected_prompts_keep_their_cached_prefix():
-    """The selection of a second prompt for a batch does not evict the cached prefix of the first prompt."""
+    """Adding a second prompt to a batch does not evict the cached prefix of the first."""
     instance = reusing("prefill", num_blocks=10)
     instance.submit(prompt("a", 16, "abcd"), decodes_here=False)
     step(instance)
@@ -142,7 +141,7 @@ def test_shared_prefix_is_stored_once():
 
 
 def test_publishes_received_kv_when_decode_starts():
-    """Once a request with received KV has started to decode, later prompts reuse the received KV."""
+    """After the start of its decode, a request's received KV is reused by later prompts."""
     instance = reusing("splitwise")
     arrive(instance, prompt("a", 10, "ab"))
     assert instance.status().blocks_cached == 0, "where it has landed it may yet have to be copied"
@@ -160,7 +159,7 @@ def test_prompts_without_keys_reuse_nothing():
 
 
 def test_retains_a_prompt_for_its_retention_time():
-    """Until `retain_s` after its prefill, a prompt stays cached; blocks that were used later are evicted instead."""
+    """Until `retain_s` after a prompt's prefill, other blocks are evicted first, even more recently used ones."""
     instance = reusing("prefill", num_blocks=8)
 
     def compute(name, keys, now, retain_s=0.0):

@@ -85,7 +85,6 @@ steps = st.lists(
 @settings(max_examples=800)
 @given(steps)
 def test_matches_token_by_token_model(steps):
-    """After random operations, contexts, batch items and ended sequences equal those of the reference decode set."""
     fast, naive, left = DecodeSet(), NaiveDecodeSet(), {}
     for number, (action, first, second, third) in enumerate(steps):
         members = list(fast)

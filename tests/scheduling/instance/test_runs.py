@@ -1,4 +1,4 @@
-"""A run of k iterations gives the same results as k single iterations."""
+"""A run (one batch for k iterations) gives the same results as k iterations that are selected one by one."""
 
 from dataclasses import dataclass, field
 
@@ -32,13 +32,13 @@ rounds = st.lists(st.tuples(commands, commands, st.integers(1, 12)), min_size=1,
 
 @dataclass
 class Side:
-    """An instance that advances in runs or in single iterations, with a log of its results."""
+    """One of two compared instances, which advances in runs or in single iterations, with a log of its results."""
 
     instance: InstanceScheduler
     told: list[tuple[object, ...]] = field(default_factory=list)
 
     def tell(self, action, number, prompt, output):
-        """Apply a command if the current state allows it; log the command's result and all leases granted next."""
+        """Apply a command if the current state allows it; log the result and all leases that are granted then."""
         made = self.instance
         name = str(number)
         here = name in made.sequences
@@ -144,7 +144,7 @@ def selected_anew(instance):
     st.sampled_from([FULL_RESERVATION, KvReservation(output_at_decode_start=True, extra=1)]),
 )
 def test_selection_is_empty_while_changed_is_unset(batcher, rounds, memory):
-    """While `changed` is unset, the batcher would select nothing new, so drivers may skip the selection."""
+    """While `changed` is unset, the batcher would select nothing new, so callers may skip the selection."""
     side = Side(scheduler(batcher, num_blocks=24, max_num_seqs=6, budget=20, memory=memory))
     instance, idle = side.instance, False
     for before, during, count in rounds:
@@ -163,7 +163,7 @@ def test_selection_is_empty_while_changed_is_unset(batcher, rounds, memory):
 
 
 def test_runs_are_long_without_events():
-    """Without events, a run lasts to the end of a request, so the property tests here are not vacuous."""
+    """A run lasts to the end of a request, so the property tests here are not vacuous."""
     for batcher in sorted(set(BATCHERS) - {"prefill", "prefill-balanced", "prefill-chunks"}):
         made = scheduler(batcher, num_blocks=1000)
         for name in "ab":

@@ -27,7 +27,7 @@ def test_stop_token_ends_a_request_early():
 
 
 def test_stop_token_ends_only_its_own_request():
-    """A request that stops early frees its place for a waiting request, and all other requests continue."""
+    """A request that stops early makes room for a waiting request."""
     decode = scheduler("decode", max_num_seqs=2)
     for name in "abc":
         arrive(decode, request(name, output=9))
@@ -47,7 +47,7 @@ def test_holds_prefill_blocks_until_the_handoff_ends():
 
 
 def test_grants_leases_in_order():
-    """A small reservation is granted only after the large reservation that precedes it."""
+    """A small reservation of blocks does not overtake an earlier large reservation."""
     decode = scheduler("decode", num_blocks=10)
     for name, prompt in (("a", 20), ("b", 30), ("c", 4)):
         decode.reserve(request(name, prompt=prompt), "p")
@@ -131,7 +131,7 @@ def test_rejects_a_duplicate_request_in_any_state():
 
 
 def test_lost_peer_ends_its_reservations_and_leases():
-    """Leases and reservations of a lost source end; leases and reservations of other sources continue."""
+    """Leases and reservations of other sources continue."""
     decode = scheduler("decode", num_blocks=10)
     for name, prompt, source in (("a", 20, "dead"), ("b", 30, "dead"), ("c", 4, "alive")):
         decode.reserve(request(name, prompt=prompt), source)
@@ -155,7 +155,7 @@ def test_rejects_completion_of_batches_that_were_not_started():
 
 
 def test_batch_describes_its_work():
-    """A batch states prefill tokens, decode sequences, context, iteration limit, and joining and paused sequences."""
+    """A batch states its tokens, sequences, context, iteration limit, and joining and paused sequences."""
     mixed = scheduler("splitwise", budget=12)
     arrive(mixed, request("a", prompt=7, output=9))
     arrive(mixed, request("b", prompt=8, output=9))
@@ -190,7 +190,7 @@ def test_queued_excludes_the_running_batch():
 @pytest.mark.parametrize("aborted", [False, True])
 @pytest.mark.parametrize("complete", [False, True])
 def test_holds_blocks_until_a_pull_ends(aborted, complete):
-    """The lease ends when the pull starts, but the blocks stay allocated until the pull ends."""
+    """The lease ends when the decode instance starts to pull the KV; the blocks stay until the pull ends."""
     decode = scheduler("decode", num_blocks=4)
     decode.reserve(request("a"), "p")
     decode.grant(0.0)

@@ -96,7 +96,7 @@ def test_runs_end_when_blocks_run_out(world, sizes):
 
 
 def test_random_clusters_do_swap():
-    """The tested clusters swap sequences, so the property tests here are not vacuous."""
+    """Some clusters swap sequences, so the property tests here are not vacuous."""
     world = {"cluster": "split", "router": "jsq", "mode": HandoffMode.PULL, "step_tokens": 3, "swap_blocks": 1000}
     world |= {"max_num_seqs": 8, "budget": 64, "per_token": 1, "transfer": 1}
     sizes = [(8, 60, 10 * i, None) for i in range(20)]

@@ -8,12 +8,12 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 
 def growing(num_blocks, batcher="decode", swap_blocks=100):
-    """Return an instance with swap preemption, which allocates output blocks of four tokens one at a time."""
+    """Return an instance with swap preemption. It allocates output blocks, of four tokens, one at a time."""
     return scheduler(batcher, num_blocks=num_blocks, swap_blocks=swap_blocks)
 
 
 def lease(instance, *names, prompt=8, output=9):
-    """Lease the initial blocks of each request; with default lengths, 3 blocks of the 4 that the request will need."""
+    """Lease the first blocks of each request: by default, 3 of the 4 blocks that it will need."""
     for name in names:
         assert instance.lease_now(request(name, prompt, output), "p", 0.0) is not None
 
@@ -25,7 +25,7 @@ def arrive(instance, *names, **sizes):
 
 
 def turn(instance):
-    """Run one iteration; return its request ids and the preceding swap copies as (out, device blocks, host blocks)."""
+    """Run one iteration; return its request ids and the swaps before it: (is swap-out, device blocks, host blocks)."""
     batch = instance.next_batch(0.0)
     copies = [(copy.out, copy.device_blocks, copy.host_blocks) for copy in instance.swap.take_copies()]
     instance.complete(batch)
@@ -33,7 +33,6 @@ def turn(instance):
 
 
 def test_allocates_prompt_and_one_step_then_step_by_step():
-    """A decode starts with blocks for its prompt and one output token, and allocates more blocks as it grows."""
     decode = growing(12)
     arrive(decode, "a", output=10)
     used = []
@@ -71,7 +70,7 @@ def test_swaps_out_the_latest_sequence_without_free_blocks():
 
 
 def test_swaps_out_as_few_sequences_as_possible():
-    """If the blocks of the last sequence suffice for the two others, only the last sequence is swapped out."""
+    """If the blocks of the last sequence suffice for two others, no other sequence is swapped out."""
     decode = growing(9)
     arrive(decode, "a", "b", "c")
     for _ in range(4):
@@ -84,7 +83,6 @@ def test_swaps_out_as_few_sequences_as_possible():
 
 
 def test_admits_none_while_sequences_are_paused():
-    """No lease is granted while a swapped sequence waits for blocks."""
     decode = growing(6)
     arrive(decode, "a", "b")
     decode.reserve(request("c", prompt=1, output=2), "p")
@@ -96,7 +94,7 @@ def test_admits_none_while_sequences_are_paused():
 
 
 def test_does_not_swap_out_blocks_in_a_transfer():
-    """If the KV of the only other sequence is in transfer, a sequence without free blocks waits; nothing is swapped."""
+    """A sequence without free blocks waits if the only other sequence is still being received."""
     decode = growing(6)
     lease(decode, "a", "b")
     decode.kv_received("a", EPOCH)
@@ -124,7 +122,7 @@ def test_admission_is_bounded_by_host_blocks():
 
 
 def test_aborts_a_swapped_request():
-    """The abort of a swapped request frees its host blocks at once."""
+    """The abort frees the request's host blocks at once."""
     decode = growing(6)
     arrive(decode, "a", "b")
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Splits for fewer instances than planned."""
+"""The split between prefill and decode when fewer instances than planned are available."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The replanner: its queries to the split search, its decisions and its log."""
+"""The replanner: when it asks for a search of the best split, its decisions and its log."""
 
 from math import exp
 from random import Random
@@ -23,14 +23,14 @@ POOLS = cluster([Role.PREFILL, Role.PREFILL, Role.PREFILL, Role.DECODE], "jsq-pl
 
 
 class World:
-    """Random traffic and a replanner, which may query the split search after every arrival."""
+    """Random traffic and a replanner, which may ask for a search after every arrival."""
 
     def __init__(self, output_s=0.0):
         self.replanner, self.now, self.output_s = Replanner(TrafficMonitor(), RULES), 0.0, output_s
         self.draw, self.open = Random(0), []
 
     def run(self, rate, seconds, output=100):
-        """Generate traffic for at most `seconds`; return the replanner's first query, or None without a query."""
+        """Generate traffic for `seconds`, or until the replanner asks for a search; return the query or None."""
         end, watch = self.now + seconds, self.replanner.monitor
         while self.now < end:
             self.now += self.draw.expovariate(rate)

@@ -1,4 +1,4 @@
-"""Steps from one split to another: role changes, starts and retirements of instances."""
+"""Steps from one split of instances to another: role changes, starts and retirements."""
 
 import pytest
 from hypothesis import given

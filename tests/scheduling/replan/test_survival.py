@@ -1,4 +1,4 @@
-"""Output lengths estimated from finished and running requests."""
+"""Distribution of output lengths, estimated from finished and running requests."""
 
 from random import Random
 from statistics import fmean

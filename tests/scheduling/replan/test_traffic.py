@@ -1,4 +1,4 @@
-"""Detection of traffic shifts, and false alarms."""
+"""Detection of shifts in the traffic, and false alarms."""
 
 import random
 from math import exp
@@ -13,14 +13,14 @@ HOUR_S = 3600.0
 
 
 def traffic(seed, *, rate, burstiness=1.0, prompt=1000, output=150, end_s=HOUR_S, begin_s=0.0):
-    """Yield (time, prompt tokens, output tokens) of requests with gamma arrivals and lognormal lengths."""
+    """Yield (time in s, prompt tokens, output tokens) of requests with gamma arrivals and lognormal lengths."""
     draw, now = random.Random(f"{seed} {rate} {begin_s}"), begin_s
     while (now := now + draw.gammavariate(burstiness, 1 / (rate * burstiness))) < end_s:
         yield (now, round(prompt * exp(draw.gauss(0.0, 1.0))) + 1, round(output * exp(draw.gauss(0.0, 1.0))) + 1)
 
 
 def made(number):
-    """Progress callback for running requests; it raises an error, because these tests have no running request."""
+    """Callback for the progress of running requests. It fails, because no request is running in these tests."""
     raise AssertionError
 
 
@@ -30,7 +30,7 @@ def feed(watch, events):
 
 
 def tell(watch, events):
-    """Pass requests to the monitor until it raises an alarm; return the number passed, or None without an alarm."""
+    """Pass requests to the monitor until it raises an alarm; return their number, or None without an alarm."""
     for count, (now, prompt, output) in enumerate(events, 1):
         watch.ended(watch.arrived(prompt, now), output)
         if watch.alarmed:

@@ -1,4 +1,4 @@
-"""Loads and rankings of cells, compared with sums over their instances."""
+"""Loads and rankings of cells (groups of instances), compared with sums over the instances."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Two-level routing: first to a cell, then to its instances."""
+"""Routing in two steps: to a cell (a group of instances), then to instances of the cell."""
 
 from hypothesis import given
 from hypothesis import strategies as st

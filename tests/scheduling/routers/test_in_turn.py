@@ -14,14 +14,14 @@ def routes(router, known, count):
 
 
 def test_round_robin_takes_each_phase_in_turn():
-    """Prefill and decode instances are each chosen in turn, independently of the other phase."""
+    """The choice of a prefill instance does not affect the choice of a decode instance."""
     known = pools(load("p0"), load("p1"), load("d0"), load("d1"), load("d2"))
     expected = [Route(f"p{i % 2}", f"d{i % 3}") for i in range(7)]
     assert routes(round_robin(), known, 7) == expected
 
 
 def test_round_robin_over_mixed_instances():
-    """A request prefills and decodes on the same mixed instance, and the next request uses the next instance."""
+    """Each request prefills and decodes on the same instance."""
     assert routes(round_robin(), pools(load("m0"), load("m1")), 3) == [
         Route("m0", "m0"),
         Route("m1", "m1"),

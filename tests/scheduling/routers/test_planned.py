@@ -1,4 +1,4 @@
-"""Routing to the shortest queue, with instance roles that re-planning changes."""
+"""Routing to the shortest queue while re-planning changes the roles of instances."""
 
 from support.routed import cluster, load, pools, request
 from twofold.events import Route

@@ -99,7 +99,7 @@ def test_unknown_capacity_accepts_all():
 
 
 def crowded():
-    """Return a cluster of one prefill and one decode instance with a long prefill queue, and the instances' loads."""
+    """Return a cluster of one prefill instance with a long queue and one decode instance, and both loads."""
     made = cluster([Role.PREFILL, Role.DECODE], "splitwise")
     prefill, decode = made.pools
     made.place(request("first", prompt=THRESHOLD), 0.0)

@@ -12,7 +12,6 @@ from twofold.serving.controller.heartbeat import DRIFT, ClockOffset
     st.floats(-DRIFT / 2, DRIFT / 2),
 )
 def test_a_converted_time_is_late_by_at_most_the_shortest_delay(messages, offset, drift):
-    """A converted time is late by at most the shortest message delay, plus the drift between the clocks."""
     theirs = lambda moment: (moment - offset) * (1 + drift)  # noqa: E731
     sent, quickest = 0.0, None
     clock = None

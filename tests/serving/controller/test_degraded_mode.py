@@ -1,4 +1,4 @@
-"""Role changes when the launcher cannot place all workers of the plan."""
+"""Role changes when the launcher cannot place all planned workers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Heartbeats and the parent watchdog: a worker ends itself before the controller presumes it dead."""
+"""Heartbeats and watchdog: an unacknowledged worker ends before the controller presumes it dead."""
 
 from heapq import heapify, heappop, heappush
 
@@ -51,7 +51,7 @@ class World:
         return min(ends, ends if ended is None else ended), given_up or self.heard_s + WATCHDOG_S + WATCHDOG_MARGIN_S
 
     def _until(self):
-        """Return the seconds from the worker's start to its watchdog's deadline, on the worker's clock."""
+        """Return the watchdog's deadline in s since the worker's start, on the worker's clock."""
         return self.watchdog._until_s - self.theirs(0.0)
 
 

@@ -1,4 +1,4 @@
-"""The forecast that routers use in a live service."""
+"""Predicted queueing and prefill times that routers use in a live service."""
 
 from math import inf
 
@@ -23,7 +23,7 @@ SPEED = PrefillSpeed(fixed_s=0.01, s_per_token=1e-3)
 
 
 class World:
-    """Live forecast for workers given as name=host; the first letter of a worker's name is its role."""
+    """Forecast of a live service with workers given as name=host. A name's first letter is the worker's role."""
 
     def __init__(self, config=ForecastConfig(), **workers):  # noqa: B008  (it is frozen)
         self.paths = MeasuredPaths()
@@ -62,7 +62,7 @@ def test_a_prompt_is_routed_to_the_worker_with_its_prefix():
 
 
 def test_workers_share_the_prefixes_of_their_hosts_store():
-    """A worker reuses a prefix from its engine's memory or from its host's store, whichever prefix is longer."""
+    """A worker reuses the longer prefix: from its engine or from its host's KV store."""
     world = World(p0="", p1="", d0="")
     world.store("", KEYS[:4])
     world.blocks("p0", stored=KEYS[:2])
@@ -113,7 +113,7 @@ def test_a_restarted_worker_has_an_empty_queue_and_cache():
 
 
 def test_prefill_times_come_from_the_cluster_spec():
-    """A worker that the spec does not name uses the performance model of the spec's first pool."""
+    """A worker that is not in the spec has the performance model of the spec's first pool."""
     spec = ClusterSpec(
         pools=(
             PoolSpec(machines=1, machine="h100", role=Role.PREFILL),

@@ -1,4 +1,4 @@
-"""Live requests: token order, attempts, failures and stages."""
+"""Requests in a live service: token order, attempts, failures and stages."""
 
 import asyncio
 

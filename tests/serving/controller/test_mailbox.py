@@ -65,7 +65,7 @@ class Post:
         self.raw.connect(address)
 
     def received(self, *frames):
-        """Send `frames` and then a final message; return the messages that the inbox received before the final one."""
+        """Send `frames` and a final message; return the messages that arrived before the final one."""
         for frame in frames:
             self.raw.send(frame)
         self.raw.send(encode(LAST))
@@ -88,7 +88,7 @@ def encode(message):
 
 
 def read(frame):
-    """Return the message that a frame decodes to; None if the frame is malformed."""
+    """Return the message that a frame contains, or None if the frame is malformed."""
     try:
         return msgspec.msgpack.decode(frame, type=ToWorker | ToController)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -104,7 +104,7 @@ def post(tmp_path_factory):
 
 @st.composite
 def mutated(draw):
-    """Strategy for message frames with changed, removed and inserted bytes."""
+    """Hypothesis strategy for message frames with changed, removed and inserted bytes."""
     frame = bytearray(encode(draw(st.sampled_from(MESSAGES))))
     lengths = [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\x91" * 3000]
     for _ in range(draw(st.integers(1, 4))):

@@ -1,4 +1,4 @@
-"""Measured link and prefill speeds in the controller."""
+"""KV link and prefill speeds of workers, as measured and stored by the controller."""
 
 import asyncio
 
@@ -67,7 +67,7 @@ def test_readiness_waits_for_required_links_only():
 
 
 def test_the_path_into_a_host_is_its_slowest_crossing_link():
-    """Links within the host are ignored; a host without measured links gets a default network speed."""
+    """Without measured links, a host has a default network speed."""
     paths = MeasuredPaths()
     assert paths.into("far") is None
     paths.registered(registered("p0", PrefillSpeed(fixed_s=0.0, s_per_token=1e-4)))
@@ -111,7 +111,7 @@ def test_the_crossover_is_updated_by_new_measurements():
 
 
 def test_ranks_transfer_in_parallel():
-    """Each of two source ranks sends half of the KV; if one source rank sends to two target ranks, latency doubles."""
+    """Two ranks each send half of the KV. A rank that sends to two ranks has twice the latency."""
     layout = KvLayout(layers=(LayerShape(2, 50, 50),) * 5, block_size=16, dtype="float32", itemsize=4)
 
     def path(source, target):

@@ -59,10 +59,7 @@ def registered(instance, epoch=1, model="/m", layout=LAYOUT, host=HOME, now_s=0.
 
 
 class Scene:
-    """A registry with the workers p and d.
-
-    `look` advances time while the workers in `living` send heartbeats, and returns the lost workers.
-    """
+    """A registry of workers p and d. `look` advances time, with heartbeats of `living`, and returns lost workers."""
 
     def __init__(self):
         self.outbox, self.orders, self.now = Outbox(), Orders(), 0.0
@@ -197,7 +194,7 @@ def test_rejects_an_incompatible_worker_at_registration(message, reason):
 
 
 def test_heartbeats_of_remote_workers_are_acknowledged():
-    """Local workers get no acknowledgement, because they end with the controller."""
+    """Local workers end with the controller, so they need no acknowledgement."""
     scene = Scene().up()
     scene.registry.expect("r", Role.DECODE)
     scene.registry.register(registered("r", host="b"), 0.0)

@@ -86,7 +86,7 @@ def running(*lives):
 
 
 def test_a_welcome_carries_the_hosts_workers():
-    """The welcome message omits settings that are local to the service, such as its directories."""
+    """The message omits settings that are local to the service, such as directories."""
     scene = Scene()
     joined = scene.joins()
     assert dict(joined.workers) == {"decode-0": Role.DECODE, "decode-1": Role.DECODE}
@@ -183,7 +183,7 @@ def test_a_returning_host_kills_workers_presumed_dead():
 
 
 def test_a_restarted_host_reuses_worker_names_after_the_watchdog_term():
-    """After the watchdog term, a restarted host's workers reuse old names; unused old names are removed."""
+    """Names that the restarted host does not need are removed."""
     scene = Scene()
     scene.joins()
     scene.told()
@@ -229,7 +229,7 @@ def test_a_launched_host_runs_the_worker_of_its_name():
 
 
 def test_a_launched_host_is_replaced_once_presumed_dead():
-    """A live host restarts its own worker; if a host is presumed dead, the launcher starts another host."""
+    """A live host restarts its own worker. The launcher replaces only a dead host."""
     scene = Scene(own=["prefill-0"])
     scene.joins(host="prefill-0", workers={Role.PREFILL: 1})
     scene.hosts.start_worker("prefill-0")
@@ -266,7 +266,7 @@ def test_present_hosts_are_told_of_the_shutdown():
 
 
 class Lossy:
-    """A host with one worker, and a lossy channel between the host and the controller."""
+    """A host with one worker, and a lossy channel between host and controller."""
 
     def __init__(self):
         self.scene, self.now = Scene(), 0.0

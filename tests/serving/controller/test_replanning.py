@@ -36,7 +36,7 @@ CONFIG = ReplanConfig(cluster=SPEC, slo=Slo(ttft_s=1.0, tpot_s=0.05))
 
 
 class Service:
-    """Service stub that records role changes; workers in `stuck` cannot change role."""
+    """Service stub that records role changes. Workers in `stuck` cannot change role."""
 
     def __init__(self, stuck=()):
         self.roles, self.decisions, self.stuck = [], [], stuck
@@ -74,7 +74,7 @@ def findings(job, split=RoleSplit(1, 3)):  # noqa: B008  (a split never changes)
 
 
 async def step(live, clock, *, before_s=300.0, after_s=60.0):
-    """Report requests that end immediately to `live`: 10 per second until `before_s`, then 25 per second."""
+    """Report requests to `live` that end at once: 10 per second until `before_s`, then 25 per second."""
     draw, number = Random(0), 0
     while clock.now < before_s + after_s:
         clock.now += draw.expovariate(10.0 if clock.now < before_s else 25.0)
@@ -92,7 +92,7 @@ async def step(live, clock, *, before_s=300.0, after_s=60.0):
 
 
 def planned(monkeypatch, run_search, stuck=()):
-    """Return a service stub and its `LiveReplanning` after a step in the request rate."""
+    """Return a service stub and its re-planning (`LiveReplanning`) after a step in the request rate."""
     service, clock = Service(stuck), Clock(monkeypatch)
     pools = cluster([Role.PREFILL] * 3 + [Role.DECODE], "jsq-planned").pools
     live = LiveReplanning(CONFIG, pools, service, Recorder(), run_search)

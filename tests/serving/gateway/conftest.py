@@ -1,4 +1,4 @@
-"""A gateway on a socket in front of a scripted service."""
+"""A gateway on a socket, in front of a stub service that returns scripted tokens."""
 
 import json
 
@@ -38,7 +38,7 @@ def chat(client):
 
 @pytest.fixture
 def events():
-    """Return a function from a streamed response to its events; the last event is `[DONE]` if the stream succeeded."""
+    """Return a function that reads the events of a streamed response, of which `[DONE]` is the last on success."""
 
     def read(response):
         assert response.headers["content-type"].startswith("text/event-stream")

@@ -1,4 +1,4 @@
-"""A client disconnect aborts every generation of its request."""
+"""Abort of all generations of a request when its client disconnects."""
 
 import json
 import socket
@@ -22,7 +22,7 @@ def send(client, **fields):
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("tokens", [0, 5])
 def test_a_disconnect_aborts_every_generation(stream, n, tokens, caplog):
-    """All choices are aborted, before and after the first token, with and without streaming."""
+    """Choices are aborted before and after the first token, with and without streaming."""
     service = ScriptedService(lambda _: [*[5] * tokens, Gate()])
     with running_gateway(service) as client:
         sock = send(client, stream=stream, n=n)

@@ -75,7 +75,7 @@ def test_continues_the_clients_trace(client):
 
 
 def test_answer_id_contains_the_request_id():
-    """The ids of the generations are unique even if two requests have the same id."""
+    """Ids of generations are unique even if two requests have the same id."""
     service = ScriptedService()
     with running_gateway(service) as client:
         for _ in range(2):

@@ -101,7 +101,6 @@ def test_choices_do_not_depend_on_other_prompts(complete):
 
 
 def test_text_and_token_ids_are_the_same_prompt(complete):
-    """A prompt as text or as token ids, alone or in a list, gets the same answer."""
     ids = ids_of("The fox")
     texts = {
         complete(prompt=prompt, seed=1).json()["choices"][0]["text"] for prompt in ("The fox", ["The fox"], ids, [ids])
@@ -135,7 +134,7 @@ def test_passes_every_sampling_field_to_the_service():
 
 
 def test_stop_strings_match_across_tokens():
-    """The text ends before the stop string, the generation stops, and usage includes the tokens of the stop string."""
+    """The text ends before the stop string, but usage includes the stop string's tokens."""
     service = ScriptedService(say("The quick brown fox jumps over the lazy dog.", [5] * 50))
     with running_gateway(service) as client:
         answer = ask(client, stop=["fox ju", "zzz"], max_tokens=100).json()
@@ -152,7 +151,7 @@ def test_stop_strings_match_across_tokens():
 
 
 def test_min_tokens_delays_stop_strings():
-    """A stop string within the first min_tokens tokens is ignored."""
+    """A stop string within the first `min_tokens` tokens is ignored."""
     with running_gateway(ScriptedService(say("the the the", [EOS]))) as client:
         tokens = len(ids_of("the"))
         answer = ask(client, stop="the", min_tokens=tokens).json()
@@ -200,7 +199,7 @@ def test_completion_logprobs():
     ],
 )
 def test_errors_before_the_first_token_are_http_errors(stream, error, status, kind, caplog):
-    """Streamed requests get the same error status as unstreamed requests, and the gateway stays healthy."""
+    """The error status is the same with and without streaming."""
     with running_gateway(ScriptedService(lambda _: [error])) as client:
         response = ask(client, stream=stream, n=2)
         assert client.get("/health").status_code == 200
@@ -228,7 +227,6 @@ def test_a_truncated_generation_is_an_error(script):
 
 
 def test_token_ids_without_a_tokenizer():
-    """A model without a tokenizer accepts only token ids and returns only token ids."""
     with running_gateway(ScriptedService(model=served_model(vocab_size=10)), tokenizer=False) as client:
         answer = ask(client, prompt=[1, 2], return_token_ids=True, logprobs=0, max_tokens=3).json()["choices"][0]
         refused = [ask(client), ask(client, prompt=[1], stop="a")]

@@ -1,4 +1,4 @@
-"""Robustness (Splitwise, section 6): clusters tuned for one workload are simulated under the other workload."""
+"""Robustness (Splitwise, section 6): simulate clusters tuned for one workload under the other workload."""
 
 import asyncio
 
@@ -12,9 +12,8 @@ _HEADER = ("cluster", "workload", "tuned for this one", "req/s", "tuned for the 
 
 
 def robustness(settings: Settings, catalog: Catalog) -> None:
-    """Print, for each workload, the rates of splits tuned for this workload and of splits tuned for the other workload.
-
-    Under SplitwiseSim's timing, these are the paper's iso-power splits; under the corrected timing, the planner's.
+    """Print, for each workload, the rates of splits tuned for it and of splits tuned for the other. Splits are the
+    paper's under SplitwiseSim's timing, and the planner's under the corrected timing, of equal power.
     """
     for timing in timings(settings, catalog).values():
         own: dict[str, dict[str, BestDesign]] = {}

@@ -1,6 +1,5 @@
-"""Compute the length quantiles of a trace, and write them as a named workload, src/twofold/workload/data/NAME.json.
-
-python bench/derive_quantiles.py TRACE NAME           TRACE is of the Azure Public Dataset of 2023
+"""Compute the prompt and output length quantiles of a trace of the Azure Public Dataset of 2023, and write them as a
+named workload to src/twofold/workload/data/NAME.json.
 """
 
 import argparse

@@ -50,7 +50,7 @@ IDLE_S = 5.0
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds per second of a service: `gateway`, and `worker` as the mean over workers; and its memory."""
+    """Resource usage of a service: CPU seconds per second of the gateway and of the mean worker, and total memory."""
 
     worker: float
     gateway: float

@@ -7,8 +7,8 @@ Three services with the same requests alternate on one machine:
     colocated, chunked  --colocated 2 --enable-chunked-prefill
 
 In each round, `--streams` requests with short prompts decode alone, and then again while long prompts arrive evenly
-spaced. The rate of long prompts keeps one idle prefill worker busy for `--utilisation` of the time. ITL is measured
-only while all streams decode. The result is the median over rounds of P99 ITL disturbed / P99 ITL alone.
+spaced, at a rate that keeps one prefill worker busy for `--utilisation` of the time. ITL is measured only while all
+streams decode. The result is the median over rounds of P99 ITL disturbed / P99 ITL alone.
 """
 
 import argparse

@@ -15,8 +15,7 @@ _BLOCKS = re.compile(r'^twofold:kv_cache_blocks\{instance="([^"]+)",state="([^"]
 class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     """Sample of one process: memory in bytes, and numbers of open files, sockets, threads and shared memory segments.
     `anonymous` is resident memory outside files and segments; leaks make it grow. `uss` is memory unique to the
-    process; it also changes when a forked sibling writes a page. `rss` is all resident memory, including used KV
-    blocks.
+    process, which also changes when a forked sibling writes a page. `rss` is all resident memory with used KV blocks.
     """
 
     anonymous: int

@@ -64,7 +64,7 @@ class Prompts:
                 yield name, document
 
     def conversations(self, count: int) -> list[Where]:
-        """Yield `count` pairs (instance, prompt). The instance caches all blocks of the prompt."""
+        """Return `count` pairs (instance, prompt). The instance caches all blocks of the prompt."""
         return [(self.instance(), self.known()) for _ in range(count)]
 
 

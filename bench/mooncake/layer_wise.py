@@ -63,7 +63,7 @@ STORE_PROMPTS = 8  # store capacity in longest prompts
 
 
 class Lanes(msgspec.Struct, kw_only=True):
-    """Measured times of one case in seconds, one per round. `bytes_per_s` limits the copies (None: no limit)."""
+    """Measured times in seconds for one prompt, one per round. `bytes_per_s` limits the copies (None: no limit)."""
 
     layers: int
     prompt_tokens: int

@@ -186,7 +186,7 @@ def table_of(title: str, *headings: str) -> Table:
 
 
 def rate_ratio(one: SearchResult, other: SearchResult) -> float:
-    """Return the highest rate of `one` divided by that of `other`; infinite if `other` meets the SLO at no rate."""
+    """Return the ratio of the highest rates of `one` and `other`; infinite if `other` meets the SLO at no rate."""
     return (one.rate or 0.0) / other.rate if other.rate else math.inf
 
 

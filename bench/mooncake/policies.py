@@ -1,10 +1,10 @@
 """Compare Mooncake's Conductor with random, load-balancing and local-prefix routing by simulating Mooncake's trace.
 
 Eight prefill and eight decode instances, one machine each, run a model with the layers, width and KV heads of the
-paper's model (LLaMA2-70B), at roofline estimates. Prefill instances cache prompt KV in their machine's memory. Links of
-100 GB/s, the paper's 800 Gb/s, carry hand-offs and transfers between caches. The table has TTFT, the shares of prompt
-blocks found in the instance's own and in another cache, the busiest instance's share of prompts, and the replication of
-the ten hottest blocks. Exits with 1 if a claim about these figures does not hold.
+paper's model (LLaMA2-70B), with roofline estimates of times. Prefill instances cache prompt KV in their machine's
+memory. Links of 100 GB/s (800 Gb/s in the paper) carry hand-offs and transfers between caches. The table has TTFT, the
+shares of prompt blocks found in the instance's own and in another cache, the busiest instance's share of prompts, and
+the replication of the ten hottest blocks. Exits with 1 if a claim about these figures does not hold.
 """
 
 import argparse

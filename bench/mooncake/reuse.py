@@ -1,7 +1,7 @@
 """Measure hit rate and CPU cost of the prefix cache on a trace, by capacity and eviction policy.
 
-TRACE needs prefix blocks; the default is Mooncake's conversation trace, for which FIGURES has published hit rates. The
-cache is `kvcache.cache.PrefixCache`. CPU seconds exclude reading the trace. A plain Python loop is timed beside them to
+TRACE needs prefix blocks; for the default, Mooncake's conversation trace, published hit rates are shown too. The cache
+is `kvcache.cache.PrefixCache`. CPU seconds exclude reading the trace. A plain Python loop is timed beside them to
 compare machines.
 """
 

@@ -53,7 +53,7 @@ class Registrations:
 
 
 def listen(told: Registrations) -> None:
-    """Patch the controller so that `told` records workers' hosts and stores' blocks, and each prefill gets a fetch."""
+    """Patch the controller so that `told` records hosts and blocks, and each prefill gets a fetch from a KV store."""
     register, handle, send = WorkerRegistry.register, Controller.handle, WorkerRegistry.send
 
     def registering(self: WorkerRegistry, message: Registered, now: float) -> bool:

@@ -2,8 +2,8 @@
 
 Simulates BLOOM-176B on DGX-H100 (two prefill machines to three decode machines), with Poisson arrivals of `--rate` per
 second and instance and the lengths of the Azure conversation trace. Instances report their load every `--reports`
-seconds, or every change at once if 0. `--controllers` distributes requests over independent controllers. Goodput is the
-share of requests within the TTFT and TPOT of the SLO. The policies choose:
+seconds; with 0, at every change. `--controllers` distributes requests over several independent controllers. Goodput is
+the share of requests within the SLO. The policies choose:
 
     jsq, reports        the least loaded instance according to the latest reports
     jsq, + sent         like jsq, but also counts requests that the controller sent since a report

@@ -64,7 +64,7 @@ def outputs(index: int, last: int) -> TokenOutput:
 
 
 class Workers:
-    """Sockets of all workers. Each line on stdin has a method that sends messages, and its arguments."""
+    """Sockets of all workers. Each line on stdin names a method that sends messages, and the method's arguments."""
 
     def __init__(self, directory: Path, count: int) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -12,8 +12,8 @@ _HEADER = ("cluster", "workload", "tuned for this one", "req/s", "tuned for the 
 
 
 def robustness(settings: Settings, catalog: Catalog) -> None:
-    """Print, for each workload, the rates of splits tuned for it and of splits tuned for the other. Splits are the
-    paper's under SplitwiseSim's timing, and the planner's under the corrected timing, of equal power.
+    """Print the rates of iso-power splits under the workload for which they were tuned, and under the other. The paper
+    tuned the splits under SplitwiseSim's timing, the planner under the corrected timing.
     """
     for timing in timings(settings, catalog).values():
         own: dict[str, dict[str, BestDesign]] = {}

@@ -86,7 +86,7 @@ class Study:
         return Design(family=self._families(kind)[0], counts=tuple(counts))
 
     async def capacity(self, kind: Kind, counts: Sequence[int]) -> BestDesign:
-        """Return the design of a kind with these machine counts, at its highest rate. Baselines have the best batcher."""
+        """Return a kind's design with these machine counts, at its highest rate. A baseline gets its best batcher."""
         designs = [Design(family=each, counts=tuple(counts)) for each in self._families(kind)]
         found = await asyncio.gather(*(self.search.highest(design) for design in designs))
         return max(map(self._found, found), key=lambda each: each.rate)

@@ -159,7 +159,7 @@ def arguments() -> argparse.Namespace:
 
 
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
-    """Measure all services; return the report and a sentence per failure. Raises UserError without root or vLLM."""
+    """Measure all services; return the report and failures. Raises UserError without network namespaces or vLLM."""
     longest = max(given.lengths) + 2 * OUTPUT
     model = model_directory(given.model, folder, "--max-model-len", str(longest))
     given.vocabulary = msgspec.json.decode((model / "config.json").read_bytes())["vocab_size"]

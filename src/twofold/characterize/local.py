@@ -31,7 +31,7 @@ class Stepper:
 
 
 class LocalTarget:
-    """Characterization target on a `Stepper`. A token's time is the end of the iteration that generated the token."""
+    """Characterization target with an engine in this process. A token's time is the end of its iteration."""
 
     def __init__(self, stepper: Stepper) -> None:
         self.engine, self.limits = stepper.engine, stepper.limits

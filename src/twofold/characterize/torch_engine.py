@@ -1,4 +1,4 @@
-"""The built-in torch engine in this process, with the live service's instance scheduler, as a `Stepper`."""
+"""Built-in torch engine in this process for characterization, which runs one iteration per step."""
 
 import time
 from collections.abc import Iterable

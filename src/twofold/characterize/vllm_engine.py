@@ -1,4 +1,4 @@
-"""vLLM's engine in this process, as a `Stepper`."""
+"""vLLM's engine in this process for characterization, which runs one iteration per step."""
 
 import os
 from collections.abc import Iterable

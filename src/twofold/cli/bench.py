@@ -44,7 +44,7 @@ class LoadSettings(ShapeSettings):
     duration: float | None = DURATION.field(unset="no limit")
 
     def requests(self, context: int | None) -> list[Request]:
-        """Return the requests, clipped to --max-model-len or `context` tokens. Raises ConfigurationError if none."""
+        """Return the requests, clipped to --max-model-len (default: `context`). Raises ConfigurationError if none."""
         shape = self.shape() | {"max_model_len": self.max_model_len or context}
         few = self.num_requests is None and self.duration is None
         requests = workload(

@@ -40,7 +40,7 @@ class PoolsResponse(msgspec.Struct, frozen=True):
 
 @command
 def show(settings: PoolsSettings) -> None:
-    """Show every worker: its role, its home role, its state and its load."""
+    """Show every worker: its current role, its configured (home) role, its state and its load."""
     show_pools(ask(settings.base_url, settings.api_key))
 
 

@@ -1,4 +1,4 @@
-"""Compile the hot modules to machine code if `TWOFOLD_COMPILE=1`; all other package settings are in pyproject.toml."""
+"""Compile the hot modules to machine code if `TWOFOLD_COMPILE=1`. Other package settings are in pyproject.toml."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Helper functions for benchmarks that measure how much CPU time a cluster scheduler needs per routing decision."""
+"""Helper functions for benchmarks of the CPU time that a cluster scheduler needs per routing decision."""
 
 import random
 import time
@@ -19,7 +19,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 
 def reference_loop() -> int:
-    """Run a million iterations of a plain Python loop, the unit for comparing CPU times across machines."""
+    """Run a million iterations of a plain Python loop. Its CPU time is the unit that makes machines comparable."""
     total = 0
     for number in range(LOOP_ITERATIONS):
         total += number & 7
@@ -36,9 +36,8 @@ def sample_requests(count: int) -> list[Request]:
 
 
 def decisions_per_s(cluster: ClusterScheduler, decisions: int, *, held: int) -> float:
-    """Return the routing decisions per CPU second of a cluster scheduler that always holds `held` requests.
-
-    One decision places a new request and finishes the oldest one.
+    """Return the decisions per CPU second of a cluster scheduler that always holds `held` requests. One decision places
+    a new request and finishes the oldest.
     """
     held_ids: deque[str] = deque()
 

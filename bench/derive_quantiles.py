@@ -1,8 +1,5 @@
-"""Compute the prompt and output length quantiles of a trace and write them as a named workload.
-
-    python bench/derive_quantiles.py TRACE NAME
-
-Writes src/twofold/workload/data/NAME.json. TRACE is a trace of the Azure Public Dataset of 2023.
+"""Compute the prompt and output length quantiles of a trace of the Azure Public Dataset of 2023, and write them as a
+named workload to src/twofold/workload/data/NAME.json.
 """
 
 import argparse
@@ -25,13 +22,13 @@ CITATION = (
 
 
 def grid() -> npt.NDArray[np.float64]:
-    """Return the probabilities at which quantiles are computed: 401 evenly spaced ones, and 61 in the upper tail."""
+    """Return the probabilities of the quantiles: 401 evenly spaced, and 61 more in the upper tail."""
     tail = 1 - np.geomspace(1e-2, 1e-4, 61)
     return np.unique(np.round(np.concatenate([np.linspace(0, 1, 401), tail]), 6))
 
 
 def derive(trace: Path, name: str) -> LengthDistribution:
-    """Return a workload called `name` with the distributions of prompt and output lengths in a trace file."""
+    """Return a workload with the name `name` and the prompt and output length distributions of a trace file."""
     requests = list(open_trace(trace))
     shares = grid()
 

@@ -1,10 +1,7 @@
 """Compare an emulated service with its simulation on the same requests, cluster file and schedulers.
 
-    python bench/emulated_fidelity.py [--cluster FILE] [--workload azure-conv] [--rate 4] [--duration 30]
-
-The service runs on this machine in real time under the load of `twofold bench`; the simulator runs the same requests.
-Latencies are compared request by request: first for sequential requests, which show the overhead of an idle service,
-then under load. The CPU time of the service's processes shows the cost of emulation.
+The service runs on this machine in real time. Latencies are compared request by request: first for sequential requests,
+which show the overhead of an idle service, then under the load of `twofold bench`.
 """
 
 import argparse
@@ -53,7 +50,7 @@ IDLE_S = 5.0
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Resource usage of a service. `worker` (mean of all workers) and `gateway` are CPU seconds per second."""
+    """Resource usage of a service: CPU seconds per second of the gateway and of the mean worker, and total memory."""
 
     worker: float
     gateway: float
@@ -61,17 +58,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean duration of one request phase in seconds, in the simulation and as recorded by the live controller."""
+    """Mean duration in seconds of one phase of a request, simulated and as recorded by the live controller."""
 
     simulated: float
     live: float
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Live and simulated latencies of the same requests.
-
-    `live` is measured at the client. `added_s` is live − simulated for the same request, by metric. `spans` are
-    measured in the service, without the path between client and controller.
+    """Live and simulated latencies of the same requests. `live` is measured at the client, and `added_s` has live −
+    simulated by metric. `spans` are measured in the service, without the path to the client.
     """
 
     requests: int
@@ -82,7 +77,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one run; `ready_s` is the time from the start of the service until it is ready."""
+    """Results of one run. `ready_s` is the time in seconds from the start of the service until it is ready."""
 
     cluster: ClusterSpec
     instances: int
@@ -94,7 +89,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Processes:
-    """Process tree of the service; measures its CPU time and memory."""
+    """Processes of the service; measures their CPU time and memory."""
 
     def __init__(self) -> None:
         (self._gateway,) = psutil.Process().children()
@@ -104,7 +99,7 @@ class Processes:
 
     @contextmanager
     def measured(self) -> Iterator[list[Usage]]:
-        """Measure resource usage during the context; afterwards the yielded list contains one `Usage`."""
+        """Measure resource usage during the context. The yielded list gets one `Usage` at its end."""
         usage: list[Usage] = []
         began, before = time.monotonic(), self._seconds()
         yield usage
@@ -145,7 +140,7 @@ Totals = dict[str, tuple[float, float]]
 
 
 def _totals(url: str) -> Totals:
-    """Return the cumulative seconds and the count of each span in `SPANS`, from the metrics of the service at `url`."""
+    """Return the total seconds and the count of each span in `SPANS`, from the metrics of the service at `url`."""
     values = dict(line.rsplit(" ", 1) for line in metrics(url).splitlines() if not line.startswith("#"))
 
     def value(name: str) -> float:
@@ -166,7 +161,7 @@ def _added(pairs: Sequence[tuple[Timeline, Timeline]], name: str) -> LatencyDist
 
 
 def one_by_one(count: int) -> list[Request]:
-    """Return requests that arrive 2.5 s apart, so that the service is idle at each arrival."""
+    """Return requests that arrive 2.5 s apart, so that each finds the service idle."""
     return [
         Request(id=f"alone-{i}", arrival_s=2.5 * i, prompt_tokens=200 * (i + 1), output_tokens=20) for i in range(count)
     ]

@@ -1,12 +1,9 @@
 """Measure the overhead of the torch engine over transformers' own forward pass, for the same model in one process.
 
-Three cases: a decode step of 1 and of 16 sequences with about 512 tokens of context each, and a prefill of
-1,024 tokens. The reference is the model with `sdpa` attention, a DynamicCache and `logits_to_keep=1`, followed by
-argmax. The engine runs one `TorchEngine.run` over a cache with shuffled blocks. Engine and reference alternate, so that
-background load affects them equally. The result is the median over rounds of engine time / reference time; 1.0 means
-no overhead.
-
-    python bench/engine_overhead.py [--model DIR] [--threads 1] [--rounds 25] [--json OUT]
+Cases are decode steps of 1 and 16 sequences with about 512 tokens of context each, and a prefill of 1,024 tokens.
+Transformers runs with `sdpa` attention, a DynamicCache, `logits_to_keep=1` and argmax; the engine runs
+`TorchEngine.run` on a cache with shuffled blocks. Both alternate. The result is the median over rounds of the ratio of
+engine time to transformers' time.
 """
 
 import argparse
@@ -40,7 +37,7 @@ Timed = Callable[[], float]  # runs the work once and returns its seconds
 
 
 class Case(msgspec.Struct, frozen=True):
-    """Result of one case: median times of the torch engine and of transformers, and the median overhead ratio."""
+    """Result of one case: median times of the torch engine and of transformers, and the median of their ratio."""
 
     name: str
     engine_ms: float
@@ -49,7 +46,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """All measurements of a run, with the machine, the torch version and the model."""
+    """All measurements of a run, with machine, torch version and model."""
 
     cpu: str
     cores: int

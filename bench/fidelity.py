@@ -1,10 +1,8 @@
 """Compare the simulator with the live service for four designs at three loads.
 
-    python bench/fidelity.py MODEL [--profile FILE] [--requests 400] [--loads 0.4,0.9,2] [--json FILE]
-
-Runs `twofold verify` for two colocated workers, 1P+1D, 2P+1D and 1P+2D. Each design runs three times at a light load,
-three times near the knee and three times beyond the knee; each load gives one printed line. Without --profile,
-calibrates the host before each design (`twofold calibrate live`), because the speed of a shared host drifts.
+Runs `twofold verify` on MODEL with two colocated workers, 1P+1D, 2P+1D and 1P+2D, each three times at a light load, at
+about the highest rate within the SLO, and beyond. Without --profile (from `twofold calibrate live`), the host is
+measured before each design, because the speed of a shared host drifts.
 """
 
 import argparse
@@ -44,10 +42,7 @@ def settings(flags: argparse.Namespace, profile: Path) -> VerifySettings:
 
 
 def summary(comparisons: list[Comparison]) -> Table:
-    """Return a table of simulation errors in percent, with replay spreads in brackets.
-
-    `*` marks an error above tolerance.
-    """
+    """Return a table of simulation errors in %, with the spread of live runs in brackets. `*`: above tolerance."""
     names = [figure.name for figure in comparisons[0].figures()]
     table = Table("", "requests/s", "host", *names, title="Error of the simulation (spread of the replays), %")
     for one in comparisons:

@@ -1,15 +1,10 @@
 """Measure the visible transfer (the part of a hand-off after the first token) by hand-off mode at two link speeds.
 
-    python bench/handoff.py [--model DIR] [--rounds 5] [--json OUT]
-
-Two network namespaces (needs root) represent two hosts. The link between them has 1 Gbit/s, then 200 Mbit/s. A process
-on the first host prefills with the service's engine and hands off with the service's sender over NIXL and TCP; a
-process on the second host provides the KV memory. Each round hands off every prompt length once serialized and once
-layer-wise; figures are medians over rounds. `auto` is not run: its policy picks one of the two modes from the link and
-prefill speed measured at the start, and the picked mode's figure is used. Finally, measures how much later the second
-token arrives from a split service with shared memory than from a colocated service, in decode steps.
-
-Exits with 1 unless, at every prompt length:
+Two network namespaces (needs root) represent two hosts, with a link of 1 Gbit/s, then 200 Mbit/s. A process on the
+first host prefills with the service's engine and hands off over NIXL and TCP; a process on the second provides KV
+memory. Each prompt length is handed off serialized and layer-wise in each round; figures are medians over rounds. The
+mode `auto` has the figure of the mode that it would choose. Finally, measures in decode steps how much later the second
+token arrives from a split service with shared memory than from a colocated one. Exits with 1 unless, at every length:
     layer-wise leaves at most one layer's transfer (+ 10%) visible, if computing a layer takes longer than sending it
     the mode picked by auto is at most 5% worse than the better mode
 """
@@ -51,7 +46,7 @@ T = TypeVar("T")
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """Median seconds for one prompt length on one link; `visible_s` has the visible transfer time per hand-off mode."""
+    """Median seconds for one prompt length on one link. `visible_s` has the visible transfer time by hand-off mode."""
 
     tokens: int
     prefill_s: float
@@ -62,10 +57,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hidden(self) -> bool:
-        """Return whether a layer-wise hand-off leaves at most one layer's transfer visible.
-
-        If sending a layer takes longer than computing it, computation cannot hide the transfer; then return True,
-        because the expectation does not apply.
+        """Return whether a layer-wise hand-off leaves at most one layer's transfer visible. Also true if sending a
+        layer takes longer than computing it, because compute cannot hide such a transfer.
         """
         return not self.covered or self.visible_s[HandoffMode.LAYER_WISE] <= SLACK * self.layer_s
 
@@ -87,7 +80,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class End:
-    """Prefill end or decode end of the hand-off: a process on one host that exchanges JSON lines with the benchmark."""
+    """Prefill or decode end of a hand-off: a process on one host that exchanges JSON lines with the benchmark."""
 
     def __init__(self, hosts: TwoHosts, host: int, role: str, model: Path) -> None:
         cores = sorted(os.sched_getaffinity(0))
@@ -114,7 +107,7 @@ class End:
 
 @contextmanager
 def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, StartupFacts]]:
-    """Start and connect both ends of the hand-off; yield the prefill end and its startup measurements."""
+    """Start and connect both ends of the hand-off. Yield the prefill end and its startup measurements."""
     ends: list[End] = []
     try:
         for host, role in enumerate(("prefill", "decode")):
@@ -129,7 +122,7 @@ def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, StartupFacts]]
 
 
 def measure(hosts: TwoHosts, model: Path, bits_per_s: int, rounds: int) -> LinkReport:
-    """Run all rounds over a link of `bits_per_s`; every second round reverses the order of the hand-off modes."""
+    """Run all rounds over a link of `bits_per_s`. The order of the hand-off modes alternates between rounds."""
     hosts.limit(bits_per_s)
     seen: dict[tuple[int, HandoffMode], list[HandoffTimes]] = {}
     with two_ends(hosts, model) as (prefill, facts):
@@ -182,7 +175,7 @@ def table(link: LinkReport) -> Table:
 
 
 def violations(report: Report) -> list[str]:
-    """Return one sentence for each expectation that the results violate."""
+    """Return one sentence per expectation that the results violate."""
     found = []
     for link in report.links:
         for each in link.cells:

@@ -1,7 +1,4 @@
-"""Prefill end and decode end of a hand-off, each run as a process on its own host.
-
-Started by `handoff.py`, which writes requests to stdin and reads replies from stdout, one JSON object per line.
-"""
+"""Prefill and decode end of a hand-off: processes that `handoff.py` controls by JSON lines on stdin and stdout."""
 
 import os
 import sys
@@ -30,7 +27,7 @@ BLOCK_SIZE = 16
 
 
 class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Link and prefill speed that the prefill process measured at startup, and the model's KV size and layer count."""
+    """Link and prefill speed that the prefill end measures at startup, and the model's KV size and layer count."""
 
     link: LinkSpeed
     prefill: PrefillSpeed
@@ -46,7 +43,7 @@ class HandoffRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandoffTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations in seconds: the prefill, the whole hand-off, and the part of the hand-off after the first token."""
+    """Durations in seconds: prefill, whole hand-off, and the part of the hand-off after the first token."""
 
     prefill_s: float
     transfer_s: float
@@ -54,7 +51,7 @@ class HandoffTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_end(model: Path, blocks: int, answers: TextIO) -> None:
-    """Provide KV memory that the prefill end writes to, until stdin closes."""
+    """Provide KV memory for the prefill end to write, until stdin closes."""
     layout = load_model(model, dtype="float32").layout(BLOCK_SIZE)
     transport = NixlTransport(KvCacheSpec("decode-0", 1, layout, blocks))
     _answer(answers, transport.descriptor)
@@ -62,7 +59,7 @@ def decode_end(model: Path, blocks: int, answers: TextIO) -> None:
 
 
 def prefill_end(model: Path, blocks: int, answers: TextIO) -> None:
-    """Connect to the decode end, print startup measurements, then serve the requests on stdin."""
+    """Connect to the decode end, print startup measurements, and serve the requests on stdin."""
     loaded = load_model(model, dtype="float32")
     transport = NixlTransport(KvCacheSpec("prefill-0", 1, loaded.layout(BLOCK_SIZE), blocks))
     engine = TorchEngine(loaded, transport.engine_pool)
@@ -83,7 +80,7 @@ def prefill_end(model: Path, blocks: int, answers: TextIO) -> None:
 
 
 class PrefillSide:
-    """Prefills prompts with the service's engine and hands them off with the service's sender."""
+    """Prefill end: prefills prompts with the service's engine, and hands them off with the service's sender."""
 
     def __init__(self, engine: TorchEngine, write: Callable[[range, list[int], list[int]], int]) -> None:
         self._engine, self._write = engine, write

@@ -1,12 +1,9 @@
 """Measure the visible transfer of every transport and hand-off mode with GPU workers.
 
-    python bench/handoff_on_gpu.py [--model DIR] [--device cuda:0] [--prompts 512 2048 8192] [--json OUT]
-
-Starts a colocated service, then a service of one prefill and one decode worker per transport and mode. `--device
-cuda:0` puts all workers on one GPU, `cuda` puts each worker on its own GPU. Requests are sequential. The result is a
-service's median time from the first token to the second, minus the median of the colocated service. Without --model,
-creates a model with random weights: 16 layers of the width of Llama 3.1 8B, 2.9 billion parameters in bfloat16, 64 KiB
-of KV per token.
+Starts a colocated service, then one prefill and one decode worker per transport and mode. `--device cuda:0` puts all
+workers on one GPU, `cuda` each on its own. The visible transfer is the service's median time from the first token to
+the second, minus the colocated service's, with sequential requests. Without --model, creates a model with random
+weights: 16 layers of the width of Llama 3.1 8B in bfloat16.
 """
 
 import argparse
@@ -65,7 +62,7 @@ def measure(model: Path, service: str, given: argparse.Namespace) -> list[TokenT
 
 
 def table(seen: list[TokenTimes], device: str) -> Table:
-    """Return a table of the second token's delay, with one row per service and one column per prompt length."""
+    """Return a table of the delay of the second token, with a row per service and a column per prompt length."""
     lengths = sorted({each.prompt_tokens for each in seen})
     plain = {each.prompt_tokens: each for each in seen if each.service == COLOCATED}
     drawn = Table(

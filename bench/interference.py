@@ -1,18 +1,14 @@
 """Measure how arriving long prompts disturb decodes: P99 ITL with long prompts, relative to decode alone.
 
-Three services alternate on the same machine, with the same streams and the same long prompts:
+Three services with the same requests alternate on one machine:
 
     split               --prefill 1 --decode 1
     colocated           --colocated 2 --no-enable-chunked-prefill
     colocated, chunked  --colocated 2 --enable-chunked-prefill
 
-Each round measures each service twice. In the first phase ("alone"), `--streams` requests with short prompts decode. In
-the second phase ("disturbed"), the same streams decode while long prompts arrive open-loop and evenly spaced. The rate
-of long prompts keeps one prefill worker busy for `--utilisation` of the time; it is computed from the fastest of three
-prefills on the idle split service. ITL is measured only while all streams decode: after every stream has its first
-token and before the first stream ends. The result is the median over rounds of P99 disturbed / P99 alone.
-
-    python bench/interference.py [--model DIR] [--rounds 5] [--json OUT]
+In each round, `--streams` requests with short prompts decode alone, and then again while long prompts arrive evenly
+spaced, at a rate that keeps one prefill worker busy for `--utilisation` of the time. ITL is measured only while all
+streams decode. The result is the median over rounds of P99 ITL disturbed / P99 ITL alone.
 """
 
 import argparse
@@ -47,10 +43,7 @@ SERVICES = {
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the benchmark: rounds, streams, lengths in tokens, and the rate of long prompts.
-
-    `utilisation` is the share of time for which long prompts keep one prefill worker busy.
-    """
+    """Settings of the benchmark. Long prompts keep one prefill worker busy for the share `utilisation` of the time."""
 
     rounds: int
     streams: int
@@ -63,10 +56,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one phase, in seconds: the ITL of the streams, and the TTFT of the long prompts.
-
-    `gaps` is the number of inter-token gaps measured.
-    """
+    """Results of one phase in seconds: ITL of the streams (over `gaps` gaps), and TTFT of the long prompts."""
 
     itl_s: LatencyDistribution
     gaps: int
@@ -75,7 +65,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one service in one round: the streams alone, and disturbed by long prompts."""
+    """Results of one service in one round: streams alone, and streams disturbed by long prompts."""
 
     alone: Phase
     disturbed: Phase
@@ -86,7 +76,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All measurements of a run; `prefill_s` is the time of one long prompt on the idle split service."""
+    """All measurements of a run. `prefill_s` is the time in seconds of one long prompt on the idle split service."""
 
     setting: Setting
     prefill_s: float
@@ -94,7 +84,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subject:
-    """Client of one of the compared services: sends the streams and the long prompts, and measures their latencies."""
+    """Client of one of the compared services, which sends streams and long prompts and measures their latencies."""
 
     def __init__(self, endpoint: Endpoint, setting: Setting) -> None:
         self._endpoint, self._setting = endpoint, setting
@@ -103,7 +93,7 @@ class Subject:
         self._number = 0
 
     async def prefill_s(self) -> float:
-        """Return the fastest of three prefills of a long prompt in seconds; the prefills also warm up the service."""
+        """Return the seconds of the fastest of three prefills of a long prompt, which also warm up the service."""
         timelines: list[Timeline] = []
         async with self._client(timelines) as client:
             for _ in range(3):
@@ -111,7 +101,7 @@ class Subject:
         return min(timeline.ttft_s or 0.0 for timeline in timelines)
 
     async def phase(self, name: str, spacing_s: float | None) -> Phase:
-        """Run all streams to their end; with `spacing_s`, also send a long prompt every `spacing_s` seconds."""
+        """Run all streams to their end. With `spacing_s`, also send a long prompt every `spacing_s` seconds."""
         timelines: list[Timeline] = []
         async with self._client(timelines) as client, asyncio.TaskGroup() as tasks:
             replies = [Reply() for _ in range(self._setting.streams)]
@@ -170,7 +160,7 @@ class Subject:
 
 
 async def measure(urls: dict[str, str], setting: Setting) -> Report:
-    """Measure the prefill time on the split service, then run the rounds; the order of the services rotates."""
+    """Measure the prefill time on the split service, then run all rounds. The order of the services rotates."""
     subjects = {name: Subject(await discover(url), setting) for name, url in urls.items()}
     prefills = {name: await subject.prefill_s() for name, subject in subjects.items()}
     prefill_s = prefills["split"]
@@ -191,7 +181,7 @@ async def measure(urls: dict[str, str], setting: Setting) -> Report:
 
 
 def table(report: Report) -> Table:
-    """Return a table with one row per service; figures are medians over the rounds."""
+    """Return a table with a row per service. Figures are medians over the rounds."""
     drawn = Table(title=f"Inter-token time of {report.setting.streams} streams", title_justify="left")
     drawn.add_column("", no_wrap=True)
     for heading in ("alone P99", "disturbed P50", "P99", "max", "P99 ratio", "of rounds"):

@@ -1,13 +1,9 @@
 """Compare, under shifting traffic, the goodput of workers that change roles with the goodput of every fixed split.
 
-    python bench/moving_roles.py [--simulate-only] [--period 40] [--seed 0]
-
-The cluster has four machines. Traffic has three periods: prompt-heavy, output-heavy, and prompt-heavy again. The same
-requests run with Splitwise's router, which moves machines between the phases, and with every fixed split of the
-machines (join the shortest queue). Each design runs in the simulator and live, on emulated machines with the real
-gateway, controller, workers and hand-offs. Sixteen long streams run throughout. In live runs, each stream must produce
-the same tokens as it did before the traffic. Goodput is the number of requests per second that meet the SLO; the
-streams are not counted.
+Four machines serve three periods of traffic: prompt-heavy, output-heavy, and prompt-heavy again. Splitwise's router
+moves machines between the phases; each fixed split uses join-the-shortest-queue. Each design runs in the simulator and,
+unless --simulate-only, live on emulated machines. Sixteen long streams run throughout; live, each must produce the same
+tokens as before the traffic. Goodput is the number of requests per second within the SLO, without the streams.
 """
 
 import argparse
@@ -92,7 +88,7 @@ def traffic(period_s: float, seed: int) -> Iterator[Request]:
 
 
 def streams(period_s: float) -> Iterator[Request]:
-    """Yield the requests of the long streams: one per stream every `STREAM_EVERY_S` seconds, with id `s-NUMBER-RUN`."""
+    """Yield the requests of the long streams: one per stream every `STREAM_EVERY_S` seconds, with id `s-STREAM-RUN`."""
     for run in range(round(3 * period_s / STREAM_EVERY_S)):
         for number in range(STREAMS):
             at = (run + number / STREAMS) * STREAM_EVERY_S
@@ -111,7 +107,7 @@ def designs() -> dict[str, str]:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Goodput in requests/s, and SLO attainment: overall, by period, and by period after its first `RECOVERY_S`."""
+    """Goodput in requests/s, and SLO attainment: overall, by period, and by period after its first `RECOVERY_S` s."""
 
     goodput: float
     all: float
@@ -166,7 +162,7 @@ async def stream(session: aiohttp.ClientSession, url: str, model: str, number: i
 
 
 async def live(url: str, requests: Sequence[Request], period_s: float) -> tuple[Outcome, int]:
-    """Run one design live; return the outcome and the number of streams run. Exit if a stream's tokens have changed."""
+    """Run one design live. Return the outcome and the number of streams. Exit if a stream's tokens have changed."""
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
     config = LoadConfig(

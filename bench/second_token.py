@@ -38,7 +38,7 @@ class SecondToken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def second_token(model: Path, rounds: int) -> SecondToken:
-    """Measure both services with sequential requests; the services alternate, so that conditions are equal."""
+    """Measure both services with sequential requests that alternate between them."""
     gaps: dict[str, list[float]] = {name: [] for name in SERVICES}
     steps: list[float] = []
     for _ in range(max(1, rounds // 2)):
@@ -54,7 +54,7 @@ def second_token(model: Path, rounds: int) -> SecondToken:
 
 
 async def ask(url: str, prompt_tokens: int) -> list[Timeline]:
-    """Send sequential requests and return the timelines of all but the first request, which is a warm-up."""
+    """Send sequential requests. Return their timelines without the first, a warm-up."""
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
     prompts, timelines = PromptMaker(seed=0, lowest=lowest, vocabulary=vocabulary), list[Timeline]()

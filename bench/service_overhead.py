@@ -1,12 +1,9 @@
 """Measure the CPU time of a routing decision, and the CPU time of gateway and controller per request and per token.
 
-    python bench/service_overhead.py [--decisions 40000] [--requests 200]
-
 For decisions, a cluster scheduler of 40 or 1,000 instances holds eight requests per instance on average; one decision
-places a request and finishes another. For gateway and controller, an emulated service with 40 instances runs streams of
-one token and long streams. The CPU time of the process that runs gateway and controller is measured; the difference
-between the two kinds of streams gives the cost per token. A fixed plain-Python loop is timed in the same run, so that
-results can be compared across machines.
+places a request and finishes another. For gateway and controller, which share a process, an emulated service with 40
+instances runs streams of one token and long streams; the difference is the cost per token. A plain Python loop is timed
+beside them to compare machines.
 """
 
 import argparse
@@ -39,7 +36,7 @@ AT_ONCE = 40
 
 
 def rate_of(router: str, instances: int, decisions: int) -> float:
-    """Return the routing decisions per CPU second of a scheduler that holds eight requests per instance."""
+    """Return the routing decisions per CPU second of a scheduler with eight requests per instance."""
     cluster = ClusterScheduler(ROUTERS[router](), FixedHandoff(HandoffMode.LAYER_WISE))
     for number in range(instances):
         role = Role.PREFILL if number % 2 else Role.DECODE
@@ -48,7 +45,7 @@ def rate_of(router: str, instances: int, decisions: int) -> float:
 
 
 async def streams(url: str, count: int, tokens: int) -> int:
-    """Run `count` streams of `tokens` tokens each; return the total number of tokens received."""
+    """Run `count` streams of `tokens` tokens each. Return the total number of received tokens."""
     endpoint = await discover(url)
     slots = asyncio.Semaphore(AT_ONCE)
     body = {"model": endpoint.model, "prompt": [5] * 200, "max_tokens": tokens, "ignore_eos": True, "stream": True}
@@ -62,7 +59,7 @@ async def streams(url: str, count: int, tokens: int) -> int:
 
 
 def service_cost(requests: int) -> tuple[float, float]:
-    """Return the CPU seconds of gateway and controller for a request with one token, and for each later token."""
+    """Return the CPU seconds of gateway and controller for a request of one token, and for each later token."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cluster.yaml"
         file.write_text(CLUSTER)

@@ -1,12 +1,9 @@
 """Measure the cost of a simulated request by cluster size and workload length.
 
-    python bench/simulator_scale.py [--quick] [--instances 10 40 1000] [--requests 10000 1000000] [--json OUT]
-
-Simulates BLOOM-176B on DGX-H100, with five prefill machines to three decode machines, under Twofold's own rules: fitted
-times, Splitwise's router, hand-off by size, contended links. Requests have the lengths of the Azure conversation trace
-and arrive at a constant rate per instance (70/40 per second). Each case runs in its own process. It reports the peak
-memory, and the CPU seconds of event loop and request generator together. The ratio is the CPU time per request divided
-by that of a cluster of 40 instances with the same number of requests.
+Simulates BLOOM-176B on DGX-H100, with five prefill machines to three decode machines, fitted times and Splitwise's
+router. Requests have the lengths of the Azure conversation trace and arrive at a constant rate per instance. Each case
+runs in its own process, and reports peak memory and the CPU seconds of event loop and request generator. The ratio is
+CPU time per request relative to 40 instances with the same number of requests.
 """
 
 import argparse
@@ -35,7 +32,7 @@ QUICK = (10, 40, 400), (5_000,)
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one simulation; equal median TTFTs show that all cases have the same load."""
+    """Result of one simulation. Equal median TTFTs show that all cases have the same load."""
 
     instances: int
     requests: int
@@ -74,7 +71,7 @@ def run(instances: int, requests: int) -> Case:
 
 
 def run_in_process(instances: int, requests: int) -> Case:
-    """Run one case in a new process, so that its peak memory is its own."""
+    """Run one case in a new process, to measure its own peak memory."""
     command = [sys.executable, __file__, "--case", str(instances), str(requests)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -2,11 +2,10 @@
 
     python bench/soak.py [--minutes 30] [--share 0.9] [--model DIR] [--json OUT] [-- FLAGS of twofold serve]
 
-Runs a service with a real model (default --prefill 1 --decode 1; FLAGS may also be --engine emulated --cluster FILE).
-A short closed loop at a fixed concurrency measures the service's capacity in requests per second. Then requests arrive
-(Poisson) at `--share` times the capacity for `--minutes`. One client in ten disconnects at a random time. Every process
-is sampled every few seconds. Exits with 1 if a request fails or has a wrong output length, a worker restarts, a
-resource grows, or KV blocks are in use while the service is idle.
+Measures the capacity of the service (default: --prefill 1 --decode 1) in requests per second at a fixed concurrency,
+then sends Poisson arrivals at `--share` of the capacity for `--minutes`. One client in ten disconnects at a random
+time. Exits with 1 if a request fails or has a wrong output length, a worker restarts, a resource of a process grows, or
+KV blocks are in use while the service is idle.
 """
 
 import argparse
@@ -38,9 +37,8 @@ MEMORY, COUNTS = ("anonymous", "uss", "rss"), ("files", "sockets", "threads", "s
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Trend of one resource of one process; `rest` has the resource's values while idle before and after the load.
-
-    The resources `uss` and `rss` have no verdict, because they also grow without leaks (see `ProcessSample`).
+    """Trend of one resource of one process. `rest` has its values while idle before and after the load. The resources
+    `uss` and `rss` (memory) have no verdict, because they also grow without leaks (see `ProcessSample`).
     """
 
     process: str

@@ -1,4 +1,4 @@
-"""Load of the soak test: requests of many sizes, one tenth of which disconnect early."""
+"""Load of the soak test: requests of many sizes; one in ten clients disconnects early."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ AT_ONCE = 24
 
 
 class Load:
-    """Client that loads a service with requests of random sizes; one seed determines all randomness."""
+    """Client that loads a service with requests of random sizes from one seed."""
 
     def __init__(self, client: Client, prompts: PromptMaker, ends: dict[str, Timeline], seed: int) -> None:
         self._client, self._prompts, self._ends = client, prompts, ends
@@ -27,7 +27,7 @@ class Load:
         self.ended: Counter[str] = Counter()
 
     async def capacity(self, seconds: float) -> float:
-        """Keep `AT_ONCE` requests in flight; return how many requests (including disconnects) end per second."""
+        """Keep `AT_ONCE` requests in flight. Return how many end per second, including disconnected requests."""
         over_s = time.monotonic() + seconds
         ended_s: list[float] = []
         stays: list[float] = []
@@ -46,7 +46,7 @@ class Load:
         return sum(begin_s <= at < over_s for at in ended_s) / (0.7 * seconds)
 
     async def run(self, rate_per_s: float, seconds: float) -> None:
-        """Send requests with Poisson arrivals for `seconds`; a concurrency limit avoids rejections."""
+        """Send requests with Poisson arrivals for `seconds`. A concurrency limit avoids rejections."""
         slots = asyncio.Semaphore(8 * AT_ONCE)
         due_s = time.monotonic()
         over_s = due_s + seconds

@@ -14,10 +14,8 @@ _BLOCKS = re.compile(r'^twofold:kv_cache_blocks\{instance="([^"]+)",state="([^"]
 
 class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     """Sample of one process: memory in bytes, and numbers of open files, sockets, threads and shared memory segments.
-
-    `anonymous` is resident memory that belongs to no file or segment; a leak makes it grow. `uss` is memory unique to
-    this process, which also changes when a forked sibling writes a page; `rss` is all resident memory, including KV
-    cache blocks from their first use on.
+    `anonymous` is resident memory outside files and segments; leaks make it grow. `uss` is memory unique to the
+    process, which also changes when a forked sibling writes a page. `rss` is all resident memory with used KV blocks.
     """
 
     anonymous: int
@@ -30,7 +28,7 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """Sample of all processes at `at_s` seconds after the start; `blocks_held` has the KV blocks in use by instance."""
+    """Sample of all processes at `at_s` seconds after the start. `blocks_held` has the KV blocks in use by instance."""
 
     at_s: float
     processes: dict[str, ProcessSample]
@@ -38,7 +36,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampler:
-    """Sampler of the processes of a service: the gateway (`pid`), its fork server and its workers."""
+    """Sampler of a service's processes: the gateway (`pid`), its fork server and its workers."""
 
     def __init__(self, pid: int, url: str, started_s: float) -> None:
         gateway = psutil.Process(pid)
@@ -87,6 +85,6 @@ def _is_socket(fd: Path) -> bool:
 
 
 def _segments(pid: int) -> set[str]:
-    """Return the inodes of the shared memory segments that a process has mapped."""
+    """Return the inodes of the shared memory segments mapped by a process."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {line.split(maxsplit=5)[4] for line in lines if _SEGMENT.search(line)}

@@ -26,9 +26,8 @@ class Verdict(StrEnum):
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """Trend of a series of samples: its slope per hour, the slope's 95% interval (±), and means at start and end.
-
-    The means are over the first and the last of `PARTS` equal parts of the series.
+    """Trend of a series of samples: slope per hour, the slope's 95% interval (±), and the means of its first and last
+    part (of `PARTS` equal parts).
     """
 
     start: float
@@ -60,9 +59,8 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict_of(times_s: Sequence[float], values: Sequence[float]) -> Verdict:
-    """Return the verdict on a series of samples; STEPPED if the series grows overall but not in its second half.
-
-    Raises ValueError for fewer than 2 · `PARTS` samples.
+    """Return the verdict on a series of samples; STEPPED if it grows overall, but not in its second half. Raises
+    ValueError for fewer than 2 · `PARTS` samples.
     """
     half = len(values) // 2
     whole, late = Trend.of(times_s, values).verdict, Trend.of(times_s[half:], values[half:]).verdict

@@ -1,4 +1,4 @@
-"""Emulate two hosts by network namespaces, joined by a rate-limited link that can be cut. Needs root."""
+"""Emulation of two hosts by network namespaces, with a rate-limited link that can be cut. Needs root."""
 
 import os
 import shutil
@@ -14,10 +14,7 @@ QUEUE = "20ms"
 
 
 class TwoHosts:
-    """Two emulated hosts: `names` of their network namespaces, link devices and addresses.
-
-    The name None stands for the network namespace of this process.
-    """
+    """Two emulated hosts: names of their network namespaces (None: this process's own), link devices and addresses."""
 
     def __init__(self, *, first_local: bool) -> None:
         number = os.getpid()
@@ -28,7 +25,7 @@ class TwoHosts:
         self.addresses = (f"{net}.1", f"{net}.2")
 
     def command(self, host: int, command: list[str]) -> list[str]:
-        """Return `command` wrapped so that it runs on one of the two hosts."""
+        """Return `command` wrapped to run on one of the two hosts."""
         name = self.names[host]
         return command if name is None else ["ip", "netns", "exec", name, *command]
 
@@ -52,11 +49,8 @@ class TwoHosts:
 
 @contextmanager
 def two_hosts(*, first_local: bool = False) -> Iterator[TwoHosts]:
-    """Create both hosts for the context and delete them afterwards.
-
-    With `first_local`, the first host is the network namespace of this process, so that this process can connect to
-    services on the first host.
-    Raises ConfigurationError without permission or kernel support.
+    """Create both hosts for the context. With `first_local`, this process runs on the first host and can connect to its
+    services. Raises ConfigurationError without permission or kernel support.
     """
     hosts = TwoHosts(first_local=first_local)
     try:

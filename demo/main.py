@@ -1,4 +1,4 @@
-"""Serve one model split and colocated under the same load and compare both: `python demo/main.py`."""
+"""Demo: serve one model split and colocated under the same load, and compare both."""
 
 import asyncio
 import os
@@ -76,7 +76,7 @@ def _make_model() -> None:
 
 
 def _probe(url: str, trace: Path | None) -> Objectives:
-    """Measure an unloaded service and derive rate and SLO from its latencies, so that the demo fits any machine."""
+    """Measure an unloaded service, and derive rate and SLO from its latencies to suit any machine."""
     sample = list(_requests(trace, rate=1.0))
     alone = _load(url, probe_requests(sample), warmup=1, max_concurrency=1)
     goal = objectives(alone.timelines)

@@ -1,4 +1,4 @@
-"""Derive the demo's request rate and SLO from a few sequential requests, and compare both designs in a sentence."""
+"""Derive the demo's request rate and SLO from sequential requests, and compare split and colocated serving."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ TPOT_SLOWDOWN = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Offered rate (requests/s) and SLO of the demo, with the unloaded latencies from which they were derived."""
+    """Rate (requests/s) and SLO of the demo, and the unloaded latencies from which they derive."""
 
     rate: float
     slo: Slo
@@ -37,7 +37,7 @@ class Objectives:
 
 
 def probe_requests(sample: Sequence[Request]) -> list[Request]:
-    """Return probe requests with the mean prompt and output lengths of the requests in `sample`."""
+    """Return requests with the mean prompt and output lengths of the requests in `sample`, to probe a service."""
     prompt = round(fmean(request.prompt_tokens for request in sample))
     output = max(8, round(fmean(request.output_tokens for request in sample)))
     return [Request(id=f"probe-{i}", arrival_s=0.0, prompt_tokens=prompt, output_tokens=output) for i in range(PROBES)]
@@ -61,7 +61,7 @@ SAME = 0.05  # attainments closer than this count as equal
 
 
 def verdict(split: tuple[str, Summary], colocated: tuple[str, Summary]) -> str:
-    """Return one sentence that compares both designs by SLO attainment, by P99 ITL and by P99 TTFT."""
+    """Return one sentence that compares split and colocated serving by SLO attainment, P99 ITL and P99 TTFT."""
     (split_name, one), (other_name, two) = split, colocated
     if not one.completed or not two.completed:
         return "No verdict: a design completed no requests."

@@ -1,11 +1,9 @@
 """Compare simulated and live SLO attainment by request rate, as in figure 11 of DistServe (OSDI'24).
 
-    python bench/distserve/attainment.py MODEL [--profile FILE] [--requests 250] [--loads 0.4,0.7,0.9,1.1,1.4,2]
-
-Sends requests to a split service with a real model on this host, `--replays` times at each rate. Rates are multiples
-(`--loads`) of the highest rate at which 90% of requests meet the SLO in simulation. Without --profile, calibrates the
-host first (`twofold calibrate live`). Exits with 1 if simulated and live attainment differ at any rate by more than
-five percentage points plus the spread of the replays.
+Serves MODEL on this host with separate prefill and decode workers. Rates are multiples (`--loads`) of the highest rate
+at which 90% of requests meet the SLO in simulation. Without --profile (from `twofold calibrate live`), the host is
+measured first. Exits with 1 if simulated and live attainment differ at any rate by more than five percentage points
+plus the spread of the `--replays` live runs.
 """
 
 import argparse

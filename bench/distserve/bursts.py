@@ -1,17 +1,12 @@
 """Compare queues, KV memory and latencies of three hand-off policies in a simulated burst of requests.
 
-    python bench/distserve/bursts.py [--burst 150] [--output-tokens 100 700] [--kv-tokens 40000] [--every 2] [--seed 0]
-
-Simulates llama2-70b on two DGX-H100, one per phase, each with KV memory for `--kv-tokens` tokens. Two requests per
-second arrive for a minute. After ten seconds, a burst of `--burst` more requests arrives within one second. The same
-requests run with each policy:
+Simulates llama2-70b on one prefill and one decode machine (DGX-H100), each with KV memory for `--kv-tokens` tokens. Two
+requests per second arrive for a minute; after ten seconds, `--burst` more arrive within one second. The policies are:
 
     layer-wise     prefill writes into decode memory that is reserved at arrival
     pull           finished prompts wait in prefill memory until decode has room (DistServe, section 4.3)
-    pull, growing  like pull, but decode memory is allocated on demand; when this memory is full, the youngest
-                   requests are swapped out over PCIe
-
-Prints a table over time for each pull policy, one row per `--every` seconds, and a summary of all three.
+    pull, growing  like pull, but decode memory is allocated on demand, and the youngest requests are swapped out over
+                   PCIe when it is full
 """
 
 import argparse
@@ -51,10 +46,8 @@ class TimelineCollector(Observer):
 
 
 class BurstRun(msgspec.Struct):
-    """Result of a simulated burst: the timelines of the requests, the instance statuses over time, and two peaks.
-
-    `most_held` is the largest number of prompts that the prefill instance held for a hand-off at one time. `most_used`
-    is the largest share of decode memory in use.
+    """Result of a simulated burst: timelines of the requests, and instance statuses over time. `most_held` is the
+    maximum number of prompts held by the prefill instance, `most_used` the maximum share of decode memory in use.
     """
 
     every_s: float
@@ -110,7 +103,7 @@ def watch(spec: ClusterSpec, some: Sequence[Request], catalog: Catalog, every_s:
 
 
 def over_time(seen: BurstRun, title: str) -> Table:
-    """Return a table of requests by state and KV memory in use over time, one row per sample."""
+    """Return a table of the requests in each state and the KV memory in use, one row per sampled time."""
     headings = ("s", "prompts wait", "held by prefill", "its memory", "decode memory", "decoding", "swapped out")
     table = Table(title=title, title_justify="left")
     for heading in headings:
@@ -124,7 +117,7 @@ def over_time(seen: BurstRun, title: str) -> Table:
 
 
 def summary(runs: dict[str, BurstRun]) -> Table:
-    """Return a table of memory usage, latencies and swaps, one row per hand-off policy."""
+    """Return a table of memory use, latencies and swaps, one row per hand-off policy."""
     headings = ("", "max held by prefill", "max decode memory", "TTFT P50 / P99 s", "TPOT P50 / P99 ms",
                 "last token s", "lost", "swaps out", "blocks swapped")  # fmt: skip
     table = Table(title="outcome", title_justify="left")

@@ -1,14 +1,10 @@
 """Check DistServe's claims in simulation: request rate per GPU and SLO tightness relative to colocated serving.
 
-    python bench/distserve/claims.py [--requests 1000] [--tolerance 0.05] [--only chat-13b]
-
 For each application of the paper (OSDI'24, table 1), finds the placement with the highest goodput per GPU, on at most
-as many GPUs as the paper's placement. This best placement is compared with three colocated designs that have the
-paper's parallelism: mixed batches, chunked prefill, and the paper's baseline (prefill first, at vLLM's speed as
-measured by DistServe's authors). Each comparison shows the ratio of the two goodputs per GPU, and the colocated
-design's goodput per GPU in brackets. It also shows by which factor the SLO can be tightened until the best placement
-only just meets it at the colocated design's request rate per GPU. One more row repeats the paper's figure 1, in which
-all designs run at vLLM's speed. Models without published profiles use the roofline estimate and are marked.
+as many GPUs as in the paper. Compares its goodput per GPU with three colocated designs of the paper's parallelism:
+mixed batches, chunked prefill, and the paper's baseline (prefill first, at vLLM's speed as measured by DistServe's
+authors). Also prints how far the SLO can be tightened at the colocated design's rate per GPU. One row repeats the
+paper's figure 1. Models without published profiles use a roofline estimate and are marked.
 """
 
 import argparse
@@ -46,7 +42,7 @@ OWN, VLLM, ESTIMATED = "distserve-published", "distserve-published-vllm", "roofl
 
 
 class Application(msgspec.Struct, frozen=True):
-    """One row of the paper's table 1: model, SLO, the paper's placement, and the gains over vLLM that it claims."""
+    """One row of the paper's table 1: model, SLO, the paper's placement, and the claimed gains over vLLM."""
 
     name: str
     workload: str
@@ -108,7 +104,7 @@ def colocated(
 
 
 def tightest(what: Problem, design: Design, rate: float, where: RunSettings, grid: RateGrid) -> float | None:
-    """Return the smallest factor for the SLO bounds such that `design` meets the multiplied bounds at `rate`."""
+    """Return the smallest multiple of the SLO's bounds that `design` still meets at `rate`."""
 
     async def one(search: RateSearch) -> float | None:
         return (await search.evaluate(Trial(design, rate))).slo_scale
@@ -126,7 +122,7 @@ def _search(what: Problem, where: RunSettings, grid: RateGrid, ask: Callable[[Ra
 
 
 def degrees(plan: PlacementPlan) -> str:
-    """Format tensor and pipeline parallelism of prefill / decode as in the paper, for example `2,1 / 1,1`."""
+    """Format (tensor, pipeline) parallelism of prefill and decode as in the paper, such as `2,1 / 1,1`."""
     return " / ".join(f"{kind.tensor_parallel},{kind.pipeline_parallel}" for kind in plan.best.design.family.kinds)
 
 

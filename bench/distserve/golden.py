@@ -2,10 +2,9 @@
 
     python bench/distserve/golden.py [FILE …] [--slo-ms 200,100]
 
-Each FILE is the output of one run of DistServe's simulator, a row per request; the default is all files in
-golden/distserve under TWOFOLD_DATA. The file name gives engine, model, and tensor and pipeline parallelism of prefill
-and decode. Prints the largest relative error of any request, and the attainment of both simulators: the share of
-requests that meet both the TTFT and the TPOT bound. The bounds are 0.5, 0.75, 1 and 1.5 times those of `--slo-ms`.
+A FILE is the output of one run of DistServe's simulator, by default all in golden/distserve under TWOFOLD_DATA. Its
+name gives engine, model and parallelism. Prints the largest relative error of any request, and the SLO attainment in
+both simulators at 0.5, 0.75, 1 and 1.5 times the bounds of `--slo-ms` (TTFT, TPOT).
 """
 
 import argparse
@@ -43,10 +42,7 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Result for one file: the largest relative errors, and one pair of attainments per SLO scale.
-
-    A pair is (attainment in DistServe's simulator, attainment in Twofold's).
-    """
+    """Result for one output file: largest relative errors, and (DistServe's, Twofold's) attainment per SLO scale."""
 
     requests: int
     ttft_error: float
@@ -65,7 +61,7 @@ class _Ends(Observer):
 
 
 def cluster_of(name: str) -> ClusterSpec:
-    """Return the cluster spec that the name of an output file describes."""
+    """Return the cluster spec described by the name of an output file."""
     found = NAME.match(name)
     if found is None:
         raise SystemExit(f"{name} is not named golden-ENGINE-MODEL-TPPPTPPP-rRATE-N…")
@@ -105,7 +101,7 @@ def compare(path: Path, slo_ms: tuple[float, float]) -> Comparison:
 
 
 def attained(latencies: Sequence[tuple[float, float]], slo_ms: tuple[float, float], scale: float) -> float:
-    """Return the share of requests that meet both the TTFT and the TPOT bound, each multiplied by `scale`."""
+    """Return the share of requests within both the TTFT and the TPOT bound, each multiplied by `scale`."""
     kept = [ttft <= scale * slo_ms[0] and tpot <= scale * slo_ms[1] for ttft, tpot in latencies]
     return sum(kept) / len(kept)
 

@@ -1,10 +1,8 @@
 """Write the length distributions of DistServe's three applications as named workloads.
 
-    python bench/distserve/lengths.py
-
-The paper (OSDI'24, figure 7) gives the mean prompt and output lengths of ShareGPT (chat), HumanEval (code) and
-LongBench (summaries). Lengths are log-normal with these means and an assumed coefficient of variation, clipped to the
-context length of the paper's OPT models (2,048 tokens).
+The paper (OSDI'24, figure 7) gives mean prompt and output lengths of ShareGPT (chat), HumanEval (code) and LongBench
+(summaries). The written lengths are log-normal with these means and an assumed coefficient of variation, clipped to
+2,048 tokens, the context length of the paper's OPT models.
 """
 
 import math
@@ -38,7 +36,7 @@ APPLICATIONS = (
 
 
 def quantiles(mean: float, variation: float, shares: list[float]) -> list[float]:
-    """Return the quantiles of a log-normal distribution clipped to `LONGEST`; `mean` is its mean after clipping."""
+    """Return the quantiles of a log-normal distribution clipped to `LONGEST`. `mean` is the mean after clipping."""
     low, high = 0.1 * mean, 10.0 * mean
     for _ in range(60):
         middle = (low + high) / 2

@@ -1,19 +1,12 @@
 """Check the simulated mean TTFT of tensor and pipeline parallelism against queueing formulas.
 
-    python bench/distserve/queueing.py [--requests 20000] [--recursion 12800000] [--prefill-ms 72.149] [--speedup 1.5]
-
 Prompts of equal length arrive at random at one prefill instance, which computes each in `--prefill-ms`. The instance is
 a single stage, a pipeline of two equal stages, or two accelerators with tensor parallelism (`--speedup` times faster).
 
-Two estimates of the mean TTFT are compared with the formulas of twofold.performance.queueing. The *simulator* is
-Twofold's, run on `--requests` arrivals. Its mean is imprecise, because waiting times are correlated in heavy traffic.
-The *recursion* is Lindley's, W' = max(0, W + service - gap), applied to each stage. It runs on `--recursion` arrivals,
-divided into independent parts; the spread between the parts gives the standard error. On the same arrivals both
-estimates agree, except for the 17 µs in which the pipeline's first stage sends activations. The recursion therefore
-serves as a control variate that corrects the simulator's mean; the corrected mean has the recursion's standard error.
-
-Finally, bisection finds the rate at which tensor and pipeline parallelism have the same mean TTFT, with the same
-arrivals for both.
+Two estimates of the mean TTFT are compared with the formulas of twofold.performance.queueing: Twofold's simulator on
+`--requests` arrivals, and Lindley's recursion W' = max(0, W + service - gap) at each stage on `--recursion` arrivals.
+The longer recursion has a small standard error, and corrects the simulator's mean as a control variate. Finally,
+bisection finds the rate at which tensor and pipeline parallelism have the same mean TTFT.
 """
 
 import argparse
@@ -82,7 +75,7 @@ class Constant(PerformanceModel):
 
 
 class Simulator:
-    """Estimator of the mean TTFT of one prefill instance: Twofold's simulator, run on given gaps between arrivals."""
+    """Estimator of an instance's mean TTFT by Twofold's simulator, from the gaps between arrivals."""
 
     def __init__(self, prefill_s: float, speedup: float, gaps: Gaps) -> None:
         def constant(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:  # noqa: ARG001
@@ -118,7 +111,7 @@ class Simulator:
 
 
 class Recursion:
-    """Estimator of the mean TTFT of one prefill instance: Lindley's recursion, applied to each pipeline stage."""
+    """Estimator of an instance's mean TTFT by Lindley's recursion at each stage, from the gaps between arrivals."""
 
     def __init__(self, prefill_s: float, speedup: float, gaps: Gaps) -> None:
         self._prefill_s, self._speedup, self._gaps = prefill_s, speedup, gaps
@@ -135,7 +128,7 @@ class Recursion:
 
 
 def waiting_s(gaps: Gaps, service_s: float) -> Gaps:
-    """Return the waiting time of each request in seconds by Lindley's recursion: W' = max(0, W + service − gap)."""
+    """Return each request's waiting time in seconds by Lindley's recursion: W' = max(0, W + service − gap)."""
     walk = np.cumsum(service_s - gaps)
     return walk - np.minimum.accumulate(walk)
 
@@ -148,7 +141,7 @@ def arrivals(generator: np.random.Generator, requests: int) -> Gaps:
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
-    """Return the mean of independent estimates and the standard error of this mean."""
+    """Return the mean of independent estimates and its standard error."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 

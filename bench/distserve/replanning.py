@@ -1,12 +1,9 @@
 """Simulate the re-planning of roles after a sudden traffic change and during stationary traffic.
 
-    python bench/distserve/replanning.py [--minutes 10] [--hours 1] [--seeds 3]
-
 Four machines are split for long prompts and short outputs. After half of `--minutes`, traffic changes to short prompts
-and long outputs at nearly twice the rate. The same requests run with two routers (join-shortest-queue and
-Splitwise's), each with fixed and with re-planned roles; the table gives SLO attainment per minute of arrival. Next, the
-delay from the traffic change to the first role change is measured with `--seeds` seeds. Last, stationary traffic runs
-for `--hours`; all re-planning decisions during that time are unnecessary and are counted.
+and long outputs at nearly twice the rate. The first table has the SLO attainment per minute for two routers (join the
+shortest queue, and Splitwise's) with fixed and with re-planned roles. The second has the delay from the change to the
+first role change over `--seeds`. The last counts re-plannings in `--hours` of stationary traffic, all unnecessary.
 """
 
 import argparse
@@ -62,7 +59,7 @@ class TimelineCollector(Observer):
 
 
 def requests(parts: Sequence[tuple[Traffic, float]], seed: int) -> Iterator[Request]:
-    """Yield the requests of consecutive traffic phases: Poisson arrivals, gamma lengths of shape 2 (CV = 0.7)."""
+    """Yield the requests of consecutive traffic phases: Poisson arrivals, gamma-distributed lengths (CV = 0.7)."""
     draw = random.Random(seed)
     now, end, number = 0.0, 0.0, 0
     for traffic, duration_s in parts:
@@ -124,7 +121,7 @@ def step(minutes: int, seed: int, console: Console) -> None:
 
 
 def stationary(hours: float, seeds: int, console: Console) -> None:
-    """Print a table of the re-planning decisions during stationary traffic, where every decision is unnecessary."""
+    """Print a table of the re-plannings during stationary traffic, all of them unnecessary."""
     table = Table(title=f"{hours:g} h of stationary traffic", title_justify="left")
     for heading in ("requests/s", "seed", "requests", "decisions", "moves", "CPU s"):
         table.add_column(heading, justify="right")

@@ -1,11 +1,8 @@
 """Compare prefill TTFT for batch token budgets below, at and above the saturation length L_m.
 
-    python bench/distserve/saturation.py [--model opt-13b] [--requests 4000] [--seed 0]
-
-Simulates prefill on one DGX-A100 with the iteration times of DistServe's simulator. Arrivals are Poisson; their rates
-are 30% to 95% of the highest rate that full batches of L_m tokens can serve. Prompts are chat-like (log-normal, median
-220 tokens, at most 2,048). L_m is the length in tokens of the shortest prompt that reaches 90% of the peak token rate
-(`saturating_tokens` in `performance/queueing.py`).
+L_m is the length in tokens of the shortest prompt that reaches 90% of the peak token rate. Simulates prefill on one
+DGX-A100 with the iteration times of DistServe's simulator. Prompts are chat-like (log-normal, median 220 tokens) and
+arrive at 30% to 95% of the highest rate that full batches of L_m tokens can serve.
 """
 
 import argparse

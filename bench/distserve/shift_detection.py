@@ -1,11 +1,8 @@
 """Measure false alarms and detection delay of the traffic shift detector.
 
-    python bench/distserve/shift_detection.py [--hours 1] [--seeds 10] [--trace FILE ...]
-
-False alarms are counted on hours of stationary traffic of several rates and burstinesses, with request lengths of the
-Azure traces. Every alarm there is false. To measure the delay, the rate, the prompt length or the output length changes
-by a fixed factor after an hour. The delay is the time from this step to the alarm, in requests and in seconds. With
-`--trace`, the detector also reads recorded traces; an alarm on a recorded trace may be correct.
+Alarms are counted on stationary traffic with several rates and burstinesses and the lengths of the Azure traces, where
+every alarm is false. The delay, in requests and seconds, lasts from a step in rate, prompt or output length to the
+alarm. With `--trace`, the detector also reads recorded traces, where alarms may be correct.
 """
 
 import argparse
@@ -28,14 +25,14 @@ FACTORS = (2.0, 0.5)
 
 
 def arrivals(rate: float, burstiness: float, seed: int) -> Iterator[float]:
-    """Yield the gaps between arrivals in seconds, from a gamma distribution of this rate and burstiness."""
+    """Yield gaps between arrivals in seconds, from a gamma distribution with a given rate and burstiness."""
     draw = random.Random(seed)
     while True:
         yield draw.gammavariate(burstiness, 1 / (rate * burstiness))
 
 
 def false_alarms(rate: float, burstiness: float, name: str, hours: float, seed: int) -> int:
-    """Return the number of alarms raised during hours of stationary traffic."""
+    """Return the number of alarms during hours of stationary traffic."""
     watch, now, alarms = TrafficMonitor(), 0.0, 0
     for gap, (prompt, output) in zip(arrivals(rate, burstiness, seed), load_lengths(name).sample(seed), strict=False):
         now += gap
@@ -49,10 +46,7 @@ def false_alarms(rate: float, burstiness: float, name: str, hours: float, seed: 
 
 
 def delay(quantity: Quantity, factor: float, rate: float, burstiness: float, seed: int) -> tuple[int, float] | None:
-    """Return the delay from a traffic step to the alarm as (requests, seconds).
-
-    Return None if there is no alarm within an hour.
-    """
+    """Return the delay from a traffic step to the alarm as (requests, seconds); None if it exceeds an hour."""
     watch, now, since = TrafficMonitor(), 0.0, 0
     lengths = load_lengths("azure-conv").sample(seed)
     for gap, (prompt, output) in zip(arrivals(rate, burstiness, seed), lengths, strict=False):
@@ -103,7 +97,7 @@ def steps(seeds: int) -> Table:
 
 
 def recorded(path: Path) -> Table:
-    """Return a table of the alarms that the detector raises on a recorded trace."""
+    """Return a table of the alarms on a recorded trace."""
     table = _table(path.name, ("at s", "what", "before", "after", "since requests", "sigmas"))
     watch = TrafficMonitor()
     for request in open_trace(path):

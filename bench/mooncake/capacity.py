@@ -1,11 +1,8 @@
 """Compute hit rates of KV caches of any size in one pass over a trace, and compare them with simulated caches.
 
-    python bench/mooncake/capacity.py [--trace traces/mooncake-conversation.jsonl] [--tokens 3000000] [--requests N]
-
-First computes LRU hit rates in one pass (`twofold.planning.capacity`), simulates the service's prefix cache once per
-capacity, and compares the hit rates and CPU seconds of both methods. Then compares the hit rate of one cache that pools
-the memory of all nodes with that of separate caches per node under round-robin routing, as in Mooncake (FAST'25). Each
-node has room for `--tokens` tokens.
+First compares the LRU hit rates of one pass, and its CPU seconds, with one simulation of the service's prefix cache per
+capacity. Then compares one cache with the memory of all nodes to separate caches per node under round-robin routing, as
+in Mooncake (FAST'25). A node has room for `--tokens` tokens.
 """
 
 import argparse
@@ -34,7 +31,7 @@ Prompts = Sequence[Sequence[BlockKey]]
 
 
 def replayed(prompts: Prompts, capacity: int) -> float:
-    """Simulate an LRU cache of `capacity` blocks; return the prefix hit rate of the prompts."""
+    """Simulate an LRU cache of `capacity` blocks. Return the prefix hit rate of the prompts."""
     cache = PrefixCache(capacity, create_eviction("lru"))
     for prompt in prompts:
         count = cache.match(prompt)

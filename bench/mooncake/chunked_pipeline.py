@@ -2,18 +2,13 @@
 
     OMP_NUM_THREADS=1 python bench/mooncake/chunked_pipeline.py [--model DIR] [--long 6144] [--short 512] [--chunk 768]
 
-Three services receive the same prompts: one stage, two stages, and two stages with chunks. Each prompt is sent to one
-service after the other. A stage is a process with one thread, so the host needs two idle cores. The result is TTFT
-relative to the one-stage service. The live figure is the median ratio over all prompts.
+Three services get the same prompts: one stage, two stages, and two stages with chunks. A stage is a process with one
+thread, so the host needs two idle cores. Results are TTFTs relative to one stage; live, the median over prompts.
 
-The simulator's iteration times are fitted to measurements of the serving engine. The engine is measured alone for
-stages that run in turn, and beside a second process for stages that run concurrently, because the cores of a host share
-its memory bandwidth. The speed of the host may drift after the fit. Therefore each round also times the long prompt on
-the engine, and the simulated times are scaled by the change. The service's overhead per prompt (the one-stage service's
-TTFT of short prompts minus the engine's time) is added to the simulated times.
-
-Exits with 1 if a long prompt is not faster with chunks or a short prompt takes over 5% longer, live or simulated, or if
-live and simulated seconds differ by more than 15%.
+The simulator's iteration times are fitted to the engine, alone for one stage at a time and beside a second process for
+concurrent stages, which share memory bandwidth. They are scaled by the drift of the host's speed during the rounds, and
+the service's overhead per prompt is added. Exits with 1 if a long prompt is not faster with chunks or a short prompt
+takes over 5% longer, live or simulated, or if live and simulated seconds differ by more than 15%.
 """
 
 import argparse
@@ -65,10 +60,8 @@ SHORT, APART = 1.05, 0.15
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the benchmark: prompt and chunk lengths in tokens, and the number of rounds.
-
-    Each round sends one long prompt and `shorts` short ones. `boundary_gb_per_s` is the bandwidth in GB/s with which a
-    stage sends activations to the next stage, which is another process on the host.
+    """Settings of the benchmark: lengths in tokens and numbers of prompts. Each round has one long prompt and `shorts`
+    short ones. `boundary_gb_per_s` is the bandwidth in GB/s between two stages, which are processes on one host.
     """
 
     long: int
@@ -89,9 +82,8 @@ class Ttft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Live and simulated TTFT by service, and the engine's iteration times.
-
-    `alone` has the times of an engine that runs alone, `crowded` those of an engine beside a second process.
+    """Live and simulated TTFT by service. `alone` has the iteration times of an engine that runs alone, `crowded` those
+    of an engine beside a second process.
     """
 
     setting: Setting
@@ -105,7 +97,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def live(urls: Mapping[str, str], setting: Setting, engine: "Engine") -> dict[str, Ttft]:
-    """Measure live TTFTs in rounds; the services alternate prompt by prompt, and the first round is a warm-up."""
+    """Measure live TTFTs in rounds; the first is a warm-up. The services alternate prompt by prompt."""
     async with AsyncExitStack() as stack:
         services = [await stack.enter_async_context(MeasuredService.service(name, url)) for name, url in urls.items()]
         for number in range(setting.rounds + 1):
@@ -132,12 +124,12 @@ async def live(urls: Mapping[str, str], setting: Setting, engine: "Engine") -> d
 
 
 def paired(seconds: Sequence[float], of: Sequence[float]) -> float:
-    """Return the median of `seconds` / `of` over paired measurements, which is robust to drift of the host's speed."""
+    """Return the median of `seconds` / `of` over paired measurements, robust to drift of the host's speed."""
     return statistics.median(mine / other for mine, other in zip(seconds, of, strict=True))
 
 
 class MeasuredService:
-    """Client of one service; collects the TTFTs of its long and short prompts."""
+    """Client of one service, with the TTFTs of its long and short prompts."""
 
     def __init__(self, name: str, client: Client, prompts: PromptMaker, timelines: list[Timeline]) -> None:
         self.name = name
@@ -154,7 +146,7 @@ class MeasuredService:
             yield cls(name, client, PromptMaker(lowest=lowest, vocabulary=vocabulary), timelines)
 
     async def ttft_s(self, name: str, prompt_tokens: int) -> float:
-        """Send a new, uncached prompt to the idle service and return its TTFT in seconds."""
+        """Send a new, uncached prompt to the idle service. Return its TTFT in seconds."""
         asked = request(name, prompt_tokens)
         outcome = await self._client.send(asked, self._client.body(asked, self._prompts.prompt(asked)))
         if outcome.error is not None:
@@ -181,10 +173,7 @@ class FirstTokens(Observer):
 
 
 def simulated(times: IterationTimes, token_s: float, stages: int, chunk: int | None, prompt: int) -> float:
-    """Return the simulated TTFT in seconds of one prompt on a pipeline of `stages` stages.
-
-    The machine type in the cluster spec has no effect, because all iteration times come from `times`.
-    """
+    """Return the simulated TTFT in seconds of one prompt on a pipeline of `stages` stages."""
     whole = MeasuredModel("the engine", times)
     first, later = LayersStage(whole, 1 / stages, 0.0), LayersStage(whole, 1 / stages, token_s)
     spec = ClusterSpec(
@@ -240,7 +229,7 @@ def simulate_all(
 
 
 def measure_engine(directory: Path, longest: int) -> list[Measurement]:
-    """Time prefill iterations of several lengths and contexts on one thread; each time is the median of three runs."""
+    """Time prefill iterations of several lengths and contexts on one thread; each time is the median of three."""
     engine, made = make_engine(directory, longest), list[Measurement]()
     for tokens, context in [*cells(longest), (longest // 2, 0), (longest, 0)]:
         step = new_step(tokens, context)
@@ -305,7 +294,7 @@ class Engine:
 
 
 def run_engine(directory: Path, longest: int) -> None:
-    """Run the long prompt once for each line on stdin, and print its duration in seconds."""
+    """Run the long prompt for each line on stdin, and print its duration in seconds."""
     step = new_step(longest, 0)
     engine = make_engine(directory, longest)
     for _ in sys.stdin:
@@ -319,7 +308,7 @@ def engine_command(what: str, directory: Path, longest: int) -> list[str]:
 
 
 def engine_times(directory: Path, longest: int, processes: int) -> IterationTimes:
-    """Time the engine in concurrent processes; return a performance model fitted to the first process's times."""
+    """Time the engine in concurrent processes. Return a performance model fitted to the first process's times."""
     command = engine_command("--measure-engine", directory, longest)
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(processes)]
     sentences = [process.communicate()[0] for process in running]
@@ -332,7 +321,7 @@ def engine_times(directory: Path, longest: int, processes: int) -> IterationTime
 
 
 def table(report: Report) -> Table:
-    """Return a table of each service's TTFT relative to the service with one stage, live and simulated."""
+    """Return a table of each service's live and simulated TTFT, relative to the service with one stage."""
     setting = report.setting
     drawn = Table(title=f"TTFT relative to {ONE}, chunks of {setting.chunk:,} tokens", title_justify="left")
     for heading in ("prompt", "service", "live", "simulated", "live / simulated", "live, seconds", "simulated"):
@@ -411,7 +400,7 @@ def main() -> int:
 
 
 def services(setting: Setting) -> dict[str, Sequence[str]]:
-    """Return the flags of each service; workers are not pinned, because each stage needs its own core."""
+    """Return the flags of each service. Workers are not pinned, because each stage needs its own core."""
     common = ["--no-pin-cores", "--kv-cache-memory-bytes", "256MiB"]
     chunks = ["--pipeline-chunk", str(setting.chunk)]
     return {ONE: common, TWO: [*common, "--prefill-pp", "2"], CHUNKED: [*common, "--prefill-pp", "2", *chunks]}

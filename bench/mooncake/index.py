@@ -1,13 +1,9 @@
 """Measure lookup speed and memory of a prefix index with a thousand instances and millions of blocks.
 
-    python bench/mooncake/index.py [--instances 1000] [--blocks 2000000]
-
-Prompts are like conversations: each begins with a shared document and continues with its own blocks. A document is
-cached on up to 64 instances, depending on its popularity (Zipf), and each prompt's own blocks are on one instance. The
-index is filled to `--blocks`, then queried with two kinds of prompts: prompts that begin with one of the shared
-documents, and prompts of unknown blocks. All prompts are generated before the clock starts. A fixed plain-Python loop
-is timed in the same run, so that results can be compared across machines. The tables show CPU seconds of this process;
-memory is the growth of its resident set, including the keys.
+Each prompt begins with a shared document and continues with its own blocks. A document is cached on up to 64 instances,
+by popularity (Zipf); a prompt's own blocks are cached on one. The index is filled to `--blocks` blocks and queried with
+prompts that begin with shared documents, and prompts of unknown blocks. Tables have CPU seconds of this process and the
+growth of its resident memory, including keys. A plain Python loop is timed beside them to compare machines.
 """
 
 import argparse
@@ -40,7 +36,7 @@ Where = tuple[str, Prompt]
 
 
 class Prompts:
-    """Generator of reproducible prompts that begin with one of a set of shared documents."""
+    """Generator of reproducible prompts that begin with a shared document."""
 
     def __init__(self, documents: int, instances: int) -> None:
         self._draw = random.Random(0)
@@ -49,11 +45,11 @@ class Prompts:
         self._weights = list(accumulate(1 / rank for rank in range(1, documents + 1)))
 
     def fresh(self, blocks: int) -> Prompt:
-        """Return new random block keys, which no instance has cached."""
+        """Return new random block keys that no instance has cached."""
         return [self._draw.randbytes(KEY_BYTES) for _ in range(blocks)]
 
     def known(self) -> Prompt:
-        """Return a prompt that begins with a shared document, drawn by popularity, and continues with random blocks."""
+        """Return a prompt of a shared document, drawn by popularity, and random blocks."""
         (document,) = self._draw.choices(self._documents, cum_weights=self._weights)
         return document + self.fresh(OWN_BLOCKS)
 
@@ -68,12 +64,12 @@ class Prompts:
                 yield name, document
 
     def conversations(self, count: int) -> list[Where]:
-        """Return `count` pairs (instance, prompt); the instance caches all blocks of the prompt."""
+        """Return `count` pairs (instance, prompt). The instance caches all blocks of the prompt."""
         return [(self.instance(), self.known()) for _ in range(count)]
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds of `times` calls of one operation; the calls processed `blocks` blocks in total."""
+    """CPU seconds of `times` calls of one operation, which processed `blocks` blocks in total."""
 
     what: str
     times: int
@@ -82,7 +78,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fill(index: PrefixIndex, prompts: Prompts, blocks: int) -> tuple[Work, list[Where]]:
-    """Store prompts until the index has `blocks` blocks; return the measurement and the prompts stored last."""
+    """Store prompts until the index has `blocks` blocks. Return the measurement and the prompts stored last."""
 
     def store(stored: list[Where]) -> None:
         for name, keys in stored:
@@ -100,7 +96,7 @@ def fill(index: PrefixIndex, prompts: Prompts, blocks: int) -> tuple[Work, list[
 
 
 def ask(what: str, questions: list[Prompt], answer: Callable[[Prompt], int]) -> Work:
-    """Measure one lookup per prompt in `questions`; `answer` looks up a prompt and returns how many blocks it found."""
+    """Measure one lookup per prompt in `questions`. `answer` looks up a prompt and returns the blocks found."""
     found = [0]
 
     def work() -> None:

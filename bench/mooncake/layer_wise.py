@@ -1,16 +1,11 @@
 """Measure how well loading, computing and storing a prompt's KV overlap when they proceed layer by layer.
 
-    python bench/mooncake/layer_wise.py [--lengths 1024 2048 4096] [--shares 0.5 0.9] [--throttle GB/s]
-
-One process runs a worker's engine, scheduler and connection to the host's store process. The prompt's prefix is in
-the store and not in the engine; the rest of the prompt is computed and stored. The overlapped time lasts from the
-prompt's arrival until its KV is stored. Load, computation (with the prefix in the engine's memory) and store are also
-measured one by one. The first token must be the same with and without overlap.
-
-Copies are far faster than CPU compute, so each case runs twice: first with copies at full speed, then with copies
-throttled to `--throttle` or, by default, so that loading takes as long as computing. Figures are medians over rounds.
-Exits with 1 unless each overlapped time is at most 10% above the longest of the three single times, and within 10% of
-the prediction of `performance/reuse.py`.
+One process runs a worker's engine and scheduler, connected to a host's KV store. The prompt's prefix is loaded from the
+store; the rest is computed and stored. The overlapped time lasts from arrival until the KV is stored. It is compared
+with the times of load, compute and store one by one: first with copies at full speed, then with copies throttled to
+`--throttle` GB/s (default: loading takes as long as computing). Figures are medians over rounds. Exits with 1 unless
+each overlapped time is at most 10% above the longest single time and within 10% of the prediction of
+`performance/reuse.py`, and the first token is the same with and without overlap.
 """
 
 import argparse
@@ -68,7 +63,7 @@ STORE_PROMPTS = 8  # store capacity in longest prompts
 
 
 class Lanes(msgspec.Struct, kw_only=True):
-    """Measured times of one case in seconds, one time per round; `bytes_per_s` limits the copies (None: no limit)."""
+    """Measured times in seconds for one prompt, one per round. `bytes_per_s` limits the copies (None: no limit)."""
 
     layers: int
     prompt_tokens: int
@@ -85,7 +80,7 @@ class Lanes(msgspec.Struct, kw_only=True):
         return _ratio(self.overlapped_s, [max(lane) for lane in lanes])
 
     def over_predicted(self) -> float:
-        """Return the median ratio of the overlapped time to the time that the layer-wise performance model predicts."""
+        """Return the median ratio of the overlapped time to the prediction of the layer-wise performance model."""
         lanes = zip(self.load_s, self.compute_s, self.store_s, strict=True)
         return _ratio(self.overlapped_s, [layer_wise(self.layers, *lane) for lane in lanes])
 
@@ -98,7 +93,7 @@ def _ratio(times: Sequence[float], others: Sequence[float]) -> float:
 
 
 class Throttled:
-    """Block copier that limits its speed to `bytes_per_s`; None means no limit."""
+    """Block copier with a speed limit of `bytes_per_s` (None: no limit)."""
 
     def __init__(self, copier: BlockCopier, bytes_per_layer: int) -> None:
         self.layers, self.span = copier.layers, copier.span
@@ -120,7 +115,7 @@ class Throttled:
 
 
 class Answer(Outbox):
-    """Outbox stub that records the first token of a prompt and then stops the worker's loop."""
+    """Outbox stub that records the first token of a prompt and then stops the worker."""
 
     token_id = reused_tokens = 0
     ends: Callable[[], None]
@@ -162,12 +157,12 @@ class Worker:
         self._prompts = 0
 
     def use(self, client: StoreClient) -> None:
-        """Connect the worker to a KV store, which then provides prefixes and receives computed blocks."""
+        """Connect the worker to a KV store, to load prefixes from it and store computed blocks in it."""
         self.state.prefixes = StoredPrefixes(self.state, self._scheduler, client, self.copier)
         self.state.prefixes.start()
 
     def prefill(self, tokens: list[int], keys: Sequence[bytes]) -> float:
-        """Run a prompt; return the seconds from its arrival until its first token is computed and its KV is stored."""
+        """Run a prompt. Return the seconds from arrival until its first token is computed and its KV is stored."""
         state, began_s = self.state, time.perf_counter()
         self._prompts += 1
         request = Request(
@@ -189,7 +184,7 @@ class Worker:
 
 
 class Bench:
-    """Two workers to compare: one has prompt prefixes in its own memory, the other loads them from the KV store."""
+    """Two workers to compare: one has prompt prefixes in its memory, the other loads them from the KV store."""
 
     def __init__(self, model: LoadedModel, client: StoreClient, longest: int) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -200,10 +195,8 @@ class Bench:
         self._fill_store(longest)
 
     def measure(self, prompt_tokens: int, share: float, rounds: int, throttle: float | None) -> list[Lanes]:
-        """Measure a prompt with this reused share twice: first with unthrottled, then with throttled copies.
-
-        Throttled copies run at `throttle` bytes/s. If `throttle` is None, their speed is chosen so that loading takes
-        as long as computing.
+        """Measure a prompt with this share of cached tokens, with unthrottled and with throttled copies. Throttled
+        copies run at `throttle` bytes/s; if None, at a speed at which loading takes as long as computing.
         """
         reused = int(prompt_tokens * share) // BLOCK * BLOCK
         begin, begin_keys = self._tokens(reused), self._keys(reused)
@@ -229,9 +222,8 @@ class Bench:
     def _round(
         self, begin: list[int], begin_keys: Sequence[bytes], rest: int, bytes_per_s: float | None
     ) -> tuple[float, float, float, float]:
-        """Return four times in seconds: load alone, compute alone, store alone, and all three overlapped.
-
-        The prefix is first stored under new block keys, so that no block of an earlier round is reused.
+        """Return four times in seconds: load alone, compute alone, store alone, and all overlapped. New block keys
+        prevent the reuse of blocks of an earlier round.
         """
         has, loads = self._has, self._loads
         blocks = self._blocks(begin_keys)
@@ -256,14 +248,14 @@ class Bench:
         return load_s, compute_s, store_s, overlapped_s
 
     def _blocks(self, keys: Sequence[bytes]) -> Sequence[int]:
-        """Return the ids of the cached blocks with these keys; the ids stay valid because no other request runs."""
+        """Return the ids of the cached blocks with these keys, valid while no other request runs."""
         grant, _ = self._has.shared.borrow("bench", keys)
         blocks = tuple(self._has.shared.blocks_of(grant))
         self._has.shared.release(grant)
         return blocks
 
     def _fill_store(self, longest: int) -> None:
-        """Write to all memory of the store, so that its page faults happen before the measurement."""
+        """Write to all memory of the store, so that no page faults occur during the measurement."""
         blocks = range(longest // BLOCK)
         for _ in range(STORE_PROMPTS + 1):
             self._client.store(self._keys(longest), self._has.copier, blocks)
@@ -282,7 +274,7 @@ def _timed(act: Callable[[], object]) -> float:
 
 
 def running_client(stack: ExitStack, folder: Path, model: LoadedModel, longest: int) -> StoreClient:
-    """Start the store process and return a client of it; the exit stack stops the process."""
+    """Start the store process and return its client. The exit stack stops the process."""
     layout = model.layout(BLOCK)
     config = ServiceConfig(
         engine=EngineConfig(model="none"),

@@ -1,17 +1,13 @@
 """Count the requests that each overload rule rejects when 8 + 8 machines serve a trace at twice its rate.
 
-    python bench/mooncake/overload.py [--trace FILE] [--speed 2] [--slo ttft=30,tpot=0.1] [--only early]
-
-Mooncake (arXiv 2407.00079, section 7) replays 23,000 requests, which are not public. It reports 4,183 rejections for
+Mooncake (arXiv 2407.00079, section 7) replays 23,000 requests, which are not public, and reports 4,183 rejections for
 its baseline, 3,771 for early rejection and 3,589 for early rejection with prediction. This script replays Mooncake's
-conversation trace on LLaMA2-70B, with 8 prefill and 8 decode machines of 8 A100 each. For each rule it reports
-rejections by stage, wasted prefills, latencies of served requests, the mean and standard deviation of the prefill load
-and of the decode load, and the correlation of the two loads. A prefill is wasted if its request is rejected afterwards.
-Exits with 1 unless:
+conversation trace on LLaMA2-70B, with 8 prefill and 8 decode machines of 8 A100 each. It reports rejections by stage,
+wasted prefills (of requests rejected afterwards), latencies, and the fluctuation and correlation of the prefill and
+decode load. Exits with 1 unless:
 - the baseline rejects more requests than early rejection, and early rejection more than early rejection with prediction
 - the standard deviation of both loads is smaller with prediction than without
-- the baseline wastes more prefills than early rejection, and early rejection with prediction wastes no more than
-  early rejection without prediction
+- the baseline wastes more prefills than early rejection; prediction does not increase wasted prefills
 - at least 90% of served requests meet the TTFT bound, and at least 90% meet the TPOT bound
 """
 
@@ -58,7 +54,7 @@ def cluster(given: argparse.Namespace) -> ClusterSpec:
 
 
 def refused_late(result: SimulationResult) -> int:
-    """Return the number of requests that were rejected after their prefill."""
+    """Return the number of requests rejected after their prefill."""
     assert result.overload is not None  # noqa: S101  (for the type checker)
     return sum(count for why, count in result.overload.refusals.items() if why.endswith("-after-prefill"))
 
@@ -94,7 +90,7 @@ def row(name: str, result: SimulationResult) -> list[str]:
 
 
 def failures(results: dict[str, SimulationResult], slo: Slo) -> Iterator[str]:
-    """Return one sentence for each expectation that does not hold."""
+    """Return one sentence per expectation that does not hold."""
     order = ("baseline", "early", "predicted")
     for more, fewer in pairwise(order):
         one, other = results[more].rejected, results[fewer].rejected

@@ -1,11 +1,8 @@
 """Measure overload control of a live service at twice its capacity: SLO attainment and latency of rejections.
 
-    python bench/mooncake/overload_live.py MODEL [--profile FILE] [--rule predicted] [--load 2] [--requests 300]
-
-Runs a service of real workers (1P+1D) on this host. Its capacity is the highest rate at which 90% of requests meet the
-SLO in a simulation with the host's profile; without --profile, the host is measured first (`twofold calibrate live`).
-Requests of a workload are sent open-loop at `--load` times the capacity; clients, gateway and workers share the host's
-cores. Exits with 1 unless:
+Serves MODEL by one prefill and one decode worker on this host. Capacity is the highest rate at which 90% of requests
+meet the SLO in a simulation with the host's profile (`twofold calibrate live`, by default measured first). Sends a
+workload open-loop at `--load` times the capacity. Exits with 1 unless:
 - at least 90% of admitted requests are within the SLO, measured at the client
 - 90% of rejections are answered within 50 ms
 - the median error of predicted TTFT, from the service's metrics, is at most 15%
@@ -58,7 +55,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Load:
-    """Open-loop load generator; records the answer and the timeline of every request."""
+    """Open-loop load generator that records every request's answer and timeline."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -88,7 +85,7 @@ class Load:
 
 
 def median_error(exposition: str) -> float | None:
-    """Return the median error of predicted TTFT, as the upper bound of its histogram bucket; None without samples."""
+    """Return the median error of predicted TTFT, as its histogram bucket's upper bound; None without samples."""
     name = "twofold:ttft_prediction_error_ratio"
     counts = [
         (float(line.split('le="')[1].split('"')[0]), float(line.split()[-1]))
@@ -100,7 +97,7 @@ def median_error(exposition: str) -> float | None:
 
 
 def failures(load: Load, slo: Slo, error: float | None) -> Iterator[str]:
-    """Return one sentence for each expectation that does not hold."""
+    """Return one sentence per expectation that does not hold."""
     taken = [line for line in load.timelines if line.output_tokens]
     refused = [each for each in load.answers if each.error in {"HTTP 429", "HTTP 400"}]
     others = Counter(each.error for each in load.answers if each.error and each not in refused)

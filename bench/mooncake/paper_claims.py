@@ -1,18 +1,15 @@
 """Check Mooncake's claims in simulation: how much more traffic than colocated serving it handles within the SLO.
 
-    python bench/mooncake/paper_claims.py [--only 16k] [--requests 400] [--trace-requests 4000] [--jobs 2]
-
-Prints three tables. `systems.py` defines the compared clusters, `settings.py` the arXiv paper's generated workloads.
-- `arxiv`, `l-eval`, `16k` to `128k`: the highest rate at which P90 TTFT and P90 TBT meet the SLO, for 3P+1D and 2P+2D
-  against four colocated machines. The SLO is the paper's: 10 times the TTFT and 5 times the TBT at the paper's lowest
-  rate, averaged over its three systems. TBT is the time per output token of a request.
-- `trace`: the conversation trace on 10P+10D against 20 colocated machines: the highest replay rate that keeps P90 TTFT
-  within 30 s and P90 TBT within 0.1 s. Also the share of requests within both bounds at two replay rates: the recorded
-  rate, and the rate that gives as many prompt tokens per second as the paper's traffic.
-- `fast25`: the same trace on 16 machines, as recorded: the share of requests within a TTFT of 30 s and a TBT of 100,
-  200 or 300 ms. Here TBT is the mean of the longest tenth of a request's gaps.
-Each rate is printed with the bound that the next higher rate misses. After the tables, prints for each of the papers'
-claims whether the claim holds. Exits with 1 if a claim does not hold and `EXPLAINED` has no reason for it.
+Prints three tables, with clusters of `systems.py` and workloads of `settings.py`, and whether each claim holds:
+- `arxiv`, `l-eval`, `16k` to `128k`: the highest rate with P90 TTFT and P90 TBT (here time per output token) within the
+  SLO, for 3P+1D and 2P+2D against four colocated machines. The SLO is 10 times the TTFT and 5 times the TBT at the
+  paper's lowest rate, averaged over its three systems.
+- `trace`: the highest replay rate of the conversation trace with a P90 TTFT within 30 s and a P90 TBT within 0.1 s, for
+  10P+10D against 20 colocated machines. Also the share of requests within both bounds at two replay rates: the recorded
+  rate, and the rate with the paper's prompt tokens per second.
+- `fast25`: the share of requests of the recorded trace within a TTFT of 30 s and a TBT of 100, 200 or 300 ms on 16
+  machines. Here, TBT is the mean of the longest tenth of a request's gaps.
+Exits with 1 if a claim does not hold and `EXPLAINED` has no reason for it.
 """
 
 import argparse
@@ -71,7 +68,7 @@ EXPLAINED = {"fast25, 200 ms, chunks": _CHUNKS, "fast25, 300 ms, chunks": _CHUNK
 
 
 class Share(msgspec.Struct, frozen=True):
-    """Share of all requests that meet the TTFT bound and a TBT bound; `shares` has one share per TBT bound."""
+    """Share of requests within the TTFT bound and a TBT bound, for each TBT bound."""
 
     shares: tuple[float, ...]
     cpu_s: float
@@ -81,7 +78,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def generated_systems(setting: Setting) -> dict[str, ClusterSpec]:
-    """Return the cluster specs compared on generated workloads, by name; the first three are the paper's systems."""
+    """Return the cluster specs compared on generated workloads, by name. The first three are the paper's systems."""
     alone = setting.individually
     return {
         SPLIT: mooncake(3, 1),
@@ -93,7 +90,7 @@ def generated_systems(setting: Setting) -> dict[str, ClusterSpec]:
 
 
 def bounds(setting: Setting) -> Slo:
-    """Return the SLO: multiples of P90 TTFT and P90 TBT at the lowest rate, each averaged over the paper's systems."""
+    """Return the SLO: multiples of P90 TTFT and P90 TBT at the lowest rate, averaged over the paper's systems."""
     specs = generated_systems(setting)
     arriving = requests(setting, setting.lowest, ALONE)
     results = [run(specs[name], arriving) for name in setting.published]
@@ -158,15 +155,14 @@ def within_at(system: str, path: Path, count: int, rate: float | None) -> Share:
 
 
 def paper_rate(path: Path, count: int) -> float:
-    """Return the replay rate at which the trace has as many prompt tokens per second as in the paper."""
+    """Return the replay rate at which the trace has the paper's number of prompt tokens per second."""
     replayed = trace(path)[:count]
     return PAPER_TOKENS_PER_S * len(replayed) / sum(request.prompt_tokens for request in replayed)
 
 
 def effective(system: str, path: Path, count: int) -> Share:
-    """Return, for each TBT bound, the share of requests that meet this bound and have a TTFT of at most 30 s.
-
-    TBT is the mean of the longest tenth of the gaps between a request's tokens.
+    """Return, for each TBT bound, the share of requests within it and a TTFT of 30 s. TBT is the mean of the longest
+    tenth of the gaps between a request's tokens.
     """
     gaps = TokenGaps()
     arriving = trace(path)[:count]
@@ -190,7 +186,7 @@ def table_of(title: str, *headings: str) -> Table:
 
 
 def rate_ratio(one: SearchResult, other: SearchResult) -> float:
-    """Return the highest rate of `one` divided by that of `other`; infinite if `other` meets the SLO at no rate."""
+    """Return the ratio of the highest rates of `one` and `other`; infinite if `other` meets the SLO at no rate."""
     return (one.rate or 0.0) / other.rate if other.rate else math.inf
 
 
@@ -228,10 +224,7 @@ def trace_claims(found: Mapping[str, SearchResult], shares: Mapping[str, Share])
 
 
 def fast25_claims(shares: Mapping[str, Share]) -> Iterator[Claim]:
-    """Yield the claims that 8P+8D serves more requests within a TBT bound than a colocated batching method.
-
-    There is one claim for each TBT bound and each batching method.
-    """
+    """Yield, by TBT bound and colocated batching method, the claim that 8P+8D serves more requests within the bound."""
     for place, bound_s in enumerate(TBT_BOUNDS_S):
         for what, others in (("whole prompts", (VLLM, PREFIX)), ("chunks", (CHUNKED,))):
             ours, best = (_best(shares, names, place) for names in (("8P+8D",), others))
@@ -247,7 +240,7 @@ def _best(shares: Mapping[str, Share], names: Sequence[str], place: int) -> floa
 
 
 class Job:
-    """Job that simulates systems in worker processes; each method prints one table and yields the claims about it."""
+    """Simulation of systems in worker processes. Each method prints one table and yields the claims about it."""
 
     def __init__(self, pool: ProcessPoolExecutor, given: argparse.Namespace, console: Console) -> None:
         self._pool, self._given, self._console = pool, given, console

@@ -1,15 +1,10 @@
 """Compare Mooncake's Conductor with random, load-balancing and local-prefix routing by simulating Mooncake's trace.
 
-    python bench/mooncake/policies.py [TRACE] [--machine dgx-a100] [--room "3000000 tokens"] [--instances 8]
-
-The cluster has eight prefill and eight decode instances, one machine each. The `--model` has the layers, width and KV
-heads of the paper's model (LLaMA2-70B) and a context long enough for the trace; times are roofline estimates. Each
-prefill instance caches prompt KV in its machine's memory. A machine's link carries 100 GB/s, the paper's 800 Gb/s, for
-hand-offs and for transfers between caches.
-
-The table gives TTFT, the share of prompt blocks found in the instance's own cache, the share found in another cache,
-the busiest instance's share of prompts, and the replication of the ten hottest blocks. Then prints whether each claim
-about these figures holds; exits with 1 if a claim does not hold.
+Eight prefill and eight decode instances, one machine each, run a model with the layers, width and KV heads of the
+paper's model (LLaMA2-70B), with roofline estimates of times. Prefill instances cache prompt KV in their machine's
+memory. Links of 100 GB/s (800 Gb/s in the paper) carry hand-offs and transfers between caches. The table has TTFT, the
+shares of prompt blocks found in the instance's own and in another cache, the busiest instance's share of prompts, and
+the replication of the ten hottest blocks. Exits with 1 if a claim about these figures does not hold.
 """
 
 import argparse
@@ -53,7 +48,7 @@ def cluster(router: str, given: argparse.Namespace) -> ClusterSpec:
 
 
 def claims(results: dict[str, SimulationResult]) -> Iterator[tuple[str, bool]]:
-    """Return each claim with its measured numbers and whether the claim holds."""
+    """Return each claim with its measured numbers, and whether it holds."""
     means = {policy: result.ttft_s.mean or 0.0 for policy, result in results.items()}
     for slower, quicker in pairwise(POLICIES):
         gain = 1.0 - means[quicker] / means[slower]

@@ -16,10 +16,7 @@ _HOPELESS = 0.01  # give-up threshold relative to the starting rate
 
 
 class SearchResult(msgspec.Struct, frozen=True):
-    """Result of a rate search: the highest rate that meets the SLO, and the bound missed at the next higher rate.
-
-    `rate` is None if no rate meets the SLO.
-    """
+    """Highest rate that meets the SLO (None if no rate does), and the bound missed at the next higher rate."""
 
     rate: float | None
     bound: str
@@ -32,10 +29,7 @@ class SearchResult(msgspec.Struct, frozen=True):
 def search(
     spec: ClusterSpec, arriving: Callable[[float], Sequence[Request]], slo: Slo, start: float, grid: RateGrid
 ) -> SearchResult:
-    """Return the highest rate at which a simulated cluster meets the SLO.
-
-    `arriving` maps a rate to the requests that arrive at this rate.
-    """
+    """Return the highest rate at which a simulated cluster meets the SLO. `arriving` maps a rate to its requests."""
     spent = 0.0
 
     def misses(rate: float) -> str:
@@ -53,9 +47,8 @@ def run(spec: ClusterSpec, arriving: Sequence[Request], slo: Slo | None = None) 
 
 
 def missed(result: SimulationResult, slo: Slo) -> str:
-    """Return the name of the latency whose P90 exceeds its SLO bound, "TTFT" or "TBT"; "" if both bounds are met.
-
-    TBT is a request's time per output token. If a request was not completed, return "refused" instead of "".
+    """Return the latency whose P90 exceeds its SLO bound, "TTFT" or "TBT" (time per output token); else "", or
+    "refused" if a request was not completed.
     """
     for name, histogram, bound_s in (("TTFT", result.ttft_s, slo.ttft_s), ("TBT", result.tpot_s, slo.tpot_s)):
         value = histogram.percentile(90)
@@ -65,10 +58,8 @@ def missed(result: SimulationResult, slo: Slo) -> str:
 
 
 def highest(misses: Callable[[float], str], start: float, grid: RateGrid) -> tuple[float | None, str]:
-    """Return the highest rate of `grid` at which `misses` returns "", and the bound missed at the next higher rate.
-
-    The search moves away from `start` in doubling steps until it has a rate that meets the bounds and one that misses
-    a bound; bisection between the two follows. The rate is None if a rate below 1% of `start` still misses a bound.
+    """Return the highest rate of `grid` at which `misses` returns "", and the bound missed at the next higher rate. The
+    search starts at `start`. The rate is None if a rate below 1% of `start` misses a bound.
     """
     step, stride = grid.step(start), grid.stride
     kept: int | None = None

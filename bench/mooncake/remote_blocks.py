@@ -1,13 +1,10 @@
 """Measure TTFT on a host that computes a prompt, fetches its KV from another host, or has the KV in its own store.
 
-    python bench/mooncake/remote_blocks.py [--model DIR] [--lengths 1024 4000] [--rounds 5] [--bits-per-s N]
-
-Each host has a worker and a store, and prompts alternate between the hosts (serve_fetching.py). Both hosts are
-emulated on this machine and use TCP with the cluster key; with --bits-per-s, a rate-limited link joins their network
-namespaces (needs root). In each round the first host computes a prompt. The prompt is then sent to the second host,
-which fetches the prompt's KV from the first host's store. Other prompts then evict the prompt from the second host's
-small engine memory, and the prompt is sent to the second host again. Exits with 1 unless all answers to a prompt have
-the same tokens and the last answer uses every block from the second host's own store.
+Both hosts, each with a worker and a KV store, are emulated on this machine and use TCP; with --bits-per-s, a
+rate-limited link joins their network namespaces (needs root). In each round the first host computes a prompt. The
+second host gets the prompt and fetches its KV from the first host's store. After eviction from its engine memory, it
+gets the prompt again and loads its KV from its own store. Exits with 1 unless all answers to a prompt have the same
+tokens and the last uses every block from the second host's store.
 """
 
 import argparse
@@ -53,7 +50,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class LengthResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Results for one prompt length: TTFTs on the second host in seconds, and the expectations that failed."""
+    """Results for one prompt length: TTFTs on the second host in seconds, and failed expectations."""
 
     prompt_tokens: int
     cold_s: list[float]
@@ -100,7 +97,7 @@ class Service:
         return sum(float(value) for found, value in lines if all(each in found for each in wanted))
 
     async def until(self, name: str, least: float, **labels: str) -> None:
-        """Wait until the metric `name` is at least `least`; KV stores report metrics once a second."""
+        """Wait until the metric `name` is at least `least`. KV stores report metrics once a second."""
         end_s = time.monotonic() + WAIT_S
         while await asyncio.to_thread(self.count, name, **labels) < least:
             if time.monotonic() > end_s:
@@ -109,7 +106,7 @@ class Service:
 
 
 class Rounds:
-    """Runs all rounds for one prompt length; every prompt consists of new random tokens."""
+    """Runs all rounds for one prompt length. Every prompt has new random tokens."""
 
     def __init__(self, service: Service, prompt_tokens: int, vocabulary: int, block_bytes: int) -> None:
         self._service, self._block_bytes = service, block_bytes
@@ -126,10 +123,7 @@ class Rounds:
                 self.found.local_s.append(local_s)
 
     async def _round(self) -> tuple[float, float, float]:
-        """Return three TTFTs on the second host in seconds: of an uncached, a fetched and a locally stored prompt.
-
-        Requests alternate between the first and the second host.
-        """
+        """Return three TTFTs on the second host in seconds: of an uncached, a fetched and a locally stored prompt."""
         service, prompt = self._service, self._prompt()
         first = await self._computed(prompt, FIRST)
         hits = service.count("kv_store_hits_total", host=SECOND)
@@ -156,7 +150,7 @@ class Rounds:
         return [self._draw.randrange(10, self._vocabulary) for _ in range(self.found.prompt_tokens - 1)]
 
     async def _computed(self, prompt: list[int], host: str) -> Answer:
-        """Send a prompt, which round-robin routes to `host`; wait until the host's KV store has the prompt's blocks."""
+        """Send a prompt, which round-robin routes to `host`, and wait until this host's KV store has its blocks."""
         before = self._service.count("kv_store_bytes_total", host=host, way="stored")
         answer = await self._service.ask(prompt)
         more = len(prompt) // BLOCK * self._block_bytes
@@ -259,7 +253,7 @@ def main() -> int:
 def measure_length(
     model: Path, folder: Path, config: dict[str, Any], length: int, rounds: int, hosts: TwoHosts | None
 ) -> LengthResult:
-    """Measure one prompt length; each engine has memory for one prompt of this length, and each store for several."""
+    """Measure one prompt length. Engine memory has room for one prompt, and each store for several."""
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     kv_heads = config.get("num_key_value_heads") or heads

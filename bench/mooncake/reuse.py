@@ -1,11 +1,8 @@
 """Measure hit rate and CPU cost of the prefix cache on a trace, by capacity and eviction policy.
 
-    python bench/mooncake/reuse.py [TRACE] [--eviction lru] [--capacity 1000 3000]
-
-TRACE needs prefix blocks; the default is Mooncake's conversation trace under TWOFOLD_DATA, for which FIGURES has
-published hit rates. The cache is `kvcache.cache.PrefixCache`, which simulated instances and the live store use. The
-CPU cost is in CPU seconds of this process and excludes reading the trace. A fixed plain-Python loop is timed in the
-same run, so that costs can be compared across machines.
+TRACE needs prefix blocks; for the default, Mooncake's conversation trace, published hit rates are shown too. The cache
+is `kvcache.cache.PrefixCache`. CPU seconds exclude reading the trace. A plain Python loop is timed beside them to
+compare machines.
 """
 
 import argparse

@@ -2,8 +2,7 @@
 
     python bench/mooncake/serve_fetching.py FLAGS OF twofold serve
 
-Used by tests and benchmarks of transfers between stores. The router still chooses the worker, for example round-robin.
-In an unmodified service, only `--router conductor` fetches prefixes, and only if a fetch is faster than computation.
+An unmodified service fetches prefixes only with `--router conductor`, and only if this is faster than computing them.
 """
 
 import sys
@@ -40,10 +39,7 @@ class Registrations:
         self._blocks[message.host].update(message.stored)
 
     def fetch(self, instance: str, keys: Sequence[BlockKey]) -> StoreFetch | None:
-        """Return a fetch from the store that has the most leading blocks of `keys`.
-
-        Return None if the store of the worker's own host has as many leading blocks.
-        """
+        """Return a fetch from the store with most leading blocks of `keys`; None if the worker's host has as many."""
         own = self._leading(self._hosts[instance], keys)
         best = max(self._stores.values(), key=lambda store: self._leading(store.host, keys), default=None)
         if best is None or best.address is None or self._leading(best.host, keys) <= own:
@@ -57,7 +53,7 @@ class Registrations:
 
 
 def listen(told: Registrations) -> None:
-    """Patch the controller so that `told` records workers' hosts and stores' blocks, and each prefill gets a fetch."""
+    """Patch the controller so that `told` records hosts and blocks, and each prefill gets a fetch from a KV store."""
     register, handle, send = WorkerRegistry.register, Controller.handle, WorkerRegistry.send
 
     def registering(self: WorkerRegistry, message: Registered, now: float) -> bool:

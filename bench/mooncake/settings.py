@@ -1,7 +1,6 @@
 """Generated workloads of Mooncake's section 8.1 (arXiv 2407.00079v3, table 2), with the paper's results.
 
-`published` maps each system to the highest of the paper's tested rates at which P90 TTFT and P90 TBT meet the SLO. The
-rates are read from the vector curves of figures 11 and 12.
+`published` has, by system, the highest tested rate at which P90 TTFT and P90 TBT meet the SLO (figures 11 and 12).
 """
 
 import random
@@ -22,9 +21,8 @@ _RECENT = 50
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """A generated workload: Poisson arrivals of requests of equal size; `lowest` is the paper's lowest rate (1/s).
 
-    The prompts form groups of about `prompts_each` prompts. The prompts of a group have a common prefix of
-    `shared_tokens` tokens. With `individually`, the vLLM baseline serves one request at a time and caches prefixes, as
-    in the paper.
+    Groups of about `prompts_each` prompts share a prefix of `shared_tokens` tokens. With `individually`, the vLLM
+    baseline serves one request at a time and caches prefixes, as in the paper.
     """
 
     name: str
@@ -80,7 +78,7 @@ SETTINGS = (
 
 
 def requests(setting: Setting, rate: float, count: int, seed: int = 0) -> list[Request]:
-    """Return `count` requests that arrive at `rate` requests per second; equal arguments give equal requests."""
+    """Return `count` requests at `rate` requests per second; equal arguments give equal requests."""
     groups = _groups(setting.prompts_each, count, seed)
     shared = setting.shared_tokens // BLOCK_TOKENS
     whole = setting.prompt_tokens // BLOCK_TOKENS if shared else 0
@@ -98,7 +96,7 @@ def requests(setting: Setting, rate: float, count: int, seed: int = 0) -> list[R
 
 
 def _groups(prompts_each: int, count: int, seed: int) -> list[int]:
-    """Return the prefix group of each prompt: a prompt either starts a new group or joins a recent one."""
+    """Return the prefix group of each prompt. A prompt starts a new group or joins a recent one."""
     chance, groups, begun = random.Random(seed), [], 0
     for _ in range(count):
         if not begun or chance.random() * prompts_each < 1.0:

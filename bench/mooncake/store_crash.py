@@ -1,13 +1,9 @@
 """Crash-test a host's KV store: kill it during puts and gets, and verify every block that is read.
 
-    python bench/mooncake/store_crash.py --rounds 100
-
-Several client processes behave like workers: they load a prompt's prefix from the store, compute the other blocks, and
-put these into the store. To compute a block, a client fills it with a pattern that depends on the block's key. Every
-loaded block is compared byte by byte with its key's pattern. Each round kills the store (SIGKILL) and restarts it; the
-kill comes during a client's get in one round and during a put in the next. Every few rounds a client is killed too.
-Disk usage must stay within the capacity across restarts, and the disk's final contents are verified. Exits with 1 on
-any failure.
+Client processes behave like workers: they load a prompt's prefix from the store, compute the other blocks and store
+them. Computed blocks have a pattern derived from their key, and every loaded block is compared with its pattern. Each
+round kills (SIGKILL) and restarts the store, alternately during a get and a put. Every few rounds a client is killed
+too. Disk usage must stay within capacity. Exits with 1 on any failure.
 """
 
 import argparse
@@ -43,7 +39,7 @@ IDLE, GETS, PUTS = 0, 1, 2
 
 
 class Tally(Structure):
-    """State and counters of one client, in shared memory to which only that client writes."""
+    """State and counters of one client, in shared memory that only this client writes."""
 
     _fields_ = [
         ("doing", c_long),
@@ -69,7 +65,7 @@ def main() -> None:
 
 
 class Crashes:
-    """The crash test: starts the store and its clients, and kills them during operations."""
+    """The crash test, which starts the store and its clients and kills them during operations."""
 
     def __init__(self, directory: Path, rounds: int, clients: int, seed: int) -> None:
         self._directory, self._rounds = directory, rounds
@@ -130,7 +126,7 @@ class Crashes:
         return process
 
     def _replace_client(self, clients: list[ForkServerProcess], place: int) -> None:
-        """Kill a client during a put and start a new one; the store must free the slots of the killed client."""
+        """Kill a client during a put and start a new one. The store must free the slots of the killed client."""
         _until(lambda: self._tallies[place].doing == PUTS)
         clients[place].kill()
         clients[place].join()
@@ -154,7 +150,7 @@ class Crashes:
         time.sleep(self._draw.uniform(0.0, 0.1))
 
     def _catch(self, what: int) -> None:
-        """Wait until a client is in the operation `what` (a get or a put), then for a random time of up to 3 ms."""
+        """Wait until a client is in the operation `what` (get or put), then for a random time of up to 3 ms."""
         _until(lambda: any(tally.doing == what for tally in self._tallies))
         until_s = time.monotonic() + self._draw.uniform(0.0, 0.003)
         while time.monotonic() < until_s:
@@ -207,7 +203,7 @@ def _until(happens: Callable[[], bool], pause_s: float = 0.0) -> None:
 
 
 def use(directory: str, life: int, tally: Tally) -> None:
-    """Run a client that loads, computes and stores one random prompt after another until the process is killed."""
+    """Run a client that loads, computes and stores random prompts until the process is killed."""
     torch.set_num_threads(1)
     draw = random.Random(life)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -243,7 +239,7 @@ def key_of(prompt: int, index: int) -> bytes:
 
 
 def pattern(key: bytes, layer: int) -> torch.Tensor:
-    """Return the expected contents of one layer of a block: numbers that are unique to this block and layer."""
+    """Return the expected contents of one layer of a block: numbers unique to this block and layer."""
     size = LAYOUT.layer_bytes_per_block(layer) // 8
     return torch.arange(size) + (int.from_bytes(key[:2], "big") * len(LAYOUT.layers) + layer) * size
 

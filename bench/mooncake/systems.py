@@ -1,8 +1,7 @@
 """Cluster specs of the systems compared in Mooncake's papers, and of stronger colocated systems.
 
-A machine is a DGX-A100 with one LLaMA2-70B instance on its 8 accelerators and a link of 100 GB/s (800 Gb/s). Its A100s
-equal the papers' A800s except for NVLink. Times are roofline estimates, because no measurements of such long prompts
-are published.
+A machine is a DGX-A100 with one LLaMA2-70B instance on its 8 accelerators and a link of 100 GB/s (800 Gb/s). Times are
+roofline estimates, because no measurements of such long prompts are published.
 """
 
 from msgspec.structs import replace
@@ -28,10 +27,8 @@ def mooncake(prefill: int, decode: int) -> ClusterSpec:
 
 
 def vllm(machines: int, *, individually: bool = False, prefix_caching: bool = False) -> ClusterSpec:
-    """Return the papers' baseline cluster: colocated instances that run whole prompts before decodes.
-
-    Requests go to the instance with the fewest pending tokens. With `individually`, each instance serves one request at
-    a time.
+    """Return the papers' baseline cluster: colocated instances that run whole prompts before decodes, and get requests
+    by fewest pending tokens. With `individually`, each instance serves one request at a time.
     """
     return replace(
         BASE,
@@ -43,7 +40,7 @@ def vllm(machines: int, *, individually: bool = False, prefix_caching: bool = Fa
 
 
 def chunked(machines: int, *, caches: bool = False) -> ClusterSpec:
-    """Return a colocated cluster with chunked prefill; with `caches` it also has Mooncake's caches and Conductor."""
+    """Return a colocated cluster with chunked prefill and, with `caches`, Mooncake's caches and Conductor."""
     return replace(
         BASE,
         pools=(_both(machines, "chunked-prefill"),),

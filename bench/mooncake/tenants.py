@@ -1,15 +1,10 @@
 """Test whether the TTFT of a live service reveals to one tenant the prompts of another (timing side channel).
 
-    python bench/mooncake/tenants.py [--pairs 200] [--tokens 1024] [-- FLAGS OF twofold serve]
-
-Two tenants, A and B, have an API key each. In each pair B sends two prompts in random order: a prompt that A has just
-sent, and a new prompt just after A has sent a different one. Thus both of B's prompts follow the same load. As a
-control, A repeats its own prompt.
-
-A permutation test compares the two TTFTs of each pair; under the null hypothesis they are exchangeable. The statistic
-is the sum of rank differences, which is robust to outliers. Exits with 1 in three cases: the test finds a difference
-between B's two kinds of prompts (p below 0.01), the test finds no difference in the control, or an answer to B reports
-cached tokens. With `--counters`, checks the reported token counts only.
+Tenants A and B have an API key each. In each pair, B sends in random order a prompt that A has just sent, and a new
+prompt just after A has sent a different one. As a control, A repeats its own prompt. A permutation test of rank
+differences compares the two TTFTs of each pair. Exits with 1 if it finds a difference between B's prompts (p below
+0.01) or none in the control, or if an answer to B reports cached tokens. `--counters` checks reported token counts
+only.
 """
 
 import argparse
@@ -51,7 +46,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers to three prompts: to B's prompt that A sent before, to B's new prompt, and to A's repeated prompt."""
+    """Answers to three prompts: B's repetition of A's prompt, B's new prompt, and A's repetition of its own."""
 
     sent: Answer
     unsent: Answer
@@ -59,7 +54,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tenant:
-    """Client that sends prompts one after another with the API key of one tenant."""
+    """Client that sends prompts one after another with one tenant's API key."""
 
     def __init__(self, client: Client, timelines: list[Timeline]) -> None:
         self._client, self._timelines = client, timelines
@@ -76,7 +71,7 @@ class Tenant:
 
 
 async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
-    """Send the prompts of all pairs, one request at a time; return the answers except those of the warm-up."""
+    """Send the prompts of all pairs, one request at a time. Return the answers without the warm-up."""
     endpoint = await discover(url, api_key=KEYS[0])
     draw, (low, end) = random.Random(0), token_range(endpoint.vocab_size)
 
@@ -104,10 +99,9 @@ async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Comparison of two kinds of TTFT: the p-value `p` of the permutation test, and the differences within pairs.
-
-    `told` is the probability that a random TTFT of the first kind is shorter than a random TTFT of the second kind; 0.5
-    means indistinguishable. `median_s` is the median difference within a pair, `error_s` this median's standard error.
+    """Comparison of two kinds of TTFT: p-value of the permutation test, and median difference within a pair with its
+    standard error. `told` is the probability that a TTFT of the first kind is below a TTFT of the second; 0.5:
+    indistinguishable.
     """
 
     p: float
@@ -117,10 +111,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(first_s: list[float], second_s: list[float]) -> Comparison:
-    """Compare paired times by a permutation test of rank differences and by their median difference.
-
-    Equal times get the mean of their ranks.
-    """
+    """Compare paired times by their median difference and a permutation test of rank differences."""
     first, second = np.array(first_s), np.array(second_s)
     _, place, counts = np.unique(np.concatenate([first, second]), return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
@@ -140,7 +131,7 @@ def compare(first_s: list[float], second_s: list[float]) -> Comparison:
 
 
 def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
-    """Return a table of TTFT distributions, a table of tests, and two comparisons: B's prompts, and the control."""
+    """Return tables of TTFTs and of tests, and two comparisons: B's prompts, and the control."""
     kinds = {
         "B, prompt sent by A": [pair.sent for pair in found],
         "B, fresh prompt": [pair.unsent for pair in found],
@@ -168,10 +159,7 @@ def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
 
 
 def counters_right(found: list[Pair], tokens: int) -> bool:
-    """Return whether the reported numbers of cached tokens are right.
-
-    They must be 0 in answers to B, and at least half of the prompt when A repeats its own prompt.
-    """
+    """Return whether reported cached tokens are 0 for B, and at least half of the prompt that A repeats."""
     strangers = [answer.cached_tokens for pair in found for answer in (pair.sent, pair.unsent)]
     return not any(strangers) and all(pair.own.cached_tokens >= tokens // 2 for pair in found)
 

@@ -14,10 +14,9 @@ _LONGEST = 0.1
 class TokenGaps(Observer):
     """Observer that records (TTFT, TBT) of every completed request in seconds, in order of completion.
 
-    TBT is Mooncake's (FAST'25, section 5.1): the mean of the longest 10% of a request's inter-token gaps (at least
-    one), or 0 if the request has a single token. All iterations of an `IterationRun` are assumed to be equally long.
-    Supports single-stage instances with batchers that give every running decode a token per iteration. Raises
-    RuntimeError if the number of a request's tokens differs from the number of decode iterations while it ran.
+    TBT is Mooncake's (FAST'25, section 5.1): the mean of the longest 10% of a request's gaps between tokens, or 0 for
+    one token. Only for single-stage instances that give every running decode a token per iteration. Raises RuntimeError
+    if a request's tokens do not match the decode iterations.
     """
 
     def __init__(self) -> None:

@@ -1,12 +1,9 @@
 """Measure the speed of every KV transport between two processes of this machine.
 
-    python bench/mooncake/transports.py [--rounds 7] [--json OUT]
-
-One process lends its KV memory. The other process writes a prompt's KV into this memory layer by layer, like a
-hand-off, and then reads it back. In both processes the prompt occupies contiguous blocks or every other block. Each
-round uses every transport, and figures are medians over rounds. Network transports run over loopback, so their figures
-show the cost of the two processes and not of a network. A transport is skipped if its optional package is not
-installed. Exits with 1 if the data read differs from the data written.
+One process provides KV memory; the other writes a prompt's KV into it layer by layer, as in a hand-off, and reads it
+back. The prompt has contiguous blocks or every other block. Network transports run over loopback, so their figures show
+the cost of the processes and not of a network. Figures are medians over rounds. A transport without its optional
+package is skipped. Exits with 1 if the data read differs from the data written.
 """
 
 import argparse
@@ -72,7 +69,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make(way: str, role: str, key: Path) -> PooledTransport:
-    """Create one end of a transport. The environment variables of its library are set only during this call."""
+    """Create one end of a transport. Environment variables of its library are set only during this call."""
     name, settings = WAYS[way]
     os.environ.update(settings)
     network = HostNetwork(host=role, address="127.0.0.1", key_file=str(key), controller="tcp://127.0.0.1:1")
@@ -97,9 +94,8 @@ def lend(way: str, key: Path) -> None:
 
 @contextmanager
 def joined(way: str, key: Path) -> Iterator[tuple[PooledTransport, Connection]]:
-    """Start a process that lends its KV memory; yield a transport and its connection to that process.
-
-    Raises ConfigurationError if the transport is not installed.
+    """Start a process that provides KV memory. Yield a transport and its connection to the process. Raises
+    ConfigurationError if the transport is not installed.
     """
     transport = make(way, "prefill", key)
     command = [sys.executable, __file__, "--lend", way, str(key)]
@@ -119,7 +115,7 @@ def joined(way: str, key: Path) -> Iterator[tuple[PooledTransport, Connection]]:
 
 
 def measure(way: str, case: Case, transport: PooledTransport, connection: Connection) -> Figure:
-    """Measure the speed of writing the KV of one prompt, and read the KV back to verify it."""
+    """Measure the speed of writing the KV of one prompt, and verify the KV by reading it back."""
     blocks, layers = case.blocks, range(len(LAYOUT.layers))
     parts = [part for layer in layers for part in transport.engine_pool.block_rows(layer)]
     for part in parts:

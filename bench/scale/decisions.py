@@ -1,13 +1,9 @@
 """Measure the speed of routing decisions and load reports, and the memory per instance, by cluster size.
 
-    python bench/scale/decisions.py [--instances 100 1000 10000] [--decisions 20000]
-
-Requests pass through a cluster scheduler that holds eight requests per instance on average, as in service_overhead.py;
-one decision places a request and finishes another. A quarter of the instances prefill, and a cell has a hundred
-instances. Routers that predict get an empty cache index and a constant time per token, so only the decision is timed.
-A report carries the load of one instance to a controller that routes by reports. Speeds are per CPU second of this
-process; memory is the growth of its resident set until the first request is placed. A plain loop is timed in the same
-run, so that results can be compared across machines.
+A cluster scheduler holds eight requests per instance on average. One decision places a request and finishes another. A
+quarter of the instances prefill; a cell (group that a router treats as one) has a hundred instances. Routers that
+predict TTFT get an empty prefix index and a constant time per token. A report carries the load of one instance to a
+controller. Speeds are per CPU second of this process; a plain loop is timed beside them to compare machines.
 """
 
 import argparse
@@ -56,7 +52,7 @@ class Proportional(Prediction):
 
 
 def populate(cluster: ClusterScheduler, instances: int) -> None:
-    """Add instances to a cluster: a quarter for prefill, the others for decode, in cells of a hundred."""
+    """Add instances to a cluster: a quarter for prefill, the others for decode, in cells (groups) of a hundred."""
     prediction = Proportional()
     forecast = cluster.pools.forecast = ClusterForecast(PrefixIndex(), 512)
     for number in range(instances):
@@ -67,9 +63,8 @@ def populate(cluster: ClusterScheduler, instances: int) -> None:
 
 
 def rate_of(name: str, instances: int, decisions: int) -> float:
-    """Return the decisions per CPU second of a router when the scheduler holds `HELD` requests per instance.
-
-    Conductor scans all instances, so it gets fewer decisions and at most 200 held requests.
+    """Return a router's decisions per CPU second with `HELD` requests per instance. Conductor scans all instances, so
+    it gets fewer decisions and at most 200 requests.
     """
     cluster, held = ClusterScheduler(KNOWN[name](), BY_LAYER), HELD * instances
     populate(cluster, instances)
@@ -79,7 +74,7 @@ def rate_of(name: str, instances: int, decisions: int) -> float:
 
 
 def reports_per_s(name: str, instances: int, reports: int) -> float:
-    """Return the number of load reports applied per CPU second; all instances report in turn, with changing loads."""
+    """Return the number of load reports applied per CPU second. All instances report in turn, with changing loads."""
     cluster = SharedCluster(ROUTERS[name](), BY_LAYER)
     populate(cluster, instances)
     for request in sample_requests(20):
@@ -99,7 +94,7 @@ def reports_per_s(name: str, instances: int, reports: int) -> float:
 
 
 def bytes_per_instance(name: str, instances: int) -> float:
-    """Return the memory of a cluster scheduler in bytes per instance, including the rankings of instances."""
+    """Return a cluster scheduler's memory in bytes per instance, including its rankings of instances."""
     process = psutil.Process()
     before = process.memory_info().rss
     cluster = ClusterScheduler(KNOWN[name](), BY_LAYER)

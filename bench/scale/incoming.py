@@ -1,17 +1,12 @@
 """Measure a controller's CPU cost per worker message, request and token, by number of workers.
 
-    python bench/scale/incoming.py [--workers 40 100 400] [--messages 40000]
+A live service's controller runs in this process, without an HTTP server. Another process has a socket per worker and
+sends the workers' messages as fast as it can, without computing. Figures are CPU seconds of this process, including
+ZeroMQ's threads. A plain loop is timed beside them to compare machines.
 
-The controller of a live service, with its worker registry, telemetry and health monitor, runs in this process. The
-workers are sockets of another process, which computes nothing and sends the workers' messages as fast as it can. Only
-the controller is timed: figures are CPU seconds of this process, including ZeroMQ's threads. There is no HTTP server.
-
-- The cost of a registration includes the `Peers` messages to all workers.
+- The cost of a registration includes the messages that send every worker the addresses of all workers.
 - The cost of a request covers its prompt, reservation, lease, first token and hand-off.
 - Later tokens arrive in iterations of `--batch` requests.
-
-A plain loop is timed in the same run, so that results can be compared across machines. Messages have the sizes that
-occur with a model of 32 layers. Finally, sockets are opened up to the system's limit.
 """
 
 import argparse
@@ -55,7 +50,7 @@ PATIENCE_S = 300.0  # timeout until all ordered messages have arrived
 
 
 class CountedInbox(Inbox[ToController]):
-    """Inbox that counts the messages it receives."""
+    """Inbox that counts received messages."""
 
     count = 0
 
@@ -66,7 +61,7 @@ class CountedInbox(Inbox[ToController]):
 
 
 class NoProcesses(ProcessControl):
-    """Stub of process control that neither starts nor kills processes."""
+    """Stub of process control that starts and kills no processes."""
 
     def start_worker(self, instance: str) -> None: ...
 
@@ -86,7 +81,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class ControllerBench:
-    """A live controller, and the process that sends the messages of its workers."""
+    """A live controller, and the process that sends its workers' messages."""
 
     def __init__(self, directory: Path, workers: int) -> None:
         context = new_context()
@@ -118,20 +113,20 @@ class ControllerBench:
         self._process.stdin.flush()
 
     async def timed(self, what: str, order: str, messages: int, times: int) -> Measured:
-        """Send `order` to the workers' process; return the CPU time until `messages` replies have arrived."""
+        """Send `order` to the workers' process. Return the controller's CPU seconds until `messages` replies arrive."""
         began, end = time.process_time(), self.inbox.count + messages
         self.order(order)
         await until(lambda: self.inbox.count >= end)
         return Measured(what, times, time.process_time() - began)
 
     async def idle(self, seconds: float) -> Measured:
-        """Return the controller's CPU time per second while all workers are silent."""
+        """Return the controller's CPU seconds per second while all workers are silent."""
         began = time.process_time()
         await asyncio.sleep(seconds)
         return Measured("idle second", 1, (time.process_time() - began) / seconds)
 
     async def requests(self, count: int, tokens: int, batch: int) -> tuple[Measured, Measured]:
-        """Run requests; return the CPU time until all hand-offs have ended, and the CPU time for all later tokens."""
+        """Run requests. Return the CPU seconds until all hand-offs have ended, and those of all later tokens."""
         began, before = time.process_time(), self.inbox.count
         self.order(f"requests {count}")
         tasks = [asyncio.create_task(self._follow(number, tokens)) for number in range(count)]
@@ -201,7 +196,7 @@ async def measure(workers: int, messages: int, batches: list[int]) -> list[Measu
 
 
 def sizes(workers: int) -> list[tuple[str, int]]:
-    """Return the size in bytes of one frame of each kind of message."""
+    """Return the size in bytes of a frame of each kind of message."""
     peer = registered(1, "ipc:///run/user/1000/twofold/decode-1.sock")
     tokens = [(f"chatcmpl-{number:032x}.1", outputs(5, 9)) for number in range(32)]
     step = StepDone(instance="decode-1", epoch=1, started_s=1.0, started=[], tokens=tokens, status=STATUS, number=9)
@@ -216,7 +211,7 @@ def sizes(workers: int) -> list[tuple[str, int]]:
 
 
 def sockets(context: zmq.Context[zmq.Socket[bytes]]) -> str:
-    """Open connections to worker inboxes up to the system's limit; return a sentence with the number of connections."""
+    """Open connections to worker inboxes up to the system's limit. Return a sentence with their number."""
     most, why = MOST_SOCKETS, "no more were tried"
     with tempfile.TemporaryDirectory() as directory:
         outbox, before = Outbox(context), len(list(Path("/proc/self/fd").iterdir()))

@@ -1,25 +1,18 @@
 """Simulate the cost of stale load information, by report interval, router and number of controllers.
 
-    python bench/scale/staleness.py [--instances 1000] [--seconds 15] [--reports 0 0.01 0.1 1 10] [--json OUT]
-    python bench/scale/staleness.py --controllers 1 4 16 64 --reports 0.2 1 [--instances 1000]
-
-Simulates BLOOM-176B on DGX-H100 (two prefill machines to three decode machines, fitted times, hand-off by size).
-Arrivals are Poisson, `--rate` per second and instance, with the lengths of the Azure conversation trace. Instances
-report their load every `--reports` seconds, each at its own offset; with 0 they report every change at once. The
-policies choose:
+Simulates BLOOM-176B on DGX-H100 (two prefill machines to three decode machines), with Poisson arrivals of `--rate` per
+second and instance and the lengths of the Azure conversation trace. Instances report their load every `--reports`
+seconds; with 0, at every change. `--controllers` distributes requests over several independent controllers. Goodput is
+the share of requests within the SLO. The policies choose:
 
     jsq, reports        the least loaded instance according to the latest reports
-    jsq, + sent         the same, counting also the requests that the controller sent since a report
-    jsq, + own          the same, but the controller tracks its own requests until they end (as a live controller does)
+    jsq, + sent         like jsq, but also counts requests that the controller sent since a report
+    jsq, + own          like jsq, but also counts all unfinished requests of the controller (as a live controller does)
     two, reports        the less loaded of two random instances according to the latest reports
-    two, + own          the same, but the controller tracks its own requests
-    cells, reports      the less loaded of two random cells according to the latest reports, then the cell's least
-                        loaded instance
-    cells, + own        the same, but the controller tracks its own requests
-    random              a random instance, without load information
-
-Goodput is the share of requests with TTFT and TPOT within the SLO. With `--controllers`, requests are distributed over
-that many independent controllers.
+    two, + own          like two, but also counts all unfinished requests of the controller
+    cells, reports      the less loaded of two random cells (groups of instances), then its least loaded instance
+    cells, + own        like cells, but also counts all unfinished requests of the controller
+    random              a random instance
 """
 
 import argparse

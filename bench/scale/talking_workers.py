@@ -1,4 +1,4 @@
-"""Process that stands in for the workers of incoming.py and sends their messages without computing, at full speed."""
+"""Stand-in for the workers of incoming.py: a process that sends their messages at full speed without computing."""
 
 import sys
 from collections import defaultdict
@@ -64,7 +64,7 @@ def outputs(index: int, last: int) -> TokenOutput:
 
 
 class Workers:
-    """Sockets of all workers; each line on stdin names a method that sends messages, and the method's arguments."""
+    """Sockets of all workers. Each line on stdin names a method that sends messages, and the method's arguments."""
 
     def __init__(self, directory: Path, count: int) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -86,7 +86,7 @@ class Workers:
         self._pushes[number].send(ENCODE(message))
 
     def follow(self) -> None:
-        """Execute orders from stdin until stdin closes."""
+        """Execute the orders on stdin until it closes."""
         for line in sys.stdin:
             kind, *numbers = line.split()
             getattr(self, kind)(*map(int, numbers))

@@ -22,7 +22,7 @@ _OVERLOAD = 1.5  # multiple of the maximum throughput, so that there is always w
 
 
 def batch_jobs(settings: Settings, catalog: Catalog, workload: str) -> None:
-    """Print the maximum throughput of each design: one table with SplitwiseSim's timing, one with corrected timing."""
+    """Print the maximum throughput of each design, in one table per timing: SplitwiseSim's, and corrected."""
     counts = paper_set("iso-power", workload).counts
     for timing in timings(settings, catalog).values():
         problem = problem_of(timing, workload, settings, catalog)

@@ -2,9 +2,8 @@
 
     python bench/splitwise/derive_knots.py [PROFILE]
 
-Writes src/twofold/performance/data/splitwise-published.toml. For each pair of model and machine and each value of
-prompt_size × batch_size, it has the median prompt_time and the median token_time in seconds with all digits. Linear
-interpolation between these medians gives the same times as SplitwiseSim. Outliers are kept, as in SplitwiseSim.
+Writes src/twofold/performance/data/splitwise-published.toml: median prompt_time and token_time in seconds of each model
+and machine by prompt_size × batch_size. Their linear interpolation gives SplitwiseSim's times.
 """
 
 import argparse
@@ -22,7 +21,7 @@ DATE = "2023-11"
 
 
 def knots(rows: Sequence[ProfileRow]) -> list[str]:
-    """Return the TOML lines with the interpolation points of prefill and decode times of one model and machine."""
+    """Return TOML lines with the interpolation points of prefill and decode times of one model and machine."""
     groups: dict[int, list[ProfileRow]] = defaultdict(list)
     for row in rows:
         groups[row.prompt_size * row.batch_size].append(row)

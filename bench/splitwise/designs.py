@@ -1,4 +1,4 @@
-"""Cluster designs of Splitwise (ISCA'24, section 6) as data, with their budgets."""
+"""Cluster designs of Splitwise (ISCA'24, section 6) and their budgets."""
 
 from typing import Final
 
@@ -38,9 +38,8 @@ KINDS: Final = (BASELINE_A100, BASELINE_H100, AA, HH, HA, HHCAP)
 
 
 class PaperSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Clusters of equal power or cost that the paper tuned for one workload.
-
-    `counts` maps the name of a design kind to the number of machines per phase.
+    """Clusters of equal power or cost, tuned by the paper for one workload. `counts` has, by name of a design kind, the
+    number of machines per phase.
     """
 
     name: str
@@ -104,7 +103,7 @@ def paper_set(name: str, workload: str) -> PaperSet:
 
 
 def family(kind: Kind, catalog: Catalog, mixed_batcher: str) -> Family:
-    """Return the planner's family for a design kind; `mixed_batcher` is the batcher of a baseline."""
+    """Return the planner's family for a design kind. `mixed_batcher` is the batcher of a baseline."""
     kinds = tuple(machine_kind(name, catalog) for name in kind.machines)
     return Family(kinds=kinds, batcher=None if kind.split else mixed_batcher)
 

@@ -3,10 +3,8 @@
     python bench/splitwise/fit_power.py [PROFILE]
 
 Writes src/twofold/performance/data/power.toml. Only the profile's A100 rows contain power. Decode is fitted to the
-average_power of rows with short prompts, because these runs are mostly decode. Prefill is fitted to the peak_power of
-single prompts. As prompts get longer, this peak rises from the decode power of the same pair of model and machine to
-TDP. Pairs that are always at TDP (tensor parallelism 2) are left out, because they do not show at which batch size TDP
-is reached.
+average_power of rows with short prompts, which mostly decode. Prefill is fitted to the peak_power of single prompts,
+which rises from the decode power to TDP as prompts get longer. Tensor parallelism 2 is left out: it is always at TDP.
 """
 
 import argparse
@@ -28,7 +26,7 @@ SATURATIONS = range(256, 4097, 64)
 
 
 def fit_decode(pairs: Sequence[Pair]) -> tuple[Floats, float]:
-    """Return the fitted decode constants (decode, memory, sequence) and the mean relative error of the TDP shares."""
+    """Return the constants of decode power (base, per bandwidth share, per sequence) and their mean relative error."""
     lines, shares = [], []
     for pair in pairs:
         alone_s = min(one.token_time for one in pair.kept) / 1e3

@@ -2,9 +2,8 @@
 
     python bench/splitwise/fit_roofline.py [PROFILE]
 
-Writes src/twofold/performance/data/roofline.toml. Decode is linear in its constants. Prefill is nonlinear and is
-fitted by Levenberg-Marquardt on the logarithms of its constants. The fitted constants describe the time beyond the
-time at peak rate and are positive, so that every efficiency is below 1.
+Writes src/twofold/performance/data/roofline.toml. The constants describe the time beyond the time at peak rate, so that
+efficiencies are below 1. Decode is linear in them; prefill is fitted by Levenberg-Marquardt on their logarithms.
 """
 
 import argparse
@@ -65,9 +64,8 @@ def fit_decode(pairs: Sequence[Pair]) -> list[float]:
 
 def fit_prefill(pairs: Sequence[Pair], floors: Sequence[float]) -> list[float]:
     """Fit the prefill constants: extra kernel launch, excess compute, excess all-reduce, cost of long batches.
-
-    Attention gets the same compute efficiency as the other operations, because the profile cannot separate the
-    efficiency of attention from the cost of long batches.
+    Attention gets the compute efficiency of other operations, because the profile cannot separate it from the cost of
+    long batches.
     """
     lines = []
     for pair, floor in zip(pairs, floors, strict=True):
@@ -88,7 +86,7 @@ def fit_prefill(pairs: Sequence[Pair], floors: Sequence[float]) -> list[float]:
 
 
 def minimise(errors: Callable[[Floats], Floats], start: Floats) -> Floats:
-    """Return the positive vector x that minimizes the sum of squared errors, by damped Gauss-Newton steps in log x."""
+    """Return the positive vector x with the least sum of squared errors, by damped Gauss-Newton steps in log x."""
     at, damping = np.log(start), 1e-2
     now = errors(np.exp(at))
     for _ in range(200):

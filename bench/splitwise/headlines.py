@@ -1,4 +1,4 @@
-"""Claims of Splitwise's abstract, checked under SplitwiseSim's timing and under a corrected one."""
+"""Claims of Splitwise's abstract, checked under SplitwiseSim's timing and under a corrected timing."""
 
 import asyncio
 
@@ -14,10 +14,8 @@ _A100_MACHINES = 70
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Claim that a split design of one kind has a higher rate than `machines` machines of a baseline.
-
-    The split may cost at most `price` times and draw at most `power` times as much as the baseline, and never more than
-    the power of 40 DGX-H100.
+    """Claim that a split design has a higher rate than `machines` baseline machines, at up to `price` times their cost
+    and `power` times their power, and within the power of 40 DGX-H100.
     """
 
     text: str

@@ -22,7 +22,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measured_pairs(profile: Path) -> Iterator[Pair]:
-    """Yield the measurements of each model on each machine and tensor parallelism in a profile, sorted by name."""
+    """Yield the measurements of each model, machine and tensor parallelism in a profile, sorted by name."""
     catalog = load_catalog()
     rows = read_profile(profile)
     for model, hardware, tensor_parallel in sorted({row.pair for row in rows if row.hardware in MACHINES}):

@@ -27,12 +27,9 @@ def provisioning(
     decode: Sequence[int],
     html: Path | None,
 ) -> None:
-    """Print the worst ratio of slow-down to SLO bound, by number of prefill and decode machines.
-
-    One table has SplitwiseSim's timing, one the corrected timing. A cluster with a ratio of at most 1 meets all nine
-    SLOs. `*` marks the frontier: a cluster that meets the SLOs, but would miss one with the next smaller number of
-    prefill machines and also with the next smaller number of decode machines. With `html`, also write heat maps of the
-    ratios.
+    """Print the worst ratio of slowdown to SLO bound by number of prefill and decode machines, for SplitwiseSim's and
+    for the corrected timing. A ratio of at most 1 meets all nine SLOs. `*` marks a cluster that meets them, but not
+    with the next smaller number of prefill or of decode machines. With `html`, also writes heat maps of the ratios.
     """
     kind = next(each for each in KINDS if each.split and each.name.lower().endswith(f"-{kind_name.lower()}"))
     planes: dict[str, Plane] = {}
@@ -84,10 +81,7 @@ def _cell(plane: Plane, first: int, second: int) -> str:
 
 
 def _on_frontier(plane: Plane, first: int, second: int) -> bool:
-    """Return whether both smaller neighbours of a cluster miss an SLO.
-
-    One neighbour has the next smaller number of prefill machines, the other the next smaller number of decode machines.
-    """
+    """Return whether both next smaller clusters (fewer prefill, or fewer decode machines) miss an SLO."""
     prefill, decode = _axes(plane)
     fewer = [(each, second) for each in prefill if each < first][-1:]
     fewer += [(first, each) for each in decode if each < second][-1:]
@@ -95,13 +89,13 @@ def _on_frontier(plane: Plane, first: int, second: int) -> bool:
 
 
 def _worst(told: Evaluation) -> float:
-    """Return the largest ratio of measured slow-down to SLO bound among the nine SLOs, limited to `_OVER`."""
+    """Return the largest ratio of slowdown to SLO bound of the nine SLOs, limited to `_OVER`."""
     ratios = [check.value / check.bound for check in told.checks if check.value is not None and not check.at_least]
     return min(max(ratios, default=0.0), _OVER)
 
 
 def _page(planes: dict[str, Plane], title: str) -> str:
-    """Return a standalone HTML page with one heat map per timing (SplitwiseSim's, corrected)."""
+    """Return an HTML page with one heat map per timing (SplitwiseSim's, corrected)."""
     import plotly.graph_objects as go  # noqa: PLC0415  (needed for pictures only)
     from plotly.subplots import make_subplots  # noqa: PLC0415
 

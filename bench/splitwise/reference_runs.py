@@ -13,7 +13,7 @@ _MACHINES = 40  # all H100
 
 
 class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A SplitwiseSim run on 40 machines: `prefill` machines prefill and the others decode; if 0, all do both phases."""
+    """A SplitwiseSim run on 40 machines: `prefill` machines prefill and the others decode; if 0, all do both."""
 
     name: str
     trace: str
@@ -33,7 +33,7 @@ class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overrides(self) -> list[str]:
-        """Return the configuration overrides of this run for SplitwiseSim."""
+        """Return this run's configuration overrides for SplitwiseSim."""
         cluster = ["cluster=half_half", "cluster.servers.0.count=0", f"cluster.servers.1.count={_MACHINES}"]
         if not self.prefill:
             return [*cluster, "start_state=baseline", "applications.0.scheduler=token_jsq"]

@@ -6,11 +6,9 @@
     python bench/splitwise/reproduce.py --load [--workload conv] [--rates 40 60 80]      figure 16
     python bench/splitwise/reproduce.py --batch | --robustness                           batch jobs, other workloads
 
-The `published` timing uses SplitwiseSim's interpolated times and rules and thus reproduces SplitwiseSim's results
-request by request. The `corrected` timing uses times fitted to the same profile, and Twofold's rules. The nine SLOs
-bound slow-downs relative to a DGX-A100 under the same timing; every request must complete. The planner tunes splits
-within the power (in the paper's units) or the cost of 40 DGX-H100. Each rate is simulated for `--minutes`, and the
-relative distance between tried rates is `--tolerance`. `--store` caches simulation results.
+The `published` timing has SplitwiseSim's interpolated times and rules, and reproduces its results request by request.
+The `corrected` timing has times fitted to the same profile and Twofold's rules. The nine SLOs bound slowdowns relative
+to a DGX-A100. The planner tunes splits within the power or the cost of 40 DGX-H100.
 """
 
 import argparse

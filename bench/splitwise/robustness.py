@@ -1,4 +1,4 @@
-"""Robustness (Splitwise, section 6): clusters tuned for one workload are simulated under the other workload."""
+"""Robustness (Splitwise, section 6): simulate clusters tuned for one workload under the other workload."""
 
 import asyncio
 
@@ -12,9 +12,8 @@ _HEADER = ("cluster", "workload", "tuned for this one", "req/s", "tuned for the 
 
 
 def robustness(settings: Settings, catalog: Catalog) -> None:
-    """Print, for each workload, the rates of splits tuned for this workload and of splits tuned for the other workload.
-
-    Under SplitwiseSim's timing, these are the paper's iso-power splits; under the corrected timing, the planner's.
+    """Print the rates of iso-power splits under the workload for which they were tuned, and under the other. The paper
+    tuned the splits under SplitwiseSim's timing, the planner under the corrected timing.
     """
     for timing in timings(settings, catalog).values():
         own: dict[str, dict[str, BestDesign]] = {}

@@ -13,14 +13,14 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Best designs by kind under one timing: `paper` with the paper's machine counts, `tuned` with the planner's."""
+    """Best designs by kind under one timing, with the paper's machine counts (`paper`) and the planner's (`tuned`)."""
 
     paper: dict[str, BestDesign]
     tuned: dict[str, BestDesign]
 
 
 def design_sets(settings: Settings, catalog: Catalog) -> None:
-    """Print one table for each set of designs with equal power or cost; the table has each design's highest rate."""
+    """Print, for each set of designs of equal power or cost, a table with the highest rate of each design."""
     for each in SETS:
         columns = {}
         for timing in timings(settings, catalog).values():
@@ -49,7 +49,7 @@ async def _column(searches: Study, each: PaperSet) -> Column:
 
 
 async def _tuned(searches: Study, each: PaperSet, kind: Kind) -> BestDesign:
-    """Return the planner's best design of a split kind; for a baseline kind, return the paper's design."""
+    """Return the planner's best design of a split kind, or the paper's design of a baseline kind."""
     if not kind.split:
         return await searches.capacity(kind, each.counts[kind.name])
     return await searches.tuned(kind, each.name)

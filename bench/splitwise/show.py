@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table as Markdown; the first column is left-aligned text, all others are right-aligned."""
+    """Print a Markdown table with the first column left-aligned and all others right-aligned."""
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
 
@@ -23,12 +23,11 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> N
 
 
 def progress(what: str) -> None:
-    """Print a progress message to stderr."""
     print(what, file=sys.stderr, flush=True)
 
 
 def times(value: float, base: float) -> str:
-    """Format a ratio as `1.40×`, or as a dash for a division by zero."""
+    """Format a ratio as `1.40×`; a dash for a division by zero."""
     return f"{value / base:.2f}×" if base else "—"
 
 

@@ -2,12 +2,11 @@
 
     python bench/splitwise/speed.py CHECKOUT [--python PYTHON] [--rounds 3] [--json OUT]
 
-CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, PYTHON an interpreter with the dependencies of
-SplitwiseSim. The simulators execute the three reference runs alternately, each in its own process, `--rounds` times.
-The time of the event loop is the CPU time from the first event to the last; it excludes reading the trace and writing
-results. The time of the process includes everything since the interpreter started. Twofold's time series are off,
-because SplitwiseSim has none; the cost of time series is printed separately. Every round checks that both simulators
-complete every request at the same times. Figures are medians over rounds.
+CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, PYTHON an interpreter with its dependencies. The
+simulators execute the three reference runs alternately, each in its own process. The time of the event loop excludes
+reading the trace and writing results; the time of the process starts with the interpreter. Twofold's time series are
+off, and their cost is printed separately. Every round checks that both simulators complete every request at the same
+times. Figures are medians over rounds.
 """
 
 import argparse
@@ -30,14 +29,14 @@ HERE = Path(__file__).parent
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds of one simulator run: those of the event loop, and those of the whole process."""
+    """CPU seconds of one simulator run: event loop, and whole process."""
 
     event_loop_cpu_s: float
     process_cpu_s: float
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of one run on each simulator, and the largest relative difference between the simulators' request times."""
+    """Cost of one run on each simulator, and the largest relative difference between their request times."""
 
     splitwise_sim: Cost
     twofold: Cost
@@ -53,7 +52,7 @@ WITH_SERIES: Pick = attrgetter("with_series")
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Costs of both simulators for one reference run, measured in several rounds."""
+    """Costs of both simulators for one reference run, over several rounds."""
 
     name: str
     rounds: list[Round]
@@ -67,7 +66,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(run: ReferenceRun, checkout: Path, python: str) -> Round:
-    """Compare both simulators on one reference run. Raises SystemExit if a simulator fails or their results differ."""
+    """Compare both simulators on one reference run. Raises SystemExit if one fails or their results differ."""
     with tempfile.TemporaryDirectory() as folder:
         theirs = _cost(
             [python, str(HERE / "splitwise_sim_driver.py"), str(checkout), str(run.trace_path), folder, *run.overrides]
@@ -91,7 +90,7 @@ def _cost(command: Sequence[str]) -> Cost:
 
 
 def _differences(theirs: Path, ours: Path) -> tuple[int, float]:
-    """Return the number of requests, and the largest relative difference between two TTFTs or two end-to-end times."""
+    """Return the number of requests, and the simulators' largest relative difference in a TTFT or E2E latency."""
     expected = {int(float(row["request_ids"])): row for row in _rows(theirs)}
     found = {int(row["id"]): row for row in _rows(ours)}
     if set(expected) != set(found):

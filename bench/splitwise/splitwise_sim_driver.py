@@ -2,11 +2,10 @@
 
     PYTHON_OF_SPLITWISE_SIM bench/splitwise/splitwise_sim_driver.py CHECKOUT TRACE FOLDER OVERRIDE...
 
-CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, TRACE a CSV trace in SplitwiseSim's format, and
-FOLDER the output folder (detailed/0.csv has a row per request). OVERRIDE is a configuration override as for
-SplitwiseSim's run.py. Needs SplitwiseSim's dependencies (hydra-core, numpy, pandas, scipy, networkx, requests) and
-nothing of Twofold. Prints two times as one line of JSON: the CPU seconds of the event loop, which exclude reading the
-trace and writing results, and the CPU seconds of the whole process.
+CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, TRACE a CSV trace in its format, FOLDER the output
+folder, and OVERRIDE a configuration override as for its run.py. Needs SplitwiseSim's dependencies and nothing of
+Twofold. Prints the CPU seconds of the event loop, without reading the trace and writing results, and of the whole
+process as a line of JSON.
 """
 
 import argparse
@@ -26,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict  # type: ignore[import-no
 
 
 def configuration(checkout: Path, trace: Path, folder: Path, overrides: list[str]) -> DictConfig:
-    """Compose the configuration like SplitwiseSim's run.py, but without the Ray launcher of run.py."""
+    """Compose the configuration as SplitwiseSim's run.py does, but without its Ray launcher."""
     OmegaConf.register_new_resolver("eval", eval)  # like its run.py
     configs = folder / "configs"
     shutil.copytree(checkout / "configs", configs, dirs_exist_ok=True)
@@ -56,7 +55,7 @@ class Simulator(Protocol):
 
 
 def simulator(config: DictConfig) -> Simulator:
-    """Build the simulator like SplitwiseSim's run.py."""
+    """Build the simulator as SplitwiseSim's run.py does."""
     # Modules of the checkout.
     import initialize  # type: ignore[import-not-found]  # noqa: PLC0415
     from simulator import TraceSimulator  # type: ignore[import-not-found]  # noqa: PLC0415

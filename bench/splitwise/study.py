@@ -1,4 +1,4 @@
-"""Search for the highest rates of cluster designs under SplitwiseSim's timing and under a corrected one."""
+"""Search for the highest rates of cluster designs under SplitwiseSim's timing and under a corrected timing."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BestDesign(msgspec.Struct, frozen=True, kw_only=True):
-    """A design and the highest rate at which it meets the nine SLOs; `rate` is 0 if there is no such rate."""
+    """A design and the highest rate at which it meets the nine SLOs; `rate` is 0 without such a rate."""
 
     design: Design
     rate: float
@@ -72,7 +72,7 @@ def timings(settings: Settings, catalog: Catalog) -> dict[str, Timing]:
 
 
 def problem_of(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Problem:
-    """Return the planning problem of a timing and workload; its nine SLOs are relative to latencies on a DGX-A100."""
+    """Return the planning problem of a timing and workload. Its nine SLOs are relative to latencies on a DGX-A100."""
     return Problem(template=timing.template, workload=settings.workload(workload), slo=SPLITWISE, catalog=catalog)
 
 
@@ -86,10 +86,7 @@ class Study:
         return Design(family=self._families(kind)[0], counts=tuple(counts))
 
     async def capacity(self, kind: Kind, counts: Sequence[int]) -> BestDesign:
-        """Return the design of this kind with these machine counts, and its highest rate.
-
-        For a baseline, the design has the batcher with the highest rate.
-        """
+        """Return a kind's design with these machine counts, at its highest rate. A baseline gets its best batcher."""
         designs = [Design(family=each, counts=tuple(counts)) for each in self._families(kind)]
         found = await asyncio.gather(*(self.search.highest(design) for design in designs))
         return max(map(self._found, found), key=lambda each: each.rate)
@@ -99,13 +96,13 @@ class Study:
         return await self.best(kind, within(equal, self.problem.catalog))
 
     async def best(self, kind: Kind, allows: Allows) -> BestDesign:
-        """Return the design of a kind with the highest rate, among those for which `allows` is true."""
+        """Return the design of a kind with the highest rate, among designs for which `allows` is true."""
         frontiers = [frontier(each, allows) for each in self._families(kind)]
         found = await asyncio.gather(*(most_throughput(self.search, designs) for designs in frontiers))
         return max(map(self._found, found), key=lambda each: each.rate)
 
     def errors(self) -> list[str]:
-        """Return the errors of the performance model relative to measurements, one line per machine type."""
+        """Return the errors of the performance model relative to measurements, a line per machine type."""
         lines = []
         for machine in (A100, H100, CAPPED):
             model = self.problem.performance(machine_kind(machine, self.problem.catalog))
@@ -130,7 +127,7 @@ class Study:
 
 @contextmanager
 def study(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Iterator[Study]:
-    """Yield a study; its worker processes run until the context ends."""
+    """Yield a study, whose worker processes run until the context ends."""
     problem = problem_of(timing, workload, settings, catalog)
     path = settings.store or Path(":memory:")
     with EvaluationStore(path) as store, LocalExecutor(problem, settings.jobs) as executor:

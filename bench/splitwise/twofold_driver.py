@@ -1,7 +1,4 @@
-"""Simulate a reference run with Twofold and print the CPU time, as splitwise_sim_driver.py does.
-
-python bench/splitwise/twofold_driver.py NAME [--series] [--table CSV]
-"""
+"""Simulate a reference run with Twofold and print the CPU time, as splitwise_sim_driver.py does."""
 
 import argparse
 import csv
@@ -20,7 +17,7 @@ from twofold.workload.source import workload
 
 
 class Ended(Observer):
-    """Observer that collects the TTFT and end-to-end time of every request."""
+    """Observer that collects the TTFT and E2E latency of every request."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, float | None, float | None]] = []

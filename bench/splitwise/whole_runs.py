@@ -1,4 +1,4 @@
-"""Run simulations to completion in parallel, to measure throughput and latencies at given rates."""
+"""Complete simulations in parallel, to measure throughput and latencies at given rates."""
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -23,7 +23,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class CompleteRun(msgspec.Struct, frozen=True):
-    """Simulation result, with the output tokens and requests per second in the middle half of the run."""
+    """Simulation result, with the output tokens and requests per second of the middle half of the run."""
 
     result: SimulationResult
     tokens_per_s: float
@@ -42,7 +42,7 @@ class _Ends(Observer):
 
 
 def run_all(jobs: Sequence[Job], processes: int) -> list[CompleteRun]:
-    """Run the simulations in parallel; results have the order of `jobs`."""
+    """Run the simulations in parallel. Results have the order of `jobs`."""
     with ProcessPoolExecutor(processes, mp_context=get_context("forkserver")) as pool:
         return list(pool.map(run, jobs))
 

@@ -22,7 +22,7 @@ SPLITS = (NIXL, *MODES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcrossHosts:
-    """Starter of vLLM on two hosts: prefill on the first host and decode on the second, each with half of the cores."""
+    """Starter of vLLM on two hosts: prefill on the first and decode on the second, each with half of the cores."""
 
     hosts: TwoHosts
     stock: StockVllm
@@ -31,7 +31,7 @@ class AcrossHosts:
     folder: Path
 
     def start(self, split: str, processes: Processes) -> str:
-        """Start the split service with this name in `SPLITS`; return its URL when it is ready."""
+        """Start the split service named in `SPLITS`. Return its URL when it is ready."""
         if split == NIXL:
             places = (self._place(0), self._place(1))
             return self.stock.proxied(processes, check_proxy(self.proxy), places)

@@ -25,7 +25,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A compared system; `start` starts its processes and returns its URL when it is ready."""
+    """A compared system. `start` starts its processes and returns its URL when it is ready."""
 
     title: str
     start: Callable[[Setting, Processes], str]

@@ -1,12 +1,9 @@
 """Compare vLLM colocated, vLLM split by its NixlConnector, vLLM split by Twofold, and Twofold's torch engine.
 
-    python bench/vllm/four_way.py --proxy FILE [--only SYSTEM …] [--rates 0.5 1 1.5] [--seconds 30] [--json OUT]
-
 Each system runs alone on the same cores, with the same small model in float32 and without prefix caching. The client
-is `vllm bench serve` with uniformly distributed lengths, Poisson arrivals and greedy sampling; at one rate every
-system receives the same requests at the same times. Run this script with a Python that has vLLM and Twofold
-(docs/comparison.md). Results are written after each system; with --only, earlier results of other systems are kept.
-Exits with 1 if a system does not start or leaves a request unanswered.
+`vllm bench serve` sends every system the same greedy requests with uniform lengths and Poisson arrivals. Run this
+script with a Python that has vLLM and Twofold (docs/comparison.md). With --only, earlier results of other systems are
+kept. Exits with 1 if a system does not start or leaves a request unanswered.
 """
 
 import argparse
@@ -32,7 +29,7 @@ ALL_CORES = sorted(os.sched_getaffinity(0))
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one run; `machine` and `load` determine whether two reports can be merged."""
+    """Results of one run. Reports can be merged only if `machine` and `load` are equal."""
 
     machine: str
     cores: int
@@ -69,9 +66,8 @@ def arguments() -> argparse.Namespace:
 
 
 def merge_earlier(path: Path, report: Report) -> Report:
-    """Return the report that an earlier run wrote to `path`; if `path` does not exist, return `report`.
-
-    Raises ConfigurationError if the settings of the two runs differ.
+    """Return the report of an earlier run at `path` or, without such a file, `report`. Raises ConfigurationError if the
+    runs' settings differ.
     """
     if not path.exists():
         return report
@@ -100,7 +96,7 @@ def rates(setting: Setting, system: str, given: argparse.Namespace, report: Repo
 
 
 def client_cores(cores: int) -> list[int]:
-    """Return the cores that the systems do not use; if they use all cores, return all cores."""
+    """Return the cores that the systems do not use, or all cores if they use all."""
     return ALL_CORES[cores:] or ALL_CORES[:cores]
 
 
@@ -115,7 +111,7 @@ def title(report: Report) -> str:
 
 
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
-    """Measure every system in turn; return the report and one sentence per failure."""
+    """Measure every system in turn. Return the report and one sentence per failure."""
     load = Load(
         prompt_tokens=tuple(given.prompts),
         output_tokens=tuple(given.outputs),

@@ -19,7 +19,7 @@ LAST_LINES = 25
 
 
 class Processes:
-    """Context manager that starts processes and, on exit, ends all of them in reverse order."""
+    """Context manager that starts processes and ends them in reverse order on exit."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
@@ -38,11 +38,7 @@ class Processes:
             _end(process)
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start a process that logs to `name`.log.
-
-        The new process leads its own process group, so that its children end with it. It ends if this Python process
-        dies.
-        """
+        """Start a process with the log `name`.log. Its children end with it, and it ends if this process dies."""
         with self._log(name).open("wb") as log:
             process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", *command],
@@ -55,11 +51,7 @@ class Processes:
         self._started.append((name, process))
 
     def wait(self, url: str) -> None:
-        """Wait until `url` responds.
-
-        Raises ConfigurationError after a timeout, or if a process ends before `url` responds; the error then contains
-        the end of this process's log.
-        """
+        """Wait until `url` responds. Raises ConfigurationError after a timeout, or if a process ends."""
         deadline_s = time.monotonic() + START_S
         while not _answers(url):
             for name, process in self._started:

@@ -21,11 +21,8 @@ VLLM = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
 
 
 def vllm_environment(folder: Path) -> dict[str, str]:
-    """Return environment variables for vLLM on a CPU.
-
-    The CPU wheel lacks package metadata that vLLM needs; this function writes the metadata to `folder`.
-
-    Raises ConfigurationError if vLLM is not installed.
+    """Return environment variables for vLLM on a CPU, and write to `folder` the package metadata that its CPU wheel
+    lacks. Raises ConfigurationError if vLLM is not installed.
     """
     if importlib.util.find_spec("vllm") is None:
         raise ConfigurationError(f"vLLM is not installed for {sys.executable}: `make test-vllm` sets one up")
@@ -70,12 +67,12 @@ class StockVllm:
     threads: int  # total over all servers
 
     def colocated(self, processes: Processes, place: Place = BESIDE, *, threads: int | None = None) -> str:
-        """Start one server for both phases, by default with all threads; return its URL."""
+        """Start one server for both phases, by default with all threads. Return its URL."""
         port = self._serve(processes, "colocated", place, threads or self.threads, {}, ())
         return ready(processes, place, port)
 
     def pair(self, processes: Processes, places: tuple[Place, Place] = (BESIDE, BESIDE)) -> tuple[int, int]:
-        """Start a prefill and a decode server with NixlConnector, each with half of the threads; return both ports."""
+        """Start a prefill and a decode server with NixlConnector, each with half of the threads. Return both ports."""
         _need_nixl()
         transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
         ports = []
@@ -89,7 +86,7 @@ class StockVllm:
         return prefill, decode
 
     def proxied(self, processes: Processes, proxy: Path, places: tuple[Place, Place] = (BESIDE, BESIDE)) -> str:
-        """Start a prefill and a decode server behind the example proxy of vLLM's repository; return the proxy's URL."""
+        """Start a prefill and a decode server behind the example proxy of vLLM's repository. Return the proxy's URL."""
         prefill, decode = self.pair(processes, places)
         port = free_port()
         command = [sys.executable, str(proxy), "--port", str(port)]
@@ -125,7 +122,7 @@ def ready(processes: Processes, place: Place, port: int) -> str:
 
 
 def check_proxy(proxy: Path | None) -> Path:
-    """Return the path of the example proxy. Raises ConfigurationError if the file does not exist."""
+    """Return the path of vLLM's example proxy. Raises ConfigurationError if the file does not exist."""
     if proxy is None or not proxy.is_file():
         where = f"vLLM's example proxy, {PROXY} of https://github.com/vllm-project/vllm"
         raise ConfigurationError(f"--proxy must name {where}: download it, or skip its system with --only")

@@ -1,14 +1,11 @@
 """Measure the delay of the second token when vLLM is split over two hosts, by its own connector and by Twofold.
 
-    python bench/vllm/visible_transfer.py --proxy FILE [--lengths 256 … 4096] [--bits-per-s N] [--rounds 5] [--only …]
-
-Two network namespaces (needs root) represent two hosts; the link between them has --bits-per-s. A colocated vLLM runs
-all the time. Split services run beside it, one after the other: vLLM split by its NixlConnector and example proxy, and
-Twofold's vLLM workers with each hand-off mode. In each round and for each prompt length, the colocated and the split
-service get the same request, one after the other. The visible transfer is the difference between the two services'
-times to the second token. Figures are medians over rounds after a warm-up. Every server computes a prompt with half of
-the cores. Exits with 1 if a system fails, if a split service's greedy tokens differ from the colocated service's, or if
-the layer-wise hand-off is not faster than vLLM's connector at some prompt length.
+Two network namespaces (needs root) represent two hosts, with a link of --bits-per-s. A colocated vLLM runs beside one
+split service after the other: vLLM with its NixlConnector and example proxy, and Twofold's vLLM workers with each
+hand-off mode. Both get the same requests, one at a time. The visible transfer is the difference between their times to
+the second token, as the median over rounds. Every server has half of the cores. Exits with 1 if a system fails, if
+greedy tokens differ from the colocated service's, or if the layer-wise hand-off is not faster than vLLM's connector at
+some prompt length.
 """
 
 import argparse
@@ -41,7 +38,7 @@ BEST = "layer-wise"
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds until the second token of the same request on the colocated and on the split service."""
+    """Seconds until the second token of the same request, on the colocated and on the split service."""
 
     split: str
     prompt_tokens: int
@@ -62,7 +59,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return [each for each in self.pairs if (each.split, each.prompt_tokens) == (split, length)]
 
     def visible_s(self, split: str, length: int) -> float | None:
-        """Return the median visible transfer in seconds; None if it was not measured."""
+        """Return the median visible transfer in seconds; None if not measured."""
         found = self.of(split, length)
         return statistics.median(each.visible_s for each in found) if found else None
 
@@ -88,7 +85,7 @@ async def compare(urls: dict[str, str], split: str, given: argparse.Namespace) -
 
 
 def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> Iterator[str]:
-    """Compare each split service with a colocated service that runs at the same time; yield a sentence per failure."""
+    """Compare each split service with a colocated service that runs beside it. Yield a sentence per failure."""
     with Processes(logs(across.folder, given, "colocated")) as colocated:
         url = across.stock.colocated(colocated, threads=max(1, across.stock.threads // 2))
         for split in given.only or SPLITS:
@@ -104,9 +101,8 @@ def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> I
 
 
 def merge_earlier(given: argparse.Namespace) -> list[Pair]:
-    """Return the results of an earlier run for the services that `--only` excludes; without `--only`, return [].
-
-    Raises ConfigurationError if the earlier run had another link speed.
+    """Return an earlier run's results for the services that `--only` excludes; [] without `--only`. Raises
+    ConfigurationError if the earlier run had another link speed.
     """
     if not given.only or not given.json.exists():
         return []
@@ -163,10 +159,7 @@ def arguments() -> argparse.Namespace:
 
 
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
-    """Measure all services; return the report and one sentence per failure.
-
-    Raises UserError without network namespaces or vLLM.
-    """
+    """Measure all services; return the report and failures. Raises UserError without network namespaces or vLLM."""
     longest = max(given.lengths) + 2 * OUTPUT
     model = model_directory(given.model, folder, "--max-model-len", str(longest))
     given.vocabulary = msgspec.json.decode((model / "config.json").read_bytes())["vocab_size"]

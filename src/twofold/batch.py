@@ -6,10 +6,8 @@ from twofold.request import Phase
 
 
 class BatchItem(msgspec.Struct, frozen=True):
-    """The tokens of one sequence that an iteration computes.
-
-    The `num_tokens` tokens follow `context_tokens` tokens in the KV cache. `samples` is true if the item
-    completes the prompt or extends the output, so that the engine samples a token.
+    """Tokens of one sequence in an iteration: `num_tokens` new tokens after `context_tokens` tokens in the KV cache.
+    With `samples`, the engine also samples a token, because the item completes the prompt or extends the output.
     """
 
     request_id: str

@@ -1,7 +1,4 @@
-"""Streaming client for OpenAI endpoints that records token times.
-
-The client shares CPU cores with the measured server, so it decodes only the fields that it needs.
-"""
+"""Streaming client for OpenAI endpoints that records the arrival times of tokens."""
 
 import asyncio
 import time
@@ -43,7 +40,7 @@ class StreamChoice(msgspec.Struct, frozen=True):
 
     @property
     def opens_chat(self) -> bool:
-        """Whether the chunk only sets the role of a chat message, without text."""
+        """Whether the chunk sets the role of a chat message and has no text."""
         return self.delta is not None and self.delta.role is not None and not self.delta.has_text
 
     @property
@@ -95,25 +92,25 @@ decode_event = msgspec.json.Decoder(StreamEvent).decode
 
 
 class EventSplitter:
-    """Splits a byte stream into server-sent events, no matter how the bytes are fragmented."""
+    """Splitter of a byte stream into server-sent events. An event may arrive in several fragments."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, received: bytes) -> list[bytes]:
-        """Return the data of each `data:` line completed by `received`. (A JSON event is always one line.)"""
+        """Return the data of each `data:` line completed by the bytes `received`. A JSON event is always one line."""
         lines = (self._rest + received).split(b"\n")
         self._rest = lines.pop()
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
     def close(self) -> list[bytes]:
-        """Return the data of an unfinished last line, after the stream has ended."""
+        """Return the data of a last line without a line end, after the stream has ended."""
         return self.feed(b"\n")
 
 
 @dataclass(slots=True)
 class Reply:
-    """Chunks of a streamed completion with their arrival times in seconds, and the usage that the server reports."""
+    """Chunks of a streamed completion with arrival times in seconds, and the server's token counts."""
 
     chunk_times_s: list[float] = field(default_factory=list)
     chunk_has_text: list[bool] = field(default_factory=list)
@@ -123,7 +120,7 @@ class Reply:
     done: bool = False
 
     def add(self, choice: StreamChoice, now: float) -> None:
-        """Record a chunk. A chunk that only sets a chat role is not a token; a chunk with empty text may be one."""
+        """Record a chunk that arrived at `now` (s), except a chunk that only sets the role of a chat message."""
         has_text = choice.has_text
         if not choice.opens_chat or choice.finish_reason is not None:
             self.chunk_times_s.append(now)
@@ -137,16 +134,14 @@ class Reply:
 
     @property
     def finish(self) -> FinishReason:
-        """Finish reason of the reply: LENGTH, or STOP for any other reason that the server sends."""
+        """Finish reason of the reply: LENGTH if the server sends `length`, else STOP."""
         return FinishReason.LENGTH if self.finish_reason == "length" else FinishReason.STOP
 
     def token_times_s(self) -> list[float]:
-        """Return the time of each output token in seconds, derived from the chunks and the server's `usage`.
+        """Return the arrival time of each output token in seconds, from the chunks and the server's `usage`.
 
-        Without `usage`, each chunk is one token, except for a last chunk that only has a finish reason. If `usage`
-        counts fewer tokens than there are chunks, that last chunk and, if needed, all chunks without text are dropped.
-        If `usage` counts more tokens than chunks, the tokens are spread evenly over the chunks. Tokens of the same
-        chunk get the same time.
+        Without `usage`, each chunk is one token, except a last chunk with only a finish reason. If `usage` counts fewer
+        tokens than chunks, chunks without text are dropped; if more, tokens are spread evenly over the chunks.
         """
         times = self.chunk_times_s
         without_notice = times[:-1] if self.ends_with_notice else times
@@ -166,7 +161,7 @@ _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=None)  # `timeout_s
 
 
 class RequestFailedError(TwofoldError):
-    """Error of a failed request. `reason` is the category of the failure; `detail` describes the single case."""
+    """Error of a failed request. `reason` is its category, such as `timeout`; `detail` describes this failure."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -174,7 +169,7 @@ class RequestFailedError(TwofoldError):
 
 
 class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of a request; its times are in its `Timeline`. `chunks` counts the stream events with output."""
+    """Success or failure of a request, without its token times. `chunks` counts the chunks with output."""
 
     request_id: str
     chunks: int
@@ -227,10 +222,8 @@ class Client:
         return msgspec.json.encode(fields)
 
     async def send(self, request: Request, body: bytes, reply: Reply | None = None) -> RequestOutcome:
-        """Send a request, stream its reply and record its timeline.
-
-        Pass a `reply` to follow the stream while it runs. Failures of the endpoint or network are not raised; the
-        outcome reports them. On cancellation, the request is recorded as aborted and CancelledError is raised.
+        """Send a request, stream its reply and record its timeline. A given `reply` is filled while the stream runs.
+        Failures of the endpoint or network are in the outcome, not raised. A cancelled request is recorded as aborted.
         """
         reply = reply or Reply()
         reason, failure = FinishReason.ABORT, None
@@ -303,7 +296,7 @@ def _handle_event(data: bytes, now: float, reply: Reply) -> None:
 
 
 def _error_text(body: bytes) -> str:
-    """Return the message in the body of an error response, in any of the usual formats."""
+    """Return the message in the body of an error response, or the start of the body if it has no message."""
     with suppress(msgspec.DecodeError):
         event: StreamEvent = decode_event(body)
         if event.error_message is not None:

@@ -9,9 +9,8 @@ _TIMEOUT_S = 30.0
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Address, model, context length and vocabulary size of an OpenAI-compatible server. Unreported values are None.
-
-    `root` is the directory or id that the server loaded the model from, as vLLM reports it.
+    """Address and model of an OpenAI-compatible server. Other values are None if the server does not report them.
+    `root` is the directory or id from which the server loaded the model, as reported by vLLM.
     """
 
     base_url: str
@@ -33,7 +32,7 @@ class _Cards(msgspec.Struct, frozen=True):
 
 
 def root_url(url: str) -> str:
-    """Return `url` without a trailing slash or `/v1`. Raises ConfigurationError if it is not an HTTP address."""
+    """Return `url` without a trailing slash or `/v1`. Raises ConfigurationError if `url` is not an HTTP address."""
     root = url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
     if not root.startswith(("http://", "https://")) or root.endswith("/"):
         raise ConfigurationError(f"--base-url {url!r} is not an HTTP address such as http://127.0.0.1:8000")
@@ -45,10 +44,9 @@ def authorization(api_key: str | None) -> dict[str, str]:
 
 
 async def discover(base_url: str, model: str | None = None, api_key: str | None = None) -> Endpoint:
-    """Query the models of the server at `base_url`; return the endpoint of `model`, by default of the first model.
-
-    Raises ConfigurationError if the server is unreachable, rejects the key or does not serve the model. If the server
-    has no model list, `model` is required, and the server is not asked whether it serves `model`.
+    """Return the endpoint of `model` (None: the first listed model) at `base_url`. If the server lists no models,
+    `model` is required and not verified. Raises ConfigurationError if the server is unreachable, rejects the key or
+    lacks `model`.
     """
     root = root_url(base_url)
     status, body = await _get(f"{root}/v1/models", api_key)

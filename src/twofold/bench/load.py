@@ -1,4 +1,4 @@
-"""Open-loop load: requests are sent when they are due, independent of earlier replies."""
+"""Open-loop load: each request is sent when it is due, without waiting for replies to earlier requests."""
 
 import asyncio
 import time
@@ -19,11 +19,8 @@ from twofold.timeline import Moment, Timeline
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a load.
-
-    `max_concurrency` limits the number of requests in flight; at the limit, the load is closed-loop. Before the
-    measurement, `warmup` requests with the lengths of the first request are sent and answered. Callers that serialize
-    this struct must exclude `api_key`.
+    """Options of a load. `max_concurrency` limits the number of requests in flight (None: no limit). `warmup` requests
+    with the lengths of the first request run before the measurement. Exclude `api_key` when serializing this struct.
     """
 
     endpoint: Endpoint
@@ -45,11 +42,10 @@ class LoadCounts:
 
 @dataclass(slots=True)
 class LoadResult:
-    """Timelines and outcomes of a load, in the order in which the requests ended.
+    """Timelines and outcomes of the requests of a load, in order of completion; an aborted request has no outcome.
 
-    An aborted request has a timeline but no outcome. `send_lags_s` is the delay of each request after its due time,
-    caused by a slow client or a full `max_concurrency`. Timelines start when a request is sent, so they exclude this
-    delay. Times are seconds of time.monotonic().
+    `send_lags_s` has the delay of each request in seconds from its due time until it was sent; timelines start after
+    this delay. Times are seconds of time.monotonic().
     """
 
     timelines: list[Timeline] = field(default_factory=list)
@@ -65,12 +61,12 @@ class LoadResult:
 
     @property
     def errors(self) -> dict[str, str]:
-        """Failure reasons of the failed requests, by request id."""
+        """Failure reason of each failed request, by request id."""
         return {outcome.request_id: outcome.error for outcome in self.outcomes if outcome.error is not None}
 
     @property
     def packed_tokens(self) -> int:
-        """Number of output tokens that arrived in the same chunk as the token before, so that their ITL is zero."""
+        """Number of output tokens with an ITL of 0, because they share a chunk with the preceding token."""
         chunks = {outcome.request_id: outcome.chunks for outcome in self.outcomes if outcome.error is None}
         return sum(
             max(0, timeline.output_tokens - chunks.get(timeline.request.id, timeline.output_tokens))
@@ -88,11 +84,10 @@ async def run_load(
     stop: asyncio.Event | None = None,
     on_change: OnChange | None = None,
 ) -> LoadResult:
-    """Send `requests` at the intervals of their arrival times, the first one at once, and wait for all replies.
+    """Send `requests` at their arrival times, shifted so that the first is sent at once, and wait for all replies.
 
-    Setting `stop` ends the load early: requests in flight are aborted and the result is `interrupted`. `on_change` is
-    called whenever a request is sent or ends. Raises ConfigurationError if every warm-up request fails. Failures after
-    the warm-up are not raised; the result reports them.
+    Setting `stop` aborts the requests in flight and ends the load. `on_change` is called after a request is sent or
+    ends. Raises ConfigurationError if every warm-up request fails; later failures are in the result.
     """
     result = LoadResult()
     recorder = Recorder([result.timelines.append])
@@ -117,7 +112,7 @@ async def _until_done(sending: asyncio.Task[None], stop: asyncio.Event | None, r
 
 
 class _Load:
-    """A running load, which warms up, sends each request when it is due, and collects the outcomes."""
+    """A running load: warms up, sends each request when it is due, and collects the outcomes."""
 
     def __init__(self, config: LoadConfig, client: Client, result: LoadResult, on_change: OnChange | None) -> None:
         self._config, self._client, self._result = config, client, result
@@ -172,9 +167,8 @@ class _Load:
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Record of one request in the JSON report.
-
-    Times are in seconds. `sent_s` is relative to the start of the run; `token_times_s` are relative to `sent_s`.
+    """Record of one request in the JSON report, in seconds. `sent_s` counts from the start of the load, `token_times_s`
+    from the sending of the request.
     """
 
     id: str

@@ -1,7 +1,5 @@
-"""Generation of prompts with a given length, as token ids or as words.
-
-Two prompts share a prefix only if the `prefix_blocks` of their requests begin with the same block ids. A block id
-always yields the same tokens, so the prompts have the same prefix reuse as the trace.
+"""Generation of prompts of a given length, as token ids or words. Requests whose `prefix_blocks` begin with the same
+block ids get prompts with the same first tokens, so the prompts have the same prefix reuse as the trace.
 """
 
 from enum import StrEnum
@@ -28,17 +26,16 @@ WORDS = tuple(_TEXT.split())
 
 
 class PromptForm(StrEnum):
-    """Form of the prompts that are sent: token ids or text."""
+    """Form in which prompts are sent: token ids or text."""
 
     TOKENS = "tokens"  # a list of token ids with the exact length
     TEXT = "text"  # words; about one token each, depending on the endpoint's tokenizer
 
 
 class PromptMaker(msgspec.Struct, frozen=True, kw_only=True):
-    """Generator of random prompts. The same seed and request yield the same prompt.
-
-    Token ids are drawn from `lowest` up to, but excluding, `vocabulary`. The default range exists in every large
-    vocabulary and contains no special tokens. A prefix block has `block_tokens` tokens.
+    """Generator of random prompts; equal seeds and requests give equal prompts. Token ids are at least `lowest` and
+    less than `vocabulary`; the defaults fit every large vocabulary and avoid special tokens. A prefix block has
+    `block_tokens` tokens.
     """
 
     form: PromptForm = PromptForm.TOKENS
@@ -76,10 +73,7 @@ def _name(block: BlockKey) -> int | str:
 
 
 def token_range(vocabulary: int | None) -> tuple[int, int]:
-    """Return (lowest, end), the range of prompt token ids for a vocabulary size; `end` is excluded.
-
-    If `vocabulary` is None, return the default range.
-    """
+    """Return (first, end) of the range of token ids for prompts; a default range if `vocabulary` is None."""
     if vocabulary is None:
         return 256, 1024
     return min(256, vocabulary // 2), vocabulary

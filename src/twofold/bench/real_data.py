@@ -7,11 +7,7 @@ _CHECKOUT = Path(__file__).parents[3]
 
 
 def data_folder() -> Path:
-    """Return the data folder.
-
-    It is TWOFOLD_DATA if this variable is set, else `data` in the checkout if this folder exists, else `shared/data`
-    beside the checkout.
-    """
+    """Return the data folder: TWOFOLD_DATA, else an existing `data` in the checkout, else `shared/data` beside it."""
     configured = os.environ.get("TWOFOLD_DATA")
     if configured:
         return Path(configured)

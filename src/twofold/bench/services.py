@@ -26,7 +26,7 @@ _RANDOM = random.SystemRandom()
 
 @dataclass(frozen=True, slots=True)
 class ServedProcess:
-    """A service that is ready: its base URL, and the pid of the process that runs gateway and controller."""
+    """A running, ready service: its base URL, and the pid of the process with gateway and controller."""
 
     url: str
     pid: int
@@ -34,16 +34,15 @@ class ServedProcess:
 
 @contextmanager
 def served(model: Path | None, flags: Sequence[str]) -> Iterator[str]:
-    """Run a service as `served_process` does, and yield its URL."""
+    """Run `twofold serve` as `served_process` does, and yield the URL of the service."""
     with served_process(model, flags) as process:
         yield process.url
 
 
 @contextmanager
 def served_process(model: Path | None, flags: Sequence[str]) -> Iterator[ServedProcess]:
-    """Run `twofold serve MODEL FLAGS…` on a free port while the context is open.
-
-    `model` is None for an emulated service. If the service ends during startup, raises ConfigurationError with its log.
+    """Run `twofold serve MODEL FLAGS…` on a free port during the context; without `model`, the flags must select an
+    emulated engine. Raises ConfigurationError with the service's log if the service ends during startup.
     """
     port = free_port()
     what = [] if model is None else [str(model)]
@@ -61,10 +60,8 @@ def served_process(model: Path | None, flags: Sequence[str]) -> Iterator[ServedP
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Return a currently unused TCP port of this IPv4 or IPv6 address.
-
-    The port is outside Linux's default range for port 0 and for outgoing connections, so that no other socket is given
-    it before the caller binds it.
+    """Return an unused TCP port of an IPv4 or IPv6 address. The port is outside the range from which Linux assigns
+    ports automatically, so no other socket gets it before the caller binds it.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     while True:
@@ -86,10 +83,7 @@ def metrics(url: str) -> str:
 
 
 def wait_ready(process: "subprocess.Popen[str] | subprocess.Popen[bytes]", url: str) -> bool:
-    """Wait until the service is healthy and return True; return False if its process ends.
-
-    Raises ConfigurationError if the service is not healthy after ten minutes.
-    """
+    """Return True when the service is healthy, False if its process ends; raise ConfigurationError after 10 minutes."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:

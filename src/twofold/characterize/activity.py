@@ -1,7 +1,5 @@
-"""Simulation of the number of active tokens in the batches of one colocated instance under a workload.
-
-A token is active while an iteration computes it: a prompt token during prefill, one token per sequence during decode
-(Splitwise, section III-B).
+"""Simulation of the number of active tokens in the batches of one colocated instance (Splitwise, section III-B). An
+iteration has one active token for each prompt token that it computes, and one for each decoding sequence.
 """
 
 import tempfile
@@ -25,9 +23,8 @@ _PS: Final = 10**12
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """Distribution of active tokens in the batches of an instance at `rate` requests per second.
-
-    `busy_s` maps a number of active tokens to the seconds during which the instance computed batches of this number.
+    """Distribution of active tokens in the batches of an instance at `rate` requests per second. `busy_s` maps a number
+    of active tokens to the seconds spent on batches with this number.
     """
 
     workload: str
@@ -59,10 +56,8 @@ class _BusyTime(Observer):
 
 
 def activities(profile: MeasuredProfile, catalog: Catalog, name: str, requests: Sequence[Request]) -> list[Activity]:
-    """Simulate one colocated instance under a workload at each of `LOADS`.
-
-    `requests` must arrive at a mean rate of 1 per second. `LOADS` are relative to the highest throughput, which is
-    found by a simulation in which all requests arrive at once.
+    """Simulate one colocated instance under a workload at each of `LOADS`, which are shares of its highest throughput.
+    `requests` must arrive at a mean rate of 1 per second; their arrival times are rescaled to each load.
     """
     with tempfile.TemporaryDirectory(prefix="twofold-characterize-") as folder:
         path = Path(folder) / "profile.yaml"
@@ -92,6 +87,6 @@ def _busy(spec: ClusterSpec, catalog: Catalog, requests: Sequence[Request]) -> _
 
 
 def _arriving(requests: Sequence[Request], rate: float | None) -> list[Request]:
-    """Return the requests with arrivals rescaled to a mean rate of `rate` per second; with None, all arrive at once."""
+    """Return the requests with arrival times rescaled to `rate` requests per second. With None, all arrive at once."""
     scale = 0.0 if rate is None else 1.0 / rate
     return [msgspec.structs.replace(request, arrival_s=request.arrival_s * scale) for request in requests]

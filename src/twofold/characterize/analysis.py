@@ -1,4 +1,4 @@
-"""Analysis of the measurements of one instance: the fitted profile, and the knees of its throughput curves."""
+"""Analysis of the measurements of one instance: fitted profile, and batch sizes at which throughput saturates."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -34,10 +34,7 @@ class InstanceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Characterization(msgspec.Struct, frozen=True, kw_only=True):
-    """Fitted profile of one model on one instance, and the rows of measurements that it was fitted to.
-
-    `rows` is empty if only the profile is available.
-    """
+    """Fitted profile of one model on one instance, and the rows (measurements) behind the fit, if available."""
 
     profile: MeasuredProfile
     rows: tuple[ProfileRow, ...] = ()
@@ -66,21 +63,15 @@ class Characterization(msgspec.Struct, frozen=True, kw_only=True):
         return max((row.batch_size for row in self.rows if row.token_time), default=64)
 
     def prefill_rate(self, tokens: int) -> float:
-        """Return the prefill throughput in tokens per second of iterations that compute `tokens` prompt tokens.
-
-        The iterations consist of prompts of at most 512 tokens.
-        """
+        """Return tokens/s of a prefill iteration with `tokens` tokens in prompts of at most 512 tokens."""
         return tokens / self.times.seconds(tokens, tokens * min(tokens, _PROMPT), 0, 0)
 
     def decode_rate(self, sequences: int, context: int) -> float:
-        """Return the decode throughput in tokens per second of `sequences` sequences with `context` KV tokens each."""
+        """Return decode throughput in tokens/s of `sequences` sequences with `context` tokens in the KV cache each."""
         return sequences / self.times.seconds(0, 0, sequences, sequences * context)
 
     def ttft_s(self, tokens: int) -> float:
-        """Return the TTFT in seconds, without queueing, of a prompt of `tokens` tokens.
-
-        A prompt with more tokens than one iteration may compute is computed in chunks.
-        """
+        """Return the TTFT in seconds of a prompt without queueing. A long prompt is computed in chunks."""
         chunk = self.profile.max_num_batched_tokens or tokens
         starts = range(0, tokens, chunk)
         chunks = ((min(chunk, tokens - start), start) for start in starts)
@@ -89,20 +80,20 @@ class Characterization(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def prefill_knee(self) -> int:
-        """Return the smallest number of batched prompt tokens that reaches 95% of the highest prefill throughput."""
+        """Return the smallest number of prompt tokens per iteration with 95% of the highest prefill throughput."""
         return _knee(self.longest_prefill, self.prefill_rate)
 
     def decode_knee(self, context: int = 512) -> int | None:
-        """Return the smallest batch size that reaches 95% of the highest decode throughput.
+        """Return the smallest batch size with 95% of the highest decode throughput, or None if above half of the largest.
 
-        Return None if that is more than half of `largest_batch`: the throughput still grows there.
+        Throughput then still grows up to the largest measured batch.
         """
         knee = _knee(self.largest_batch, lambda batch: self.decode_rate(batch, context))
         return knee if knee <= self.largest_batch / 2 else None
 
 
 def _knee(largest: int, rate: Callable[[int], float]) -> int:
-    """Return the smallest size whose rate is at least 95% of the highest rate of all sizes up to `largest`."""
+    """Return the smallest size up to `largest` at which `rate` reaches 95% of its maximum."""
     sizes = sorted({max(1, round(largest * 2 ** (-step / 8))) for step in range(200)})
     rates = [rate(size) for size in sizes]
     return next(size for size, each in zip(sizes, rates, strict=True) if each >= _SATURATED * max(rates))
@@ -111,9 +102,8 @@ def _knee(largest: int, rate: Callable[[int], float]) -> int:
 def characterization(
     rows: Sequence[ProfileRow], limits: TargetLimits, facts: InstanceFacts, power: MeasuredPower | None
 ) -> Characterization:
-    """Fit the profile of one pair of model and hardware to its rows; rows that contradict others are left out.
-
-    Raises ConfigurationError if there are too few measurements.
+    """Fit a profile to the rows of one model on one hardware, without rows that contradict others. Raises
+    ConfigurationError if there are too few measurements.
     """
     _, hardware, tensor_parallel = rows[0].pair
     kept = [row for batch in consistent_batches(rows)[0] for row in batch.rows]
@@ -135,10 +125,7 @@ def characterization(
 
 
 def measured_link(rows: Sequence[ProfileRow], model: Model) -> KvLink | None:
-    """Fit the latency and bandwidth of KV transfers; return None if fewer than two sizes were measured.
-
-    The fit assumes that the whole transfer is visible, that is, that it takes place after the first token.
-    """
+    """Fit a link's latency and bandwidth to KV transfers after the first token; None for fewer than two sizes."""
     transfers = median_by_size((row.prompt_size, row.transfer_time) for row in rows if row.transfer_time)
     if len(transfers) < 2:
         return None
@@ -148,7 +135,7 @@ def measured_link(rows: Sequence[ProfileRow], model: Model) -> KvLink | None:
 
 
 def median_by_size(points: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Return a dict that maps each size in `points` to the median of its values; sizes increase."""
+    """Group (size, value) points by size; return the median value of each size, in increasing order of size."""
     groups: dict[int, list[float]] = defaultdict(list)
     for size, value in points:
         groups[size].append(value)
@@ -156,10 +143,8 @@ def median_by_size(points: Iterable[tuple[int, float]]) -> dict[int, float]:
 
 
 def measured_power(rows: Sequence[ProfileRow], tdp_w: float, source: str) -> MeasuredPower | None:
-    """Return the power of saturated prefill and of decode, as shares of `tdp_w`; None if either was not measured.
-
-    A row with both a prefill and a decode time is a run that mostly decodes. Its average power therefore counts as
-    decode, and its peak power as prefill.
+    """Return the power of saturated prefill and of decode as shares of `tdp_w`; None if either was not measured. For a
+    row that times both phases, peak power counts as prefill and, at batch size 1, average power counts as decode.
     """
     both = [row for row in rows if row.average_power and row.prompt_time and row.token_time]
     prefills = [row.average_power for row in rows if row.average_power and row.prompt_time and not row.token_time]
@@ -172,6 +157,6 @@ def measured_power(rows: Sequence[ProfileRow], tdp_w: float, source: str) -> Mea
 
 
 def cached_speedup(rows: Sequence[ProfileRow]) -> float | None:
-    """Return the median TTFT of a new prompt divided by that of the repeated prompt; None if not measured."""
+    """Return the median ratio of a new prompt's TTFT to the TTFT of the same prompt repeated; None if not measured."""
     ratios = [row.prompt_time / row.cached_time for row in rows if row.cached_time]
     return median(ratios) if ratios else None

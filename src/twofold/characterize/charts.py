@@ -35,10 +35,7 @@ Instances = Sequence[Characterization]
 
 
 def charts(found: Instances, activity: Mapping[str, Sequence[Activity]], workloads: Workloads) -> list[ReportChart]:
-    """Return all charts that have data, for one or several instances.
-
-    `activity` maps the name of an instance to its simulated activities.
-    """
+    """Return all charts that have data. `activity` maps an instance's name to its distributions of active tokens."""
     drawn = (
         *(latency(found), throughput(found), lengths(workloads), active(activity)),
         *(memory(found), power(found), caps(found), transfer(found)),
@@ -47,7 +44,7 @@ def charts(found: Instances, activity: Mapping[str, Sequence[Activity]], workloa
 
 
 def _curve(largest: int, value: Callable[[int], float]) -> tuple[list[int], list[float]]:
-    """Return geometrically spaced sizes from 1 to `largest`, and the `value` of each size."""
+    """Return geometrically spaced sizes from 1 to `largest`, and `value` of each size."""
     sizes = sorted({max(1, round(largest ** (step / _POINTS))) for step in range(_POINTS + 1)})
     return sizes, [value(size) for size in sizes]
 
@@ -88,14 +85,14 @@ def latency(found: Instances) -> ReportChart:
 
 
 def _decodes(each: Characterization) -> Iterator[ProfileRow]:
-    """Yield the rows that measured decodes with about `_CONTEXT` tokens of context per sequence."""
+    """Yield the rows of decodes with about `_CONTEXT` tokens of context per sequence."""
     for row in each.rows:
         if row.token_time and _CONTEXT / _NEAR <= row.mean_context / row.batch_size <= _CONTEXT * _NEAR:
             yield row
 
 
 def throughput(found: Instances) -> ReportChart:
-    """Plot the throughput of each phase by batched tokens, and mark the knees (Splitwise, figure 6)."""
+    """Plot the throughput of each phase by batched tokens, and mark where it saturates (Splitwise, figure 6)."""
     traces: list[Trace] = []
     shapes: list[Layout] = []
     for index, each in enumerate(found):
@@ -120,7 +117,6 @@ def throughput(found: Instances) -> ReportChart:
 
 
 def _upright(at: float, plot: int, colour: str) -> Layout:
-    """Return a dotted vertical line through a plot."""
     x, y = on(plot).values()
     ends = {"x0": at, "x1": at, "y0": 0, "y1": 1}
     return {
@@ -211,7 +207,7 @@ def power(found: Instances) -> ReportChart | None:
 
 
 def caps(found: Instances) -> ReportChart | None:
-    """Plot TTFT and TBT under power caps, relative to the same instance without a cap (Splitwise, figure 9)."""
+    """Plot TTFT and TBT under power caps, relative to the uncapped instance (Splitwise, figure 9)."""
     pairs = [(each, other) for each in found for other in found if is_capped(other, each)]
     if not pairs:
         return None
@@ -230,7 +226,7 @@ def _bars(name: str, x: Sequence[str], y: Iterable[float], colour: str) -> Trace
 
 
 def transfer(found: Instances) -> ReportChart | None:
-    """Plot the visible time of KV transfers by prompt length (Splitwise, figures 11 and 14)."""
+    """Plot the delay of the second token by the KV transfer, by prompt length (Splitwise, figures 11 and 14)."""
     traces = [trace for index, each in enumerate(found) for trace in _transfers(each, run_colour(index))]
     if not traces:
         return None

@@ -1,4 +1,4 @@
-"""Characterization target for a running server with an OpenAI API; times are measured at the client."""
+"""Characterization of a running server with an OpenAI API; times are measured at the client."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ _SERVER_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "twofold": "twofold"}
 
 
 class EndpointTarget:
-    """Target that sends probes to a server with an OpenAI API. Prompts are random, so that no prefix cache has them."""
+    """Server with an OpenAI API that is characterized. Prompts are random, so they hit no prefix cache."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class _ServerFacts(msgspec.Struct, frozen=True):
 
 
 async def _metrics(root: str, api_key: str | None) -> _ServerFacts:
-    """Query /metrics and /version; return the server's software and, for vLLM, its KV capacity in tokens."""
+    """Query the server's software and version and, for vLLM, its KV capacity in tokens."""
     engine, capacity = "unknown engine", None
     with suppress(aiohttp.ClientError, ConfigurationError, TimeoutError, ValueError):
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:

@@ -1,4 +1,4 @@
-"""The seven insights of Splitwise (section III), each checked against the measurements of an instance."""
+"""The seven insights of Splitwise (section III), checked against the measurements of an instance."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -49,10 +49,8 @@ Workloads = Mapping[str, Sequence[Request]]
 def insights(
     found: Characterization, workloads: Workloads, activity: Sequence[Activity], others: Sequence[Characterization]
 ) -> list[Insight]:
-    """Check the insights for the instance `found`.
-
-    `activity` has the instance's active tokens under each workload. `others` are instances to compare with `found`:
-    instances of the same model on other hardware or under a power cap.
+    """Check the insights for the instance `found`. `activity` has its active tokens under each workload. `others` are
+    compared with `found`: the same model on other hardware or under a power cap.
     """
     return [
         _distributions(workloads),
@@ -180,9 +178,7 @@ def _power(found: Characterization, others: Sequence[Characterization]) -> Insig
 
 
 def is_capped(other: Characterization, found: Characterization) -> bool:
-    """Return whether `other` is the instance `found` under a power cap.
-
-    Then both have the same model and tensor parallelism, and the hardware name of `other` is the hardware name of
+    """Return whether `other` is `found` under a power cap: equal model and tensor parallelism, and the hardware name of
     `found` plus a hyphen and a suffix.
     """
     mine, its = found.profile, other.profile
@@ -191,7 +187,7 @@ def is_capped(other: Characterization, found: Characterization) -> bool:
 
 
 def slowdown(found: Characterization, other: Characterization) -> tuple[float, float]:
-    """Return two latencies of `other` divided by those of `found`: TTFT of 1,500 tokens, and TBT of 16 sequences."""
+    """Return two ratios of `other` to `found`: TTFT of a prompt of 1,500 tokens, and TBT of a batch of 16 sequences."""
     decodes = [each.times.seconds(0, 0, _BATCH, _BATCH * 1024) for each in (other, found)]
     return other.ttft_s(1500) / found.ttft_s(1500), decodes[0] / decodes[1]
 

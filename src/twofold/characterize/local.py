@@ -1,4 +1,4 @@
-"""Characterization target in this process, which runs streams on an engine iteration by iteration."""
+"""Characterization of an engine in this process, which runs the requests of a probe iteration by iteration."""
 
 import time
 from abc import abstractmethod
@@ -12,7 +12,7 @@ from twofold.characterize.target import ProbeStream, StreamTimes, TargetLimits
 
 
 class Stepper:
-    """An engine with its scheduler; each call of `step` runs one iteration."""
+    """Interface of an engine with its scheduler in this process; each call of `step` runs one iteration."""
 
     engine: str
     limits: TargetLimits
@@ -31,7 +31,7 @@ class Stepper:
 
 
 class LocalTarget:
-    """Target that runs streams on a `Stepper`. A token's time is the end of the iteration that generated the token."""
+    """Characterization target with an engine in this process. A token's time is the end of its iteration."""
 
     def __init__(self, stepper: Stepper) -> None:
         self.engine, self.limits = stepper.engine, stepper.limits

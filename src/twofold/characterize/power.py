@@ -17,13 +17,13 @@ _EVERY_S: Final = 0.05
 
 
 class PowerSource(Protocol):
-    """Source of power readings. `name` is for display; power shares are relative to `tdp_w`, the TDP in watts."""
+    """Source of power readings. `name` is for display; `tdp_w` is the hardware's TDP in watts."""
 
     name: str
     tdp_w: float
 
     def watts(self) -> float:
-        """Return the power in watts: the current power or the mean since the previous call, depending on the source."""
+        """Return the power in watts: the current value, or the mean since the previous call."""
 
     def limit(self, watts: float) -> None:
         """Limit the power. Raises OSError or a vendor's error if the limit is out of range or not permitted."""
@@ -62,7 +62,7 @@ class RaplPower:
         return time.monotonic(), [int((path / "energy_uj").read_text()) for path in self._packages]
 
     def _spans(self) -> list[int]:
-        """Return the value in µJ at which the energy counter of each package wraps around."""
+        """Return the value in µJ at which each package's energy counter wraps around."""
         return [int((path / "max_energy_range_uj").read_text()) for path in self._packages]
 
 
@@ -90,10 +90,7 @@ class NvmlPower:
 
 @contextmanager
 def capped(source: PowerSource, watts: float) -> Iterator[None]:
-    """Cap the power of the hardware at `watts` while the context is open.
-
-    Raises ConfigurationError if the cap is out of range or needs more rights.
-    """
+    """Cap the power of the hardware at `watts` during the context. Raises ConfigurationError if that is impossible."""
     try:
         source.limit(watts)
     except Exception as error:
@@ -105,14 +102,14 @@ def capped(source: PowerSource, watts: float) -> Iterator[None]:
 
 
 class PowerShares(msgspec.Struct):
-    """Average and peak power of a probe as shares of TDP; None if power cannot be measured."""
+    """Average and peak power during a probe as shares of TDP; None if power cannot be measured."""
 
     average: float | None = None
     peak: float | None = None
 
 
 class PowerMeter:
-    """Meter that samples a power source while a probe runs; without a source, it measures nothing."""
+    """Meter that samples a power source while a probe runs. Without a source, it measures nothing."""
 
     def __init__(self, source: PowerSource | None) -> None:
         self.source = source

@@ -1,4 +1,4 @@
-"""Probes of a characterization: small groups of streams, each of which measures one property of an instance.
+"""Probes of a characterization: small groups of requests (streams), each of which measures one property of an instance.
 
     kind      streams                                       measures
     prefill   one prompt alone                              prefill time by prompt length
@@ -8,8 +8,7 @@
     cached    a prompt, then the same prompt again          prefill time with a prefix-cache hit
     transfer  one stream of a disaggregated service         delay of the second token by the KV transfer
 
-Sizes grow about geometrically up to the target's limits. Most sizes are not powers of two, because kernels are often
-tuned for powers of two.
+Most sizes are not powers of two, because kernels are often tuned for powers of two.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +32,7 @@ _RESERVED: Final = 8  # context left free, because a tokenizer may add tokens
 
 
 class ProbeKind(StrEnum):
-    """Property that a probe measures; the docstring of this module describes each kind."""
+    """Property that a probe measures; see the table in this module's docstring."""
 
     PREFILL = "prefill"
     PARALLEL = "parallel"
@@ -44,17 +43,14 @@ class ProbeKind(StrEnum):
 
 
 class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """A probe: streams that run together.
-
-    Streams with `after_tokens` 0 start at once. In a mixed probe, other streams start while the first ones run.
-    """
+    """A probe: streams (requests) that run together. In a mixed probe, some streams start while the others decode."""
 
     kind: ProbeKind
     streams: tuple[ProbeStream, ...]
 
     @property
     def running(self) -> list[ProbeStream]:
-        """Streams that start at once."""
+        """Streams that start at the beginning of the probe."""
         return [stream for stream in self.streams if not stream.after_tokens]
 
     @property
@@ -64,7 +60,7 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Name of the probe by its kind and prompt lengths, such as `decode 5x512` or `mixed 4x512+200`."""
+        """Name of the probe: kind, streams × prompt tokens, and prompts added later, as in `mixed 4x512+200`."""
         first = self.running[0]
         many = f"{len(self.running)}x{first.prompt_tokens}"
         beside = "".join(f"+{stream.prompt_tokens}" for stream in self.injected)
@@ -72,14 +68,13 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        """Number of prompt and output tokens of all streams, a measure of how long the probe takes."""
+        """Number of prompt and output tokens of all streams, a measure of the probe's duration."""
         return sum(stream.prompt_tokens + stream.output_tokens for stream in self.streams)
 
 
 def probes(limits: TargetLimits) -> list[SweepProbe]:
-    """Return the probes that fit into the limits of a target.
-
-    The order interleaves all kinds, and small with large sizes, so that a sweep that ends early covers all of them.
+    """Return the probes that fit into the limits of a target. Kinds and sizes are interleaved, so that a sweep that
+    ends early has measured all kinds and both small and large sizes.
     """
     kinds = (_transfers,) if limits.disaggregated else (_prefills, _decodes, _mixed, _parallel, _cached)
     ranked: list[tuple[float, SweepProbe]] = []
@@ -91,10 +86,7 @@ def probes(limits: TargetLimits) -> list[SweepProbe]:
 
 
 def _bisecting(index: int) -> float:
-    """Return the van der Corput number of an index.
-
-    Indices sorted by this number start with the smallest and then bisect the remaining gaps again and again.
-    """
+    """Return the van der Corput number of an index. Sorting indices by this number bisects the gaps between them."""
     number, unit = 0.0, 0.5
     while index:
         number += unit * (index & 1)
@@ -103,7 +95,7 @@ def _bisecting(index: int) -> float:
 
 
 def _longest(limits: TargetLimits, output: int) -> int:
-    """Return the length in tokens of the longest prompt that leaves room for `output` tokens in the context."""
+    """Return the length of the longest prompt that leaves room for `output` tokens in the context."""
     return limits.max_model_len - output - _RESERVED
 
 
@@ -155,10 +147,7 @@ def _transfers(limits: TargetLimits) -> Iterator[SweepProbe]:
 
 
 def chunks_of(tokens: int, limits: TargetLimits, decodes: int = 0) -> int:
-    """Return the number of iterations that compute a prompt of `tokens` tokens beside `decodes` decodes.
-
-    If the token limit of an iteration is unknown, return 1.
-    """
+    """Return the number of iterations that compute a prompt beside `decodes` decodes; 1 without a token limit."""
     budget = limits.max_num_batched_tokens
     return 1 if budget is None else -(-tokens // max(1, budget - decodes))
 
@@ -168,7 +157,7 @@ def _stream(prompt: int, output: int) -> ProbeStream:
 
 
 def _fits(limits: TargetLimits, prompts: Sequence[int], output: int) -> bool:
-    """Return whether all prompts and outputs fit into the KV cache at the same time, and into one batch."""
+    """Return whether all prompts and outputs fit into the KV cache together, and into one batch."""
     tokens = sum(prompts) + output * len(prompts)
     capacity = min(_MOST_TOKENS, limits.kv_capacity_tokens or _MOST_TOKENS)
     return tokens <= capacity and len(prompts) <= (limits.max_num_seqs or len(prompts))

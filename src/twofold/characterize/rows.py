@@ -1,4 +1,4 @@
-"""Conversion of the token times of a probe to rows of a profile, and of these rows to measurements for the fit."""
+"""Conversion of a probe's token times to rows of a profile (CSV), and of rows to measurements for the fit."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,10 +21,8 @@ _TORN: Final = 1.5  # a gap of this many usual gaps computes a part of a prompt
 def rows_of(
     probe: SweepProbe, times: Sequence[StreamTimes], limits: TargetLimits, pair: tuple[str, str, int]
 ) -> Iterator[ProfileRow]:
-    """Yield the profile rows that a probe measured. `pair` is (model, hardware, tensor parallelism).
-
-    A decode probe yields no row if it has fewer than `_FEWEST_GAPS` token gaps during which all its streams decode.
-    Raises TargetError if a stream got fewer output tokens than it requested.
+    """Yield the profile rows that a probe measured. `pair` is (model, hardware, tensor parallelism). Raises TargetError
+    if a stream (request of the probe) got fewer output tokens than it requested.
     """
     for stream, each in zip(probe.streams, times, strict=True):
         if len(each.token_times_s) < stream.output_tokens:
@@ -58,7 +56,7 @@ def _decode(probe: SweepProbe, times: Sequence[StreamTimes], _: TargetLimits) ->
 
 
 def _gaps_together(times: Sequence[StreamTimes]) -> list[float]:
-    """Return the inter-token gaps in seconds of all streams during the time in which all streams decode."""
+    """Return the inter-token gaps in seconds of all streams while all of them decode."""
     began, ended = max(each.token_times_s[0] for each in times), min(each.token_times_s[-1] for each in times)
     return [
         after - before
@@ -119,7 +117,7 @@ def _ms(seconds: float) -> float:
 
 
 def measurements(rows: Iterable[ProfileRow], limits: TargetLimits) -> list[Measurement]:
-    """Convert the profile rows of one model on one hardware to measurements, to which iteration times are fitted."""
+    """Convert profile rows of one model on one hardware to measurements for the fit of iteration times."""
     budget, requests = limits.max_num_batched_tokens, int(limits.remote)
     made: list[Measurement] = []
     for row in rows:
@@ -138,7 +136,7 @@ def measurements(rows: Iterable[ProfileRow], limits: TargetLimits) -> list[Measu
 
 
 def packed(prompts: Sequence[int], budget: int | None) -> tuple[IterationWork, ...]:
-    """Return the iterations that compute `prompts` in order; each computes at most `budget` tokens (None: no limit)."""
+    """Return the iterations that compute `prompts` in order, each with at most `budget` tokens (None: no limit)."""
     iterations: list[IterationWork] = []
     tokens = squares = 0
     for prompt in prompts:

@@ -1,4 +1,4 @@
-"""Sweep of a target: run its probes within a time budget and append every measured row to a profile (CSV)."""
+"""Sweep of a target: run its probes within a time budget, and append the measured rows to a profile (CSV)."""
 
 import csv
 import time
@@ -33,10 +33,10 @@ OnProbe = Callable[[str, float], None]
 
 
 class ProfileFile:
-    """A profile (CSV file) to which rows are appended. Rows that it already contains need not be measured again."""
+    """A profile (CSV file) to which a sweep appends rows. Rows of an earlier sweep count as measured."""
 
     def __init__(self, path: Path, pair: tuple[str, str, int]) -> None:
-        """Open the file. Raises ConfigurationError if it is no profile, or has rows of another model or hardware."""
+        """Open the file. Raises ConfigurationError if it is not a profile, or has rows of another model or hardware."""
         self.rows = list(read_profile(path)) if path.exists() and path.stat().st_size else []
         for row in self.rows:
             require(
@@ -46,7 +46,7 @@ class ProfileFile:
         self.path = path
 
     def append(self, rows: Sequence[ProfileRow]) -> None:
-        """Write rows to the end of the file; if the file has no rows yet, write the header first."""
+        """Append rows to the file, after the header if the file is empty."""
         try:
             with self.path.open("a", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, _NAMES)
@@ -59,19 +59,18 @@ class ProfileFile:
 
 
 def _cells(row: ProfileRow) -> dict[str, object]:
-    """Return a dict of column names to values; values that were not measured are left out, so their cells are empty."""
+    """Return the row as a dict of its measured columns."""
     return {name: value for name in _NAMES if (value := getattr(row, name)) not in (None, 0, 0.0)}
 
 
 def sweep(
     target: Target, file: ProfileFile, pair: tuple[str, str, int], budget_s: float, on_probe: OnProbe, meter: PowerMeter
 ) -> None:
-    """Run the probes of a target up to `_PASSES` times each, within `budget_s` seconds; append their rows to `file`.
+    """Run each probe up to `_PASSES` times within `budget_s` seconds, and append the measured rows to `file`.
 
-    `on_probe` is called before each probe with the probe's name and the elapsed share of the budget. A probe is skipped
-    if its expected time exceeds an eighth of the budget. If the rows do not suffice for a fit when the budget is spent,
-    because the target is slow, the shortest probes that have not run yet run beyond the budget. Raises TargetError if
-    the target fails; rows that were measured before the failure remain in `file`.
+    `on_probe` gets the probe's name and the elapsed share of the budget before each probe. If the rows do not suffice
+    for a fit at the end of the budget, more probes run beyond it. Raises TargetError if the target fails; `file` keeps
+    its rows.
     """
     began = time.monotonic()
     wanted = probes(target.limits)
@@ -97,14 +96,14 @@ def sweep(
 
 
 def _suffice(rows: Sequence[ProfileRow], limits: TargetLimits, ran: Sequence[SweepProbe]) -> bool:
-    """Whether the rows suffice for a fit, and a probe of each kind of iteration has run."""
+    """Return whether the rows suffice for a fit, and a probe of each kind of iteration has run."""
     kinds = {_sizes_of_row(row)[0] for row in rows} | {probe.kind.value for probe in ran}
     distinct = median_measurements(measurements(rows, limits))
     return limits.disaggregated or (kinds.issuperset(KINDS) and len(distinct) >= FEWEST)
 
 
 def _expected_s(probe: SweepProbe, rows: Sequence[ProfileRow]) -> float:
-    """Return an upper estimate of a probe's duration in seconds, based on the slowest iterations measured so far."""
+    """Return a high estimate of a probe's duration in seconds, from the slowest iterations measured so far."""
     long = [row for row in rows if row.prompt_size * row.batch_size >= _LONG]
     prompt_ms = max((row.prompt_time / (row.prompt_size * row.batch_size) for row in long), default=0.0)
     token_ms = max((row.token_time for row in rows), default=0.0)
@@ -113,10 +112,7 @@ def _expected_s(probe: SweepProbe, rows: Sequence[ProfileRow]) -> float:
 
 
 def _left(wanted: Sequence[SweepProbe], rows: Sequence[ProfileRow]) -> Iterator[SweepProbe]:
-    """Yield the probes that remain to be run, pass by pass, so that each is measured `_PASSES` times in total.
-
-    Measurements of the same sizes in `rows` count as runs of a probe.
-    """
+    """Yield the probes still to run for `_PASSES` runs of each, pass by pass. Rows of the same sizes count as runs."""
     done = Counter(_sizes_of_row(row) for row in rows)
     for number in range(_PASSES):
         for probe in wanted:

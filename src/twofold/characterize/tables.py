@@ -16,7 +16,7 @@ _MIXED: Final = ((256, 4), (512, 8), (1024, 16))  # (prompt tokens, decodes)
 
 
 def characterization_table(found: Characterization) -> Table:
-    """Return a table of the fitted times and throughput of one instance, with held-out errors and knees."""
+    """Return a table of the fitted times, throughput, saturation points and held-out errors of one instance."""
     times = found.times
     basis = f"{found.name}: {times.iterations} distinct measurements"
     made = table(basis, ("", "time (ms)", "tokens/s", "median held-out error"), right=(1, 2, 3))
@@ -53,7 +53,7 @@ def _mixed(found: Characterization) -> Iterator[tuple[str, float, int]]:
 
 
 def findings(found: Characterization) -> Iterator[tuple[str, str]]:
-    """Yield the knees, the KV capacity and the other single figures of an instance, each with its label."""
+    """Yield (label, value) pairs of single figures of an instance, such as its KV capacity."""
     yield "prefill throughput saturates at", f"{found.prefill_knee():,} tokens"
     knee = found.decode_knee()
     yield "decode throughput saturates at", "no measured batch" if knee is None else f"{knee:,} sequences"
@@ -76,10 +76,9 @@ def _ms(seconds: float) -> str:
 
 
 def percent(error: float | None) -> str:
-    """Format a relative error as a percentage, or as a dash if the error is None (not measured)."""
+    """Format a relative error as a percentage; None (not measured) becomes a dash."""
     return NOTHING if error is None else f"{error:.1%}"
 
 
 def characterization_tables(found: Sequence[Characterization]) -> list[Table]:
-    """Return one table for each instance."""
     return [characterization_table(each) for each in found]

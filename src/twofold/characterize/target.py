@@ -1,4 +1,4 @@
-"""Interface of a characterization target: an instance of a model that runs streams and reports their token times."""
+"""Interface of a characterization target: an instance of a model that runs requests and reports their token times."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,15 +9,14 @@ from twofold.errors import UserError
 
 
 class TargetError(UserError):
-    """Error of a target that failed or refused a request. Measurements made before the error are kept."""
+    """Error of a target that failed or refused a request. Earlier measurements are kept."""
 
 
 class ProbeStream(msgspec.Struct, frozen=True, kw_only=True):
     """One request of a probe: a random prompt of `prompt_tokens` tokens and exactly `output_tokens` output tokens.
 
-    With `after_tokens` 0, the request is sent at once. Otherwise it is sent when every stream that was sent at once has
-    `after_tokens` output tokens. Streams with the same `prompt` number have the same prompt; all other prompts are new
-    to every cache.
+    If `after_tokens` is 0, the request is sent at once; else when each request sent at once has `after_tokens` output
+    tokens. Requests with the same number `prompt` have the same prompt; if it is None, no cache has the prompt.
     """
 
     prompt_tokens: int
@@ -27,7 +26,7 @@ class ProbeStream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamTimes(msgspec.Struct, frozen=True):
-    """Times of one stream, in seconds on a monotonic clock: when it was sent, and when each output token arrived."""
+    """Times of one stream (request of a probe), in monotonic seconds: when it was sent, and when each token arrived."""
 
     sent_s: float
     token_times_s: list[float]
@@ -38,11 +37,8 @@ class StreamTimes(msgspec.Struct, frozen=True):
 
 
 class TargetLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of a target; a limit is None if it is unknown.
-
-    `max_num_batched_tokens` limits the tokens of an iteration; longer prompts are computed in chunks. `remote` is set
-    if measured times include the transport of requests, such as HTTP. `disaggregated` is set if prefill and decode run
-    on different instances; then only KV transfers are measured.
+    """Limits of a target; None if unknown. Prompts over `max_num_batched_tokens` are computed in chunks. With `remote`,
+    times include the transport of requests, such as HTTP. With `disaggregated`, only KV transfers are measured.
     """
 
     max_model_len: int
@@ -54,16 +50,13 @@ class TargetLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Target(Protocol):
-    """An instance that runs streams. `engine` names its software and version."""
+    """An instance that can be characterized. `engine` is the name and version of its software."""
 
     engine: str
     limits: TargetLimits
 
     def run(self, streams: Sequence[ProbeStream]) -> list[StreamTimes]:
-        """Run the streams together and return the times of each, in the order of `streams`.
-
-        Raises TargetError if a stream fails.
-        """
+        """Run the streams together; return their times in order. Raises TargetError if a stream fails."""
 
     def close(self) -> None:
         """Release the target's resources."""

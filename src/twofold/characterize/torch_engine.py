@@ -1,4 +1,4 @@
-"""Stepper that runs the built-in engine in this process, with the instance scheduler of the live service."""
+"""Built-in torch engine in this process for characterization, which runs one iteration per step."""
 
 import time
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ _BLOCK_SIZE = 16
 
 
 class TorchStepper(Stepper):
-    """Stepper on the torch engine, with an instance scheduler that uses chunked prefill and no prefix reuse."""
+    """Torch engine that runs one iteration per step, with chunked prefill and without prefix reuse."""
 
     def __init__(
         self,
@@ -38,10 +38,7 @@ class TorchStepper(Stepper):
         max_num_seqs: int,
         max_model_len: int | None = None,
     ) -> None:
-        """Load the model.
-
-        Raises ModelError if the model cannot be served, ConfigurationError if the KV cache is too small for a request.
-        """
+        """Load the model. Raises ModelError if it is unusable, ConfigurationError if the KV cache is too small."""
         if threads is not None:
             torch.set_num_threads(threads)
         loaded = load_model(model, dtype=dtype).to(device)

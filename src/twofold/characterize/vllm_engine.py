@@ -1,4 +1,4 @@
-"""Stepper that runs vLLM in this process."""
+"""vLLM's engine in this process for characterization, which runs one iteration per step."""
 
 import os
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 
 class VllmStepper(Stepper):
-    """Stepper on vLLM's engine, with vLLM's own scheduler and without prefix caching."""
+    """vLLM's engine with its own scheduler and without prefix caching. Each step is one iteration."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""`twofold bench`: send a workload to an OpenAI-compatible endpoint; report latency, throughput and goodput."""
+"""`twofold bench`: load an OpenAI-compatible endpoint and report latency, throughput and goodput."""
 
 import asyncio
 import signal
@@ -44,10 +44,7 @@ class LoadSettings(ShapeSettings):
     duration: float | None = DURATION.field(unset="no limit")
 
     def requests(self, context: int | None) -> list[Request]:
-        """Return the requests, clipped to --max-model-len tokens or, without this flag, to `context` tokens.
-
-        Raises ConfigurationError if there are no requests.
-        """
+        """Return the requests, clipped to --max-model-len (default: `context`). Raises ConfigurationError if none."""
         shape = self.shape() | {"max_model_len": self.max_model_len or context}
         few = self.num_requests is None and self.duration is None
         requests = workload(
@@ -92,7 +89,7 @@ class BenchSettings(ReportSettings, ClientSettings, LoadSettings):
 
 
 class BenchReport(JsonReport, frozen=True, kw_only=True):
-    """JSON report of `twofold bench`. It contains no API key. `requests` is None without --per-request."""
+    """JSON report of `twofold bench`, without the API key. `requests` is None without --per-request."""
 
     twofold_version: str
     workload: str
@@ -153,7 +150,7 @@ def bench(settings: BenchSettings) -> None:
 
 
 def load_config(endpoint: Endpoint, settings: BenchSettings) -> LoadConfig:
-    """Return the load configuration. With --chat, prompts are text, because chat endpoints accept no token ids."""
+    """Return the load configuration. With --chat, prompts are text instead of token ids."""
     form = PromptForm.TEXT if settings.chat else PromptForm(settings.prompt_form)
     lowest, vocabulary = token_range(settings.vocab_size or endpoint.vocab_size)
     return LoadConfig(
@@ -172,7 +169,7 @@ def load_config(endpoint: Endpoint, settings: BenchSettings) -> LoadConfig:
 
 
 def run_to_end(config: LoadConfig, requests: Sequence[Request]) -> LoadResult:
-    """Run a load to its end. A first Ctrl-C ends the load early and returns its result; a second ends the process."""
+    """Run a load. A first Ctrl-C ends the load early and returns its result; a second Ctrl-C ends the process."""
     with load_progress(len(requests)) as on_change:
         return asyncio.run(_run(config, requests, on_change))
 
@@ -192,13 +189,13 @@ async def _run(config: LoadConfig, requests: Sequence[Request], on_change: OnCha
 
 
 def _check_output(path: Path | None) -> None:
-    """Raise ConfigurationError if the report cannot be written, so that the load is not run in vain."""
+    """Raise ConfigurationError, before the load runs, if the report cannot be written."""
     if path is not None and not path.absolute().parent.is_dir():
         raise ConfigurationError(f"--output {path}: there is no directory {path.absolute().parent}")
 
 
 def _show_errors(result: LoadResult) -> None:
-    """Print one example of each category of failed requests to stderr."""
+    """Print one example of each kind of failed request to stderr."""
     examples = {outcome.error: outcome.detail for outcome in result.outcomes if outcome.error is not None}
     for reason, detail in examples.items():
         typer.echo(f"failed, for example: {reason}: {detail}", err=True)

@@ -69,8 +69,7 @@ configurations."""
 def fit(settings: FitSettings) -> None:
     """Fit prefill and decode times to a measured profile, and print the error on held-out configurations.
 
-    To simulate with the fitted times instead of the package's own, set the environment variable TWOFOLD_CALIBRATION to
-    the path of the written file.
+    Simulations use the fitted times if the environment variable TWOFOLD_CALIBRATION has the path of the written file.
     """
     profile, output = settings.profile, settings.output
     rows = read_profile(profile)
@@ -92,7 +91,7 @@ def fit(settings: FitSettings) -> None:
 
 
 def fit_table(title: str, fits: Sequence[Calibration]) -> Table:
-    """Return a table with one row per pair of model and hardware: its held-out errors and its measured range."""
+    """Return a table with a row per pair of model and hardware: held-out errors and measured range."""
     errors = table(title, ("pair", "prefill", "decode", "tokens to", "batch to"), range(1, 5))
     for entry in fits:
         errors.add_row(
@@ -165,7 +164,7 @@ def calibrate_host(settings: LiveSettings) -> None:
 
 
 def profile_table(profile: MeasuredProfile) -> Table:
-    """Return a table of a host profile, with the times of typical iterations and the speed of transfers."""
+    """Return a table of a host profile: times of typical iterations, slowdowns, gateway and transfers."""
     engine, host = profile.times, profile.shared_host
     front, prefill, decode = host.front, host.prefill, host.decode
     mixed_s = engine.seconds(512, 512 * 512, 8, 4096)
@@ -193,7 +192,7 @@ def profile_table(profile: MeasuredProfile) -> Table:
 
 @contextmanager
 def _progress() -> Iterator[OnGroup]:
-    """Yield a callback that updates a progress bar; if stderr is no terminal, the callback does nothing."""
+    """Yield a callback that updates a progress bar on a terminal, and does nothing otherwise."""
     if not sys.stderr.isatty():
         yield lambda _design, _done, _total: None
         return
@@ -204,7 +203,7 @@ def _progress() -> Iterator[OnGroup]:
 
 
 def _require_writable(out: Path) -> None:
-    """Raise ConfigurationError if the profile cannot be written, so that the host is not measured in vain."""
+    """Raise ConfigurationError, before the host is measured, if the profile cannot be written."""
     if out.is_dir() or not out.parent.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
         raise ConfigurationError(f"cannot write {out}: name a file in a directory that you may write to")
 

@@ -1,4 +1,4 @@
-"""`twofold catalog`: accelerators, machines, models, links and storage tiers, with the source of each value."""
+"""`twofold catalog`: show accelerators, machines, models, links and storage tiers, with the source of each value."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +52,7 @@ class PrefixCostSettings(CatalogSettings):
 def _shows(
     summary: str, find: Callable[[Catalog, str], Item], every: Callable[[Catalog], Mapping[str, Item]]
 ) -> Callable[..., None]:
-    """Create a command that shows the entries of one kind as a table or as JSON. `summary` is its help text."""
+    """Create a command that shows the catalog entries of one kind as a table or as JSON. `summary` is its help text."""
 
     def show(settings: EntrySettings) -> None:
         catalog = load_catalog(settings.catalog)
@@ -89,7 +89,7 @@ def _print_json(facts: Mapping[str, object]) -> None:
 
 
 def _facts(item: Item) -> dict[str, object]:
-    """Return all fields of an entry and the sizes derived from them, for JSON."""
+    """Return all fields of an entry and its derived sizes, for JSON."""
     facts: dict[str, object] = msgspec.to_builtins(item)
     if isinstance(item, Model):
         facts["kv_bytes_per_token"] = item.kv_bytes_per_token
@@ -99,7 +99,7 @@ def _facts(item: Item) -> dict[str, object]:
 
 
 def _figures(items: Sequence[Item]) -> Table:
-    """Return a table with a row for each entry, in practical units."""
+    """Return a table with a row per entry."""
     rows = [_row(item) for item in items]
     headings = ["", *rows[0]] if rows else ["no entries"]
     found = table(None, headings, range(1, len(headings)))
@@ -162,12 +162,11 @@ _PREFIX: Final = 8192
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
-    """Bandwidths (bytes/s) above which loading a prefix is faster than computing it on one instance of a machine.
+    """Bandwidths (bytes/s) above which loading a prefix's KV is faster than computing it on one instance of a machine.
 
-    `peak` is the bandwidth if the accelerators compute at peak FLOP/s, which Mooncake assumes. `predicted` is the
-    bandwidth according to a performance model whose relative prefill error is `error`. `shortest` maps each link,
-    network and storage tier to the length in tokens of the shortest prefix for which loading is faster than computing
-    (None: there is no such prefix). `shortest_at_peak` is like `shortest`, but at peak FLOP/s.
+    `peak` assumes compute at peak FLOP/s, as Mooncake does; `predicted` uses a performance model with relative prefill
+    error `error`. `shortest` and `shortest_at_peak` have, by link, network or storage tier, the length in tokens of the
+    shortest prefix that loads faster than it is computed (None: no prefix).
     """
 
     accelerators: int

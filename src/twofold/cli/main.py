@@ -1,4 +1,4 @@
-"""Entry point of `twofold`. Each command has a module, which is imported when the command is used."""
+"""Entry point of `twofold`. Imports the module of a command when the command is used."""
 
 import sys
 from importlib import import_module
@@ -12,7 +12,7 @@ from twofold.errors import UserError
 
 
 class Entry(NamedTuple):
-    """A command of `twofold`: its module, the name of its function or group there, and its line in the help."""
+    """A command of `twofold`: its module, its function or command group in the module, and its help text."""
 
     module: str
     name: str
@@ -39,7 +39,7 @@ COMMANDS: Final = {
 
 
 class LazyGroup(Group):
-    """Command group that imports each command on first use. Before the import, it only has the command's help text."""
+    """Command group that imports each command on first use. The list of commands needs no import."""
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]  # noqa: ANN401
         if args and args[0] in COMMANDS:

@@ -1,4 +1,4 @@
-"""`twofold model create`: create a small model with random weights, for trying Twofold."""
+"""`twofold model create`: create a small model with random weights, to try Twofold."""
 
 from dataclasses import fields
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Options shared by several commands, each defined once with its name, help text and parser."""
+"""Options that several commands share, each with its name, help text and parser."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -51,10 +51,7 @@ def parse_budget(text: str, flag: str) -> int | Literal["auto"]:
 
 
 def parse_batchers(text: str, flag: str) -> dict[Role, str]:
-    """Parse one batcher for all roles, or a batcher per role, as in `prefill=prefill-balanced,decode=decode`.
-
-    Raises ConfigurationError for an unknown role or batcher.
-    """
+    """Parse one batcher for all roles or per role, as in `prefill=prefill,decode=decode`. Raises ConfigurationError."""
     found: dict[Role, str] = {}
     for part in text.split(","):
         role, equals, name = part.strip().rpartition("=")
@@ -74,10 +71,7 @@ def parse_disk(text: str, flag: str) -> tuple[Path, int]:
 
 
 def check_outputs(written: Mapping[str, Path], read: Iterable[str | Path]) -> None:
-    """Raise ConfigurationError if an output file is also an input file, or if two outputs have the same path.
-
-    `written` maps the settings field of an output to its path; `read` has the paths of the inputs.
-    """
+    """Raise ConfigurationError if two outputs in `written`, or an output and an input in `read`, have the same path."""
     inputs = {Path(path).resolve() for path in read}
     flags: dict[Path, str] = {}
     for name, path in written.items():
@@ -158,7 +152,7 @@ HTML: Final = Flag("Write an HTML report to this file.", metavar="FILE")
 
 
 class StoreSettings(Settings, panel="Prefix cache"):
-    """Flags for the KV store that the workers of a host share, and for the eviction policy of prefix caches."""
+    """Flags for the KV store that a host's workers share, and for the eviction of cached prefixes."""
 
     kv_store_dram: int | None = flag(
         "Host memory for the KV of prompts, shared by all workers of the host, as in 4GiB.",
@@ -173,10 +167,7 @@ class StoreSettings(Settings, panel="Prefix cache"):
     kv_eviction: str | None = flag("Prefix-cache eviction policy.", choices=EVICTIONS)
 
     def store_config(self) -> "StoreConfig | None":
-        """Return the store's configuration; None without --kv-store-dram.
-
-        Raises ConfigurationError for a disk without DRAM, or an unusable disk directory.
-        """
+        """Return the KV store's configuration; None without --kv-store-dram. Raises ConfigurationError."""
         from twofold.serving.config import StoreConfig  # noqa: PLC0415  (slow to import)
         from twofold.serving.store.disk import check_directory  # noqa: PLC0415
 

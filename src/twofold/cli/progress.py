@@ -38,7 +38,7 @@ def _bar(*columns: ProgressColumn) -> Progress:
 
 @contextmanager
 def load_progress(total: int) -> Iterator["OnChange"]:
-    """Show how many requests of a load were sent, done and failed. Yield the callback that updates these numbers."""
+    """Show the numbers of requests sent, done and failed; yield the callback that updates them."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -54,10 +54,7 @@ def load_progress(total: int) -> Iterator["OnChange"]:
 
 @contextmanager
 def simulation_progress(total: int | None) -> Iterator[SimulationTick | None]:
-    """Show finished requests, simulated time and speed of a simulation.
-
-    Yield the callback that updates the display, or None if stderr is no terminal.
-    """
+    """Show the progress and speed of a simulation. Yield a callback for updates; None if stderr is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -89,7 +86,7 @@ def _simulation_tick(bar: Progress, total: int | None) -> SimulationTick:
 
 
 def trace_progress(requests: Iterable[Request]) -> Iterator[Request]:
-    """Yield the requests of a trace. After one second, show on stderr how many requests were read so far."""
+    """Yield the requests of a trace. After one second, show the number of requests read so far."""
     if not sys.stderr.isatty():
         yield from requests
         return
@@ -114,12 +111,12 @@ class PlanProgress:
         self._task = bar.add_task("", total=None, reused=0, speed=0.0, best="")
 
     def evaluated(self, effort: "Effort", trial: "Trial", evaluation: "Evaluation") -> None:
-        """Update the displayed number of simulations after a trial."""
+        """Update the number of simulations after a trial."""
         speed = effort.requests_per_cpu_s or 0.0
         self._bar.update(self._task, completed=effort.simulations, reused=effort.reused, speed=speed)
 
     def found(self, choice: "DesignChoice") -> None:
-        """Update the displayed best design after the search of a design family."""
+        """Update the best design after the search of one family of designs."""
         if self._best is None or self._cost(choice) < self._cost(self._best):
             self._best = choice
         design, rate = self._best.design, self._best.highest_rate
@@ -134,7 +131,7 @@ class PlanProgress:
 
 @contextmanager
 def plan_progress(objective: "Objective") -> Iterator[PlanProgress]:
-    """Show the progress of the search for a plan while the context is open, if stderr is a terminal."""
+    """Show the progress of the search for a plan during the context, if stderr is a terminal."""
     columns = (SpinnerColumn(), TextColumn(_PLAN), TextColumn(_PLAN_SPEED), TimeElapsedColumn(), TextColumn(_PLAN_BEST))
     with _bar(*columns) as bar:
         yield PlanProgress(objective, bar)

@@ -1,6 +1,5 @@
-"""Framework for commands: a settings dataclass defines a command's options, help, validation and `--config` file.
-
-Each field becomes an option: `max_num_seqs: int = flag("…", 64, ge=1)` becomes `--max-num-seqs`.
+"""Framework for commands: the fields of a settings dataclass define a command's options, help, validation and
+`--config` file. The field `max_num_seqs: int = flag("…", 64, ge=1)` becomes the option `--max-num-seqs`.
 """
 
 import ast
@@ -28,11 +27,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """Command-line option of a settings field.
-
-    `names` replace the name derived from the field. `ge`, `gt` and `le` limit a number. `parse` converts (text, flag
-    name) to the value. `choices` is a registry with the valid values as keys; the help shows the first sentence of each
-    entry's docstring. Without `choices`, all values are valid.
+    """Command-line option of a settings field. `names` replace the name derived from the field. `ge`, `gt` and `le`
+    limit a number. `parse` converts (text, flag name) to the value. `choices` maps valid values to registry entries,
+    whose docstrings are in the help; if empty, all values are valid.
     """
 
     help: str
@@ -47,9 +44,8 @@ class Flag:
     positional: bool = False
 
     def field(self, default: object = None, unset: str | None = None) -> Any:  # noqa: ANN401  (as the class declares)
-        """Return a dataclass field with this flag. The flag is required if the default is `...`.
-
-        `unset` describes the default in the help, in place of the default's value.
+        """Return a dataclass field with this flag; it is required if `default` is `...`. `unset` is its default in the
+        help.
         """
         return field(default=MISSING if default is ... else default, metadata={"flag": self, "unset": unset})
 
@@ -62,9 +58,8 @@ def flag(help: str, default: object = None, unset: str | None = None, **how: Any
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base class for the settings of a command. Subclasses become frozen dataclasses.
-
-    The help of the command groups the options of each subclass in a panel. `panel` is the title of that panel.
+    """Base class for the settings of a command; subclasses become frozen dataclasses. The help shows a subclass's
+    options in a panel with the title `panel`.
     """
 
     PANEL: ClassVar[str] = "Options"
@@ -76,7 +71,7 @@ class Settings:
 
 
 class _UntypedHelp:
-    """Mixin of commands and groups that lists `--help` in the help without a type, as it lists other switches."""
+    """Mixin of commands and groups that shows `--help` in the help without a type."""
 
     def get_help_option(self, ctx: typer.Context) -> TyperOption | None:
         option: TyperOption | None = super().get_help_option(ctx)  # type: ignore[misc]
@@ -86,15 +81,15 @@ class _UntypedHelp:
 
 
 class Command(_UntypedHelp, TyperCommand):  # type: ignore[misc]
-    """A Typer command whose help lists `--help` without a type."""
+    """Typer command whose help shows `--help` without a type."""
 
 
 class Group(_UntypedHelp, TyperGroup):  # type: ignore[misc]
-    """A Typer command group whose help lists `--help` without a type."""
+    """Group of Typer commands whose help shows `--help` without a type."""
 
 
 def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typer:
-    """Create a Typer application. `commands` maps names to commands, and `text` is the help of the application."""
+    """Create a Typer application with the help `text`. `commands` maps names to commands."""
     app = typer.Typer(cls=Group, help=text, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(lambda: None)  # keeps a group of one command a group
     for name, run in commands.items():
@@ -103,9 +98,8 @@ def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typ
 
 
 def command(run: Callable[[S], T]) -> Callable[..., T]:
-    """Turn a function into a Typer command. The function's only parameter is a settings class.
-
-    The command has an option for each field of that class, and the option `--config`.
+    """Turn a function with a settings class as its only parameter into a Typer command. The fields of the class become
+    options, beside the option `--config`.
     """
     hints = get_type_hints(run)
     (parameter,) = hints.keys() - {"return"}
@@ -130,12 +124,12 @@ def flags_of(kind: type[Settings]) -> dict[str, Flag]:
 
 
 def flag_name(field: str) -> str:
-    """Return the option of a field, such as `--max-num-seqs` for `max_num_seqs`."""
+    """Return the option of a field: `--max-num-seqs` for `max_num_seqs`."""
     return f"--{field.replace('_', '-')}"
 
 
 def shown_name(name: str, flag: Flag) -> str:
-    """Return the name of a field in error messages: `--max-num-seqs`, or `MODEL` for a positional argument."""
+    """Return a field's name for error messages: `--max-num-seqs`, or `MODEL` for a positional argument."""
     return flag.metavar if flag.positional and flag.metavar else flag_name(name)
 
 
@@ -169,9 +163,8 @@ def full_help(kind: type[Settings], name: str) -> str:
 
 
 def summary(entry: object) -> str:
-    """Return a one-sentence description of a registry entry.
-
-    The description is the entry itself if it is a text, else its `help`, else the first sentence of its docstring.
+    """Return a registry entry's description in one sentence: the entry if it is a text, else its `help`, else the first
+    sentence of its docstring.
     """
     text = entry if isinstance(entry, str) else getattr(entry, "help", None)
     if isinstance(text, str):
@@ -182,7 +175,7 @@ def summary(entry: object) -> str:
 
 
 def _source_docstring(entry: object) -> str:
-    """Return the docstring of a class from its source file, because mypyc drops the docstrings of compiled classes."""
+    """Return the docstring of a class from its source file, because a class compiled by mypyc has none."""
     module, name = getattr(entry, "__module__", ""), getattr(entry, "__name__", "")
     compiled = getattr(sys.modules.get(module), "__file__", None)
     source = Path(compiled or "").with_name(f"{module.rpartition('.')[2]}.py")
@@ -246,7 +239,7 @@ def _check_range(name: str, flag: Flag, value: float) -> None:
 
 
 def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Load a `--config` file. Its values replace the defaults of flags; flags on the command line override the file."""
+    """Load a `--config` file, whose values replace the defaults of flags. The command line overrides the file."""
     if path is None:
         return None
     names = {each.name: each for each in ctx.command.params if each.name != "config"}
@@ -265,7 +258,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def _as_typed(value: object) -> object:
-    """Convert a YAML value to text as on the command line, or a list to a list of texts. Booleans stay booleans."""
+    """Convert a YAML value to text, or a list to a list of texts, as on the command line. Booleans stay booleans."""
     if isinstance(value, list):
         return [str(each) for each in value]
     return value if isinstance(value, bool) else str(value)

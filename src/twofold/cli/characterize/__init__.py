@@ -1,1 +1,1 @@
-"""`twofold characterize`: settings, measurement, analysis of a CSV, and report."""
+"""`twofold characterize`: flags, measurement, analysis of measured profiles (CSV), and report."""

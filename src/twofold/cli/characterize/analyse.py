@@ -1,4 +1,4 @@
-"""Analysis of a measured profile (CSV) whose hardware and models are in the catalog."""
+"""`twofold characterize` for a measured profile (CSV) whose hardware and models are in the catalog."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ _MEMORY_UTILIZATION: Final = 0.9
 
 
 def analyse(settings: CharacterizeSettings, catalog: Catalog) -> list[Characterization]:
-    """Read the target CSV; fit a profile to each pair of model and hardware that the flags select."""
+    """Read the profile (CSV) and fit each pair of model and hardware that the flags select."""
     path = Path(settings.target)
     groups: dict[tuple[str, str, int], list[ProfileRow]] = {}
     for row in read_profile(path):
@@ -66,10 +66,7 @@ def _sizes_of(settings: CharacterizeSettings, catalog: Catalog, name: str) -> Mo
 
 
 def _costs(settings: CharacterizeSettings, machine: Machine | None, parallel: int) -> MachineCosts:
-    """Return price and power of an instance with `parallel` accelerators.
-
-    A value that is not given by a flag is the instance's share of the catalog's value for the whole machine.
-    """
+    """Return price and power of an instance: the flags' values, else the instance's share of a catalog machine."""
     part = 0.0 if machine is None else parallel / machine.count
     names = MachineCosts.__struct_fields__
     return MachineCosts(**{name: getattr(settings, name) or part * getattr(machine, name, 0.0) for name in names})

@@ -1,4 +1,4 @@
-"""`twofold characterize`: measure an instance or read its measurements, and fit a profile for simulations and plans."""
+"""`twofold characterize`: measure an instance or read its measurements, and fit a profile."""
 
 import sys
 from pathlib import Path
@@ -32,8 +32,8 @@ _NUM_REQUESTS: Final = 400
 def characterize(settings: CharacterizeSettings) -> None:
     """Measure the prefill, decode and mixed iterations of an instance, and fit a profile with held-out errors.
 
-    Pass the profile to `twofold plan`, `simulate` or `verify` with `--profile`. The report shows the figures of
-    Splitwise (section III) for this instance, and which of Splitwise's seven insights hold for the instance.
+    Pass the profile to `twofold plan`, `simulate` or `verify` with `--profile`. The report shows Splitwise's figures
+    (section III) and seven insights, checked for this instance.
     """
     catalog = load_catalog(settings.catalog)
     written = {name: path for name in ("output", "html") if (path := getattr(settings, name)) is not None}
@@ -64,7 +64,6 @@ def _write(path: Path, text: str) -> None:
 
 
 def _report(settings: CharacterizeSettings, catalog: Catalog, found: list[Characterization]) -> None:
-    """Write the HTML report and the charts."""
     others = [Characterization(profile=load_profile(path), rows=_rows_beside(path)) for path in settings.against]
     shown = [*found, *others]
     sent = {name: list(workload(name, rate=1.0, num_requests=_NUM_REQUESTS)) for name in settings.workload}
@@ -86,6 +85,6 @@ def _report(settings: CharacterizeSettings, catalog: Catalog, found: list[Charac
 
 
 def _rows_beside(path: Path) -> tuple[ProfileRow, ...]:
-    """Return the rows of the CSV of the same name beside a profile; return () if there is no such file."""
+    """Return the rows of the CSV with the profile's name and folder; () without such a file."""
     rows = path.with_suffix(CSV)
     return tuple(read_profile(rows)) if rows.is_file() else ()

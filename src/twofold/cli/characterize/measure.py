@@ -1,4 +1,4 @@
-"""Measurement of a target: a model directory, or the URL of an OpenAI endpoint."""
+"""`twofold characterize` for a model directory or the URL of an OpenAI endpoint, which it measures."""
 
 import sys
 from collections.abc import Iterator
@@ -26,10 +26,8 @@ from twofold.performance.profile import HOST, MachineCosts
 
 
 def measure(settings: CharacterizeSettings, catalog: Catalog) -> list[Characterization]:
-    """Measure the target, then again under each power cap, and fit a profile to each sweep.
-
-    Raises TargetError if the target fails; rows that were measured before the failure are kept in the CSV. Raises
-    ConfigurationError if the power cannot be capped.
+    """Measure the target without and with each power cap, and fit a profile each time. Raises TargetError if the target
+    fails; the CSV keeps earlier rows. Raises ConfigurationError if the power cannot be capped.
     """
     if settings.output is None:
         raise ConfigurationError("give --output FILE, the profile to write")
@@ -52,7 +50,7 @@ def measure(settings: CharacterizeSettings, catalog: Catalog) -> list[Characteri
 def _measured(
     settings: CharacterizeSettings, target: Target, model: Model, power: PowerSource | None, cap: float | None
 ) -> Characterization:
-    """Measure the target under a power cap in watts (None: without one), and fit its profile."""
+    """Measure the target under a power cap in watts (None: no cap), and fit its profile."""
     hardware = settings.hardware[0] if settings.hardware else HOST
     pair = (model.name, hardware if cap is None else f"{hardware}-{cap:g}w", settings.tp or 1)
     capacity = settings.kv_capacity_tokens or target.limits.kv_capacity_tokens
@@ -97,10 +95,7 @@ def _sweep(
 
 @contextmanager
 def _progress() -> Iterator[OnProbe]:
-    """Yield a callback that shows the current probe and the elapsed share of the budget.
-
-    If stderr is no terminal, the callback does nothing.
-    """
+    """Yield a callback that shows the current probe and the elapsed share of the budget on a terminal."""
     if not sys.stderr.isatty():
         yield lambda _name, _share: None
         return
@@ -111,10 +106,7 @@ def _progress() -> Iterator[OnProbe]:
 
 
 def _open(settings: CharacterizeSettings, catalog: Catalog) -> tuple[Target, Model]:
-    """Open the target and read the sizes of its model.
-
-    Raises ConfigurationError or ModelError if the target or its model cannot be used.
-    """
+    """Open the target and read its model's sizes. Raises ConfigurationError or ModelError if that is impossible."""
     if settings.is_endpoint:
         from twofold.characterize.endpoint import EndpointTarget  # noqa: PLC0415
 
@@ -152,7 +144,7 @@ def _open(settings: CharacterizeSettings, catalog: Catalog) -> tuple[Target, Mod
 
 
 def _served_model(settings: CharacterizeSettings, endpoint: Endpoint, catalog: Catalog) -> Model:
-    """Return the sizes of an endpoint's model, from --model-sizes or from the directory that the server loaded."""
+    """Return the sizes of an endpoint's model, from --model-sizes or from the server's model directory."""
     named = settings.model_sizes
     if named in catalog.models:
         return catalog.model(named)

@@ -1,4 +1,4 @@
-"""Settings of `twofold characterize`."""
+"""Flags of `twofold characterize`."""
 
 import math
 from pathlib import Path
@@ -126,7 +126,7 @@ class CharacterizeSettings(FigureSettings, CostSettings, EndpointSettings, Local
         return self.target.startswith(("http://", "https://"))
 
     def output_under(self, cap: float | None) -> Path | None:
-        """Return the path of the profile under a power cap (None: without one)."""
+        """Return the path of the profile measured under a power cap in watts (None: no cap)."""
         if self.output is None or cap is None:
             return self.output
         return self.output.with_stem(f"{self.output.stem}-{cap:g}w")

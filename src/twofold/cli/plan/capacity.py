@@ -1,4 +1,4 @@
-"""`twofold plan --kv-capacity`: find the best DRAM and disk capacities of prefix caches by replaying a trace."""
+"""`twofold plan --kv-capacity`: replay a trace to find the best DRAM and disk capacities of prefix caches."""
 
 import math
 from typing import Final

@@ -1,4 +1,4 @@
-"""`twofold plan --objective goodput`: find a placement as DistServe does, with separate parallelism for each phase."""
+"""`twofold plan --objective goodput`: find a placement as DistServe does, with separate parallelism per phase."""
 
 import asyncio
 from typing import Final
@@ -43,7 +43,7 @@ def run_placement(problem: Problem, settings: PlanSettings) -> None:
 def search_placement(
     prepared: PreparedPlacement, grid: RateGrid, settings: RunSettings
 ) -> tuple[PlacementPlan, Effort]:
-    """Return the best placement and the simulation effort of the search."""
+    """Return the best placement, and the number and cost of the simulations of the search."""
     with open_search(prepared.problem, Objective.GOODPUT, grid, settings) as search:
         return asyncio.run(make_placement(search.rates, prepared)), search.evaluator.effort
 
@@ -62,10 +62,7 @@ def read_placement_query(problem: Problem, settings: PlanSettings) -> PlacementQ
 
 
 def _read_stock(problem: Problem, machines: str | None, max_gpus: str | None) -> dict[str, int]:
-    """Parse --max-gpus into a dict that maps a machine type to its maximum number of accelerators.
-
-    The flag has the form `a100=8,h100=16`, or `8` if --machines names exactly one machine type.
-    """
+    """Parse --max-gpus into accelerators by machine type: `a100=8,h100=16`, or `8` for the type in --machines."""
     if max_gpus is None:
         raise ConfigurationError(
             "--objective goodput needs --max-gpus: the number of accelerators, as in 8 or a100=8,h100=16"
@@ -81,7 +78,7 @@ def _read_stock(problem: Problem, machines: str | None, max_gpus: str | None) ->
 
 
 def only_machine(problem: Problem, machines: str | None, flag: str) -> str:
-    """Return the machine that --machines names. Raises ConfigurationError unless it names exactly one machine."""
+    """Return the machine type of --machines. Raises ConfigurationError unless --machines names exactly one."""
     names = [name.strip() for name in (machines or "").split(",") if name.strip()]
     require(len(names) == 1, f"{flag} needs one kind of machine in --machines, as in --machines a100")
     return problem.kind(names[0]).name

@@ -1,4 +1,4 @@
-"""Conversion of the flags of `twofold plan` to a planning problem and a search query."""
+"""Conversion of the flags of `twofold plan` to a planning problem and a query with designs, objective and budget."""
 
 import math
 from dataclasses import replace
@@ -60,10 +60,8 @@ def read_problem(settings: PlanSettings) -> Problem:
 
 
 def read_query(problem: Problem, settings: PlanSettings) -> PlanQuery:
-    """Convert the flags to a plan query: design families to search, objective and budget.
-
-    Machines that cannot hold the model are left out, with a note on stderr. Raises ConfigurationError for invalid
-    flags.
+    """Convert the flags to a plan query: designs to search, objective and budget. Machines that cannot hold the model
+    are left out, with a note on stderr. Raises ConfigurationError for invalid flags.
     """
     require(settings.max_gpus is None, "--max-gpus needs --objective goodput; other objectives use --max-machines")
     objective = Objective(settings.objective)
@@ -87,11 +85,11 @@ def read_query(problem: Problem, settings: PlanSettings) -> PlanQuery:
 
 
 def with_ray_machines(problem: Problem, settings: PlanSettings) -> PlanSettings:
-    """Return the settings with the machines of the Ray cluster at --ray as machines to plan with.
+    """Return the settings with the machines of the Ray cluster at --ray to plan with.
 
-    Return the settings unchanged without --ray, if other flags name machines, or if the catalog has none of the
-    cluster's accelerators. Raises ConfigurationError if the cluster cannot be reached or, except with --objective
-    goodput, has no node with all accelerators of a catalog machine.
+    Return them unchanged without --ray, if other flags name machines, or if the catalog has none of the cluster's
+    accelerators. Raises ConfigurationError if the cluster is unreachable, or if no node has all accelerators of a
+    catalog machine; `--objective goodput` needs no whole machines.
     """
     named = settings.family or settings.machines or settings.max_machines or settings.max_gpus
     if settings.ray is None or named:
@@ -115,10 +113,8 @@ def with_ray_machines(problem: Problem, settings: PlanSettings) -> PlanSettings:
 
 
 def with_profile_machines(settings: PlanSettings) -> PlanSettings:
-    """Return the settings with the machine of --profile as the machine to plan with.
-
-    For a host profile without --max-machines, the maximum becomes the number of workers that fit on the host. Without
-    --profile, or if other flags name machines, return the settings unchanged.
+    """Return the settings with the machine of --profile to plan with, unless other flags name machines. For a profile
+    of one host, --max-machines defaults to the number of workers that fit on the host.
     """
     if settings.profile is None or settings.family or settings.machines:
         return settings
@@ -130,7 +126,7 @@ def with_profile_machines(settings: PlanSettings) -> PlanSettings:
 
 
 def _template(settings: PlanSettings, model: str) -> ClusterSpec:
-    """Return a cluster spec with the model and the policies, but without pools."""
+    """Return a cluster spec with model and policies, but without pools."""
     given = {
         "performance": settings.performance,
         "handoff": settings.handoff,
@@ -165,10 +161,7 @@ def _checked_rate(objective: Objective, rate: float | None) -> float | None:
 
 
 def _parse_machines(problem: Problem, text: str | None) -> tuple[int | None, dict[str, int]]:
-    """Parse --max-machines into (maximum number of all machines, dict of machine type to maximum number).
-
-    The flag has the form `40`, `a100=30,h100=20` or both, separated by a comma.
-    """
+    """Parse --max-machines, such as `40,a100=30,h100=20`, into (maximum of all machines, maximum by machine type)."""
     most, of_kind = None, {}
     for word in filter(None, (text or "").split(",")):
         name, equals, number = word.rpartition("=")

@@ -1,4 +1,4 @@
-"""Implementation of `twofold plan`: search for a plan, print it and write the output files."""
+"""Implementation of `twofold plan`: search for a plan, print it and write files."""
 
 import asyncio
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from twofold.simulation.observers.files import AtomicFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """A plan with its verdict, its Pareto front, its curves of latency by rate, and the simulation effort."""
+    """A plan with its verdict, its Pareto front, its latencies by rate, and the number and cost of its simulations."""
 
     plan: Plan
     advice: Advice
@@ -40,7 +40,7 @@ class PlanResult:
 
 
 def run(settings: PlanSettings) -> None:
-    """Plan prefix caches, a placement or machines, as requested. Raises ConfigurationError for invalid flags."""
+    """Plan cache capacities, a placement or machines, as flags select. Raises ConfigurationError for invalid flags."""
     settings = with_profile_machines(settings)
     problem = read_problem(settings)
     if settings.kv_capacity:

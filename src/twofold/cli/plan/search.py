@@ -1,4 +1,4 @@
-"""Set-up of the search for a plan: executor, store of finished simulations, and progress display on stderr."""
+"""Set-up of the search for a plan: simulation processes, store of earlier results, and progress display."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from twofold.planning.search import Objective
 
 @dataclass(frozen=True, slots=True)
 class OpenSearch:
-    """Objects of a running search: rate search, evaluator and progress display."""
+    """Objects of a running search for a plan: rate search, evaluator of designs, and progress display."""
 
     rates: RateSearch
     evaluator: Evaluator
@@ -26,7 +26,7 @@ class OpenSearch:
 
 @contextmanager
 def open_search(problem: Problem, objective: Objective, grid: RateGrid, settings: RunSettings) -> Iterator[OpenSearch]:
-    """Open the store and the executor while the context is open. Raises ConfigurationError for an invalid workload."""
+    """Open the result store and the executor of simulations. Raises ConfigurationError for an invalid workload."""
     bounds, keys = AnalyticBounds(problem), Keys(problem)  # both read the workload
     with (
         EvaluationStore(settings.store) as store,
@@ -40,7 +40,7 @@ def open_search(problem: Problem, objective: Objective, grid: RateGrid, settings
 
 
 def _executor(problem: Problem, settings: RunSettings) -> Executor:
-    """Return an executor on the Ray cluster at --ray, or on local cores without --ray."""
+    """Return an executor of simulations on the Ray cluster at --ray, or on local cores without --ray."""
     if settings.ray is not None:
         return RayExecutor(problem, settings.ray)
     return LocalExecutor(problem, settings.jobs or cores())

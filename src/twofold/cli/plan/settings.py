@@ -26,7 +26,7 @@ AFFINITIES: Final = {
 
 
 class PlanObjectiveSettings(Settings, panel="Objective"):
-    """Flags for the objective of a plan and the SLO that it must meet."""
+    """Flags for the objective of a plan and its SLO."""
 
     model: str | None = flag("Model of the catalog, such as bloom-176b.", unset="that of the profile")
     objective: str = flag("Objective of the search.", "throughput", choices=OBJECTIVES)
@@ -52,7 +52,7 @@ class CapacitySettings(Settings, panel="KV capacity"):
 
 
 class MachineSettings(Settings, panel="Machines"):
-    """Flags for the candidate designs and their budget."""
+    """Flags for the designs to consider and their budget."""
 
     family: tuple[str, ...] = flag(
         "PREFILL+DECODE machines, as in h100+a100, or AA, HH, HA, HHcap; separated by commas, repeatable.",

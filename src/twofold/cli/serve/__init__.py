@@ -1,1 +1,1 @@
-"""`twofold serve`, `twofold route` and `twofold join`: flags, their validation, and conversion to configurations."""
+"""`twofold serve`, `twofold route` and `twofold join`: flags, validation, and conversion to configurations."""

@@ -1,4 +1,4 @@
-"""Validation of the flags of `twofold serve`: unused flags, and contradictions between flags or to a cluster file."""
+"""Validation of the flags of `twofold serve`: unused flags, and contradictions with other flags or a cluster file."""
 
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ _SIZES: Final = f"tp pp {PHASE_SIZES}"
 
 
 def check_use(settings: ServeSettings) -> None:
-    """Raise ConfigurationError for a flag without effect under the chosen engine, launcher and policies."""
+    """Raise ConfigurationError for a flag without effect with the chosen engine, launcher and policies."""
     _check_launcher(settings)
     if not settings.replan:
         refuse(settings, "attainment retire min_between", "needs --replan")
@@ -71,7 +71,7 @@ def _check_vllm(settings: ServeSettings) -> None:
 
 
 def check_repeats(settings: ServeSettings, file: Path, spec: ClusterSpec, workers: tuple[WorkerConfig, ...]) -> None:
-    """Raise ConfigurationError if a flag has another value than the cluster file `file`. Equal values are valid."""
+    """Raise ConfigurationError if a flag contradicts the cluster file `file`. A flag may repeat the file's value."""
     roles = [worker.role for worker in workers]
     planned: dict[str, object] = {
         "prefill": roles.count(Role.PREFILL),
@@ -96,7 +96,7 @@ def check_repeats(settings: ServeSettings, file: Path, spec: ClusterSpec, worker
 
 
 def check_reuse(settings: ServeSettings, config: ServiceConfig) -> None:
-    """Raise ConfigurationError if prefix caching is enabled, but no worker's batcher can use cached prefixes."""
+    """Raise ConfigurationError if prefix caching is enabled and no worker's batcher can use cached prefixes."""
     batchers = {worker.batcher for worker in config.workers}
     if settings.enable_prefix_caching and batchers and not any(BATCHERS[batcher].reuses_prefix for batcher in batchers):
         raise ConfigurationError(
@@ -105,7 +105,7 @@ def check_reuse(settings: ServeSettings, config: ServiceConfig) -> None:
 
 
 def check_store(config: ServiceConfig) -> None:
-    """Raise ConfigurationError for options that a host's KV store does not support."""
+    """Raise ConfigurationError if a host's KV store is combined with options that it does not support."""
     if config.store is None:
         return
     if any(worker.split != UNSHARDED for worker in config.workers):
@@ -116,7 +116,7 @@ def check_store(config: ServiceConfig) -> None:
 
 
 def check_inline(settings: ServeSettings, config: ServiceConfig) -> None:
-    """Raise ConfigurationError for options that --inline-tbt does not support."""
+    """Raise ConfigurationError if --inline-tbt is combined with options that it does not support."""
     if settings.inline_tbt is None:
         return
     require(bool(settings.colocated), "--inline-tbt needs workers that run both phases: give --colocated N")

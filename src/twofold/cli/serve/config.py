@@ -134,7 +134,7 @@ def _config(
     workers: Sequence[WorkerConfig],
     **more: Any,  # noqa: ANN401  (fields of ServiceConfig)
 ) -> ServiceConfig:
-    """Create the service configuration from `more` and from the flags that also apply when a cluster file is used."""
+    """Create the configuration from `more` and the flags that apply with and without a cluster file."""
     return ServiceConfig(
         engine=engine,
         workers=with_chunks(with_splits(workers, _shardings(settings)), settings.pipeline_chunk),
@@ -150,7 +150,7 @@ def _config(
 
 
 def _model_engine(settings: ServeSettings, block_size: int, max_num_seqs: int, swap_bytes: int | None) -> EngineConfig:
-    """Return a torch or vLLM engine's configuration. Raises ConfigurationError, or ModelError for a missing model."""
+    """Return the configuration of a torch or vLLM engine. Raises ConfigurationError; ModelError for a missing model."""
     if settings.model is None:
         raise ConfigurationError("give MODEL: a model directory or a hub id, or use --engine emulated")
     return EngineConfig(
@@ -169,12 +169,12 @@ def _model_engine(settings: ServeSettings, block_size: int, max_num_seqs: int, s
 
 
 def _default_block_size(settings: ServeSettings) -> int:
-    """Return the default number of tokens per KV block for the engine and device."""
+    """Return the default number of tokens per KV block for an engine and a device."""
     return ENGINES[settings.engine].cpu_block_size if (settings.device or "cpu") == "cpu" else 16
 
 
 def _emulated_engine(settings: ServeSettings, spec: ClusterSpec) -> EngineConfig:
-    """Return an emulated engine's configuration for the model named in `spec`. Raises ConfigurationError."""
+    """Return the configuration of an emulated engine for the model in `spec`. Raises ConfigurationError."""
     tokenizer, vocab_size = _tokenizer(settings.tokenizer)
     return EngineConfig(
         engine="emulated",
@@ -189,10 +189,7 @@ def _emulated_engine(settings: ServeSettings, spec: ClusterSpec) -> EngineConfig
 
 
 def _with_prefix_cache(settings: ServeSettings, config: ServiceConfig) -> ServiceConfig:
-    """Set the prefix cache's eviction policy and retention share from the flags.
-
-    Raises ConfigurationError if such a flag is set while prefix caching is disabled.
-    """
+    """Apply the flags of prefix caches. Raises ConfigurationError if such a flag is set without prefix caching."""
     engine = config.engine
     if not engine.prefix_caching:
         refuse(settings, "kv_eviction cache_retention_share", "needs --enable-prefix-caching")
@@ -206,7 +203,7 @@ def _with_prefix_cache(settings: ServeSettings, config: ServiceConfig) -> Servic
 
 
 def _tokenizer(directory: Path | None) -> tuple[str | None, int | None]:
-    """Return the directory and vocabulary size of a tokenizer. Raises ConfigurationError if there is no tokenizer."""
+    """Return a tokenizer's directory and vocabulary size. Raises ConfigurationError if there is no tokenizer."""
     if directory is None:
         return None, None
     loaded = load_tokenizer(directory)
@@ -216,10 +213,7 @@ def _tokenizer(directory: Path | None) -> tuple[str | None, int | None]:
 
 
 def _shardings(settings: ServeSettings) -> dict[Role, Sharding]:
-    """Return each role's tensor and pipeline parallelism.
-
-    Raises ConfigurationError if `--colocated` is combined with sizes for only one phase, such as `--prefill-tp`.
-    """
+    """Return each role's tensor and pipeline parallelism. Raises ConfigurationError for contradictory flags."""
     if settings.colocated:
         refuse(settings, PHASE_SIZES, "is for a service with separate phases: with --colocated use --tp and --pp")
     tensor, pipeline = settings.tp or 1, settings.pp or 1
@@ -231,10 +225,7 @@ def _shardings(settings: ServeSettings) -> dict[Role, Sharding]:
 
 
 def _network(settings: ServeSettings) -> HostNetwork | None:
-    """Return the addresses and the key with which workers on other hosts join; None if disabled.
-
-    Raises ConfigurationError.
-    """
+    """Return addresses and key with which workers on other hosts join; None if disabled. Raises ConfigurationError."""
     if settings.listen_workers is None or settings.cluster_key is None:
         refuse(settings, "cluster_key", "needs --listen-workers")
         why = "needs --cluster-key FILE, which authenticates other hosts (twofold keygen writes one)"

@@ -1,4 +1,4 @@
-"""HTTP part of `twofold serve` and `twofold route`: API keys, limits, listening socket and event loop."""
+"""HTTP set-up of `twofold serve` and `twofold route`: API keys, limits, listening socket and event loop."""
 
 import asyncio
 import ipaddress
@@ -44,7 +44,7 @@ def http_config(
     keys: KeyRing | None,
     cache_retention_s: float = RequestLimits().longest_retention_s,
 ) -> HttpConfig:
-    """Return the HTTP configuration: model name, API keys, request limits and admission limits."""
+    """Return the HTTP configuration: model name, API keys, and limits of requests and admission."""
     return HttpConfig(
         served_model_name=name,
         keys=keys,
@@ -66,12 +66,12 @@ def http_config(
 
 
 def telemetry_config(settings: TelemetrySettings) -> TelemetryConfig:
-    """Return the telemetry configuration: trace collector, and SLO for the metrics."""
+    """Return the telemetry configuration: address of the trace collector, and SLO for the metrics."""
     return TelemetryConfig(otlp_endpoint=settings.otlp_endpoint or None, slo=settings.slo or Slo())
 
 
 def find_keys(settings: HttpSettings) -> KeyRing | None:
-    """Read the API keys from the flags, and hide them from other processes. Raises ConfigurationError."""
+    """Read the API keys from the flags and hide them from other processes. Raises ConfigurationError."""
     keys = read_keys(list(settings.api_key), settings.api_keys)
     os.environ.pop(KEY_VARIABLE, None)  # workers inherit the environment
     hide_secrets()
@@ -79,7 +79,7 @@ def find_keys(settings: HttpSettings) -> KeyRing | None:
 
 
 def check_loopback(host: str, address: str) -> None:
-    """Raise ConfigurationError unless `address` is a loopback address. Used for services without API keys."""
+    """Raise ConfigurationError unless `address` is a loopback address, for a service without API keys."""
     if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         raise ConfigurationError(
             f"--host {host} lets other machines in: require a key with --api-key or --api-keys, "
@@ -88,10 +88,8 @@ def check_loopback(host: str, address: str) -> None:
 
 
 def hide_secrets() -> None:
-    """Overwrite the API keys in this process's command line and environment, so that other processes cannot read them.
-
-    Linux shows a process's command line and environment to other processes, and reads both from the memory of the
-    process. If that memory cannot be written, the keys stay visible. Keys in a file (--api-keys) are never visible.
+    """Overwrite the API keys in this process's command line and environment, which other processes can read. The keys
+    stay visible if the process's memory cannot be written.
     """
     try:
         with Path("/proc/self/stat").open("rb") as stat:
@@ -111,7 +109,7 @@ def hide_secrets() -> None:
 
 
 def hide_arguments(arguments: bytes) -> bytes:
-    """Return zero-terminated arguments with the values of `--api-key` replaced by asterisks of the same length."""
+    """Return zero-terminated arguments with each value of `--api-key` replaced by as many asterisks."""
     flag = KEY_FLAG.encode()
     hidden: list[bytes] = []
     previous = b""
@@ -127,7 +125,7 @@ def hide_arguments(arguments: bytes) -> bytes:
 
 
 def hide_variable(environment: bytes) -> bytes:
-    """Return zero-terminated `NAME=value` strings with the value of TWOFOLD_API_KEY replaced by asterisks."""
+    """Return zero-terminated `NAME=value` texts with asterisks in place of the value of TWOFOLD_API_KEY."""
     name = KEY_VARIABLE.encode() + b"="
     return b"\0".join(
         name + b"*" * (len(each) - len(name)) if each.startswith(name) else each for each in environment.split(b"\0")
@@ -135,10 +133,7 @@ def hide_variable(environment: bytes) -> bytes:
 
 
 def listen(settings: HttpSettings, keys: KeyRing | None) -> socket.socket:
-    """Bind the port.
-
-    Raises ConfigurationError if the port is in use or if other machines could connect without a key.
-    """
+    """Bind the port. Raises ConfigurationError if it is in use, or if other machines could connect without a key."""
     host, port = settings.host, settings.port
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -151,10 +146,7 @@ def listen(settings: HttpSettings, keys: KeyRing | None) -> socket.socket:
 
 
 def serve(make: Callable[[OnProgress], Runnable], log_format: str) -> None:
-    """Run a service until Ctrl-C or SIGTERM.
-
-    `make` creates the service; its argument is a callback for progress texts.
-    """
+    """Run the service that `make` creates until Ctrl-C or SIGTERM. `make` gets a callback for progress texts."""
     uvloop.run(_serve(make, log_format))
 
 

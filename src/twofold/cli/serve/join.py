@@ -54,9 +54,8 @@ class JoinSettings(StoreSettings):
 def join(settings: JoinSettings) -> None:
     """Run workers on this host for a service on another host.
 
-    The workers receive their configuration from the service, but read the model's files here. Failed workers are
-    restarted. The workers stop when the service stops. If the connection is lost, the workers wait until the service,
-    or a service that replaces it, can be reached.
+    The workers get their configuration from the service and read the model's files here. Failed workers restart. The
+    workers stop with the service. After a lost connection they wait for the service or its replacement.
     """
     configure_logs(settings.log_format)
     counts = {Role.PREFILL: settings.prefill, Role.DECODE: settings.decode, Role.MIXED: settings.colocated}
@@ -96,7 +95,7 @@ def host_network(settings: JoinSettings) -> HostNetwork:
 
 
 def host_config(config: ServiceConfig, settings: JoinSettings, network: HostNetwork, model: Path) -> ServiceConfig:
-    """Return the service's configuration, adapted to the model, devices, cores and store of this host."""
+    """Return the service's configuration, adapted to this host's model files, devices, cores and KV store."""
     engine = msgspec.structs.replace(
         config.engine,
         model=str(model),

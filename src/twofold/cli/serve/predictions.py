@@ -1,7 +1,5 @@
-"""Configuration of the features of a service that predict times: --overload, --replan, --inline-tbt and some routers.
-
-A prediction simulates the service's workers as a cluster. The cluster file describes that cluster; without one, it is
-derived from the host profile, a file of measurements by `twofold calibrate live`.
+"""Configuration of features that predict times: --overload, --replan, --inline-tbt and some routers. They simulate the
+workers as the cluster of the cluster file, or of the host profile (measured by `twofold calibrate live`).
 """
 
 from itertools import groupby
@@ -28,10 +26,7 @@ DEFAULT_ATTAINMENT: Final = 0.9
 
 
 def overload_config(config: ServiceConfig, settings: ServeSettings) -> OverloadConfig | None:
-    """Return the configuration of --overload, or None without the flag.
-
-    Raises ConfigurationError if overload control does not support this service.
-    """
+    """Return the configuration of --overload, or None. Raises ConfigurationError if the service does not support it."""
     if settings.overload is None:
         return None
     require(config.network is None, "--overload predicts workers of one host: leave out --listen-workers")
@@ -53,10 +48,7 @@ def overload_config(config: ServiceConfig, settings: ServeSettings) -> OverloadC
 
 
 def replan_config(config: ServiceConfig, settings: ServeSettings) -> ReplanConfig | None:
-    """Return the configuration of --replan, or None without the flag.
-
-    Raises ConfigurationError if re-planning does not support this service.
-    """
+    """Return the configuration of --replan, or None. Raises ConfigurationError if the service does not support it."""
     if not settings.replan:
         return None
     require(settings.listen_workers is None, "--replan predicts workers of one host: leave out --listen-workers")
@@ -76,9 +68,8 @@ def replan_config(config: ServiceConfig, settings: ServeSettings) -> ReplanConfi
 
 
 def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConfig | None:
-    """Return the configuration of the router's time predictions, or None if the router uses none.
-
-    Raises ConfigurationError if the predictions need a host profile or a cluster file, and neither was specified.
+    """Return the configuration of the router's time predictions, or None if the router uses none. Raises
+    ConfigurationError if a required host profile or cluster file is missing.
     """
     if config.router not in FORECASTING_ROUTERS:
         return None
@@ -98,9 +89,8 @@ def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConf
 
 
 def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfig | None:
-    """Return the configuration of --inline-tbt, or None without the flag. Raises ConfigurationError.
-
-    The iteration times in the configuration assume that all workers of this host are busy.
+    """Return the configuration of --inline-tbt, or None without the flag. Its iteration times assume that all workers
+    of this host are busy. Raises ConfigurationError if the service does not support the flag.
     """
     if settings.inline_tbt is None:
         return None
@@ -112,9 +102,8 @@ def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfi
 
 
 def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) -> ClusterSpec:
-    """Return the cluster spec that simulates the workers: the cluster file's, or one derived from the host profile.
-
-    If there is no cluster file and no host profile, raises a ConfigurationError that names the option `flag`.
+    """Return the cluster spec that simulates the workers, from the cluster file, else from the host profile. Without
+    both, raises a ConfigurationError that names the option `flag`.
     """
     if config.cluster is not None:
         require(profile is None, "--profile excludes --cluster, whose file may name a profile")
@@ -144,7 +133,7 @@ def _catalog(config: ServiceConfig) -> Catalog:
 
 
 def _colocated(config: ServiceConfig) -> bool:
-    """Return whether any worker runs both phases. Such workers do not measure their prefill speed at startup."""
+    """Return whether any worker runs both phases; such workers do not measure their prefill speed at startup."""
     joining = () if config.terms is None else config.terms.batchers
     return Role.MIXED in {*joining, *(worker.role for worker in config.workers)}
 

@@ -19,9 +19,8 @@ _KEY_FILE: Final = "cluster.key"
 
 
 def ray_network(settings: ServeSettings) -> HostNetwork:
-    """Return the network address at which workers reach this host: the address that connects it to the Ray head node.
-
-    The cluster key and the port are still empty; `launcher_of` adds them when the service starts.
+    """Return this host's address for workers: its address in the network of the Ray head node. The cluster key and the
+    port stay empty until `launcher_of` adds them.
     """
     worker_resources(settings)  # fail before anything starts
     address = head_endpoint(settings.ray_address or AUTO_ADDRESS).own_address()
@@ -29,9 +28,8 @@ def ray_network(settings: ServeSettings) -> HostNetwork:
 
 
 def launcher_of(settings: ServeSettings, config: ServiceConfig) -> tuple[ServiceConfig, Launcher]:
-    """Return the service configuration and the launcher of its workers.
-
-    For the Ray launcher, a missing cluster key and port are added to the configuration.
+    """Return the service configuration and the launcher of its workers. The Ray launcher adds a missing cluster key and
+    port to the configuration.
     """
     if settings.launcher != "ray":
         return config, LocalLauncher(config)
@@ -40,7 +38,7 @@ def launcher_of(settings: ServeSettings, config: ServiceConfig) -> tuple[Service
 
 
 def worker_resources(settings: ServeSettings) -> dict[str, float]:
-    """Return the Ray resources of each worker, parsed from `CPU=4,GPU=1`. Raises ConfigurationError."""
+    """Return the Ray resources of each worker, from a flag such as `CPU=4,GPU=1`. Raises ConfigurationError."""
     text = settings.ray_resources
     if text is None:
         return {"CPU": 1.0} | ({"GPU": 1.0} if (settings.device or "").startswith("cuda") else {})
@@ -58,7 +56,7 @@ def worker_resources(settings: ServeSettings) -> dict[str, float]:
 
 
 def _with_endpoint(config: ServiceConfig) -> ServiceConfig:
-    """Return the configuration with a new cluster key and a free port, unless it has a key or no network."""
+    """Add a cluster key and a free port to the configuration, unless it has a key or no network."""
     network = config.network
     if network is None or network.key_file:
         return config

@@ -1,4 +1,4 @@
-"""`twofold route`: run a gateway in front of vLLM servers that are already running."""
+"""`twofold route`: run a gateway in front of vLLM servers that already run."""
 
 from twofold.cli.serve.route_settings import RouteSettings
 from twofold.cli.settings import command
@@ -10,8 +10,8 @@ def route(settings: RouteSettings) -> None:
 
     Prompts are computed on `--prefill` servers and output on `--decode` servers; vLLM's NixlConnector moves the KV
     cache between them. `--colocated` servers run both phases. Nothing is installed on the servers. Their API key, if
-    any, is read from TWOFOLD_SERVER_API_KEY. The routers splitwise and jsq-planned change the roles of servers,
-    which therefore need vLLM's kv_role kv_both.
+    any, is read from TWOFOLD_SERVER_API_KEY. The routers splitwise and jsq-planned change roles and need servers with
+    kv_role kv_both.
     """
     from twofold.cli.serve.route_run import run  # noqa: PLC0415  (slow to import)
 

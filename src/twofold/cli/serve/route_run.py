@@ -66,7 +66,7 @@ def route_config(settings: RouteSettings) -> RouteConfig:
 
 
 def _early_ttft_s(settings: RouteSettings) -> float | None:
-    """Return the predicted TTFT in seconds above which requests are rejected; None to reject no request."""
+    """Return the predicted TTFT (s) above which requests are rejected (None: no limit). Raises ConfigurationError."""
     if settings.overload in (None, "none"):
         return None
     if settings.router not in FORECASTING_ROUTERS:
@@ -81,10 +81,7 @@ def _early_ttft_s(settings: RouteSettings) -> float | None:
 
 
 def vocabulary_of(model: Path) -> int:
-    """Return `vocab_size` of the model's `config.json`.
-
-    Raises ModelError if the file or the size is missing or invalid.
-    """
+    """Return `vocab_size` of the model's `config.json`. Raises ModelError if it is missing or invalid."""
     try:
         config = json.loads((model / "config.json").read_bytes())
         size = config.get("vocab_size") or config["text_config"]["vocab_size"]

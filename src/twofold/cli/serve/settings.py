@@ -149,10 +149,7 @@ class ServeSettings(
 
     @property
     def pinned(self) -> bool:
-        """Whether workers are pinned to CPU cores. By default, emulated workers are not pinned, and other workers are.
-
-        With Ray, workers are never pinned.
-        """
+        """Whether workers are pinned to CPU cores: never with Ray; by default, unless they are emulated."""
         if self.launcher == "ray":
             return False
         return not self.emulated if self.pin_cores is None else self.pin_cores

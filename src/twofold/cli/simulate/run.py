@@ -1,4 +1,4 @@
-"""Implementation of `twofold simulate`: simulate the workload, check the SLO, print the result and write the files."""
+"""Implementation of `twofold simulate`: simulate the workload, check the SLO, print the result and write files."""
 
 import sys
 from collections.abc import Callable
@@ -37,7 +37,7 @@ _FILE_COLUMNS: Final = 120
 
 
 def run(settings: SimulateSettings) -> None:
-    """Run the simulation, write the files, and print tables or JSON. Raises ConfigurationError for invalid flags."""
+    """Run the simulation, write files, and print tables or JSON. Raises ConfigurationError for invalid flags."""
     if settings.spare and not settings.replan:
         raise ConfigurationError(f"--spare {settings.spare} needs --replan")
     spec, catalog = cluster_spec(settings, load_catalog(settings.catalog))
@@ -93,10 +93,8 @@ def run(settings: SimulateSettings) -> None:
 
 
 def _open_files(settings: SimulateSettings) -> tuple[list[Observer], AtomicFile | None]:
-    """Return the observers that write output files, and the HTML file if it was requested.
-
-    A file is renamed to its final name when complete, so an error or Ctrl-C leaves an existing file unchanged. Raises
-    ConfigurationError for files that cannot be written.
+    """Return observers that write the requested output files, and the HTML file if requested. A file appears under its
+    name only when complete. Raises ConfigurationError for a file that cannot be written.
     """
     files = settings.written_files
     check_outputs(files, settings.read_files)
@@ -124,10 +122,8 @@ def _replanning(settings: SimulateSettings, spec: ClusterSpec, catalog: Catalog)
 def _reference(
     settings: SimulateSettings, spec: ClusterSpec, catalog: Catalog
 ) -> tuple[str | None, PerformanceModel | None, str]:
-    """Return the machine to which slowdowns are relative, its performance model, and an empty note.
-
-    If that model cannot be created, return None, None and a note with the reason. If it cannot be created and the flags
-    need slowdowns, raise UserError.
+    """Return the machine to which slowdowns are relative, its performance model, and a note. Without such a model, both
+    are None and the note has the reason; raises UserError instead if flags need slowdowns.
     """
     name = settings.reference or (DEFAULT_REFERENCE if spec.profile is None else load_profile(spec.profile).machine)
     model = catalog.model(spec.model)

@@ -20,7 +20,7 @@ OWN_LOADS: Final = {
 
 
 class ClusterSettings(Settings, panel="Cluster"):
-    """Flags for the simulated cluster and its policies. They override the values of a cluster file."""
+    """Flags for the simulated cluster and its policies, which override a cluster file."""
 
     cluster: str | None = flag(
         "Pools as COUNTxMACHINE:ROLE, as in 35xh100:prefill,5xh100:decode, or a cluster file (YAML or TOML). A "

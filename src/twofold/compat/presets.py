@@ -34,7 +34,7 @@ def splitwise_sim(pools: Sequence[PoolSpec], model: str = "bloom-176b", *, catal
 
 
 def distserve_sim(pools: Sequence[PoolSpec], model: str, *, engine: str = "distserve") -> ClusterSpec:
-    """Create a cluster like DistServe's simulator (OSDI'24). Mixed pools with engine "vllm" are the paper's baseline."""
+    """Create a cluster like DistServe's simulator (OSDI'24). Mixed pools with engine "vllm" are the baseline."""
     suffix = "" if engine == "distserve" else f"-{engine}"
     return ClusterSpec(
         pools=tuple(pools),

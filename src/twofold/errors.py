@@ -32,9 +32,8 @@ class WorkloadError(UserError):
 
 
 class RequestError(UserError):
-    """A request is refused with the HTTP status `status`. `param` names the invalid field.
-
-    A retry may succeed after `retry_after_s` whole seconds.
+    """A request is refused with the HTTP status `status`. `param` names the invalid field. A retry may succeed after
+    `retry_after_s` whole seconds.
     """
 
     def __init__(

@@ -9,7 +9,7 @@
 
 The events `arrived`, `rejected`, `admitted` and `ended` concern a client's request. The other events concern one
 placement of the request on instances, and carry the placement's id. Times are seconds on the emitter's clock. The
-simulator emits no `admitted`, `decode_started` and `token`.
+simulator emits neither `admitted` nor `decode_started` nor `token`.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -27,7 +27,7 @@ class Route:
     """The prefill and decode instance of a request. If they are the same instance, there is no hand-off.
 
     `moves` are role changes of instances before the placement. `reused_tokens` is the number of prompt tokens expected
-    in the prefix cache after `fetch`. `ttft_s` is the predicted TTFT, or None.
+    in the prefix cache after the transfer `fetch`. `ttft_s` is the predicted TTFT, or None.
     """
 
     __slots__ = ("decode", "fetch", "moves", "prefill", "reused_tokens", "ttft_s")
@@ -69,7 +69,7 @@ class Route:
 class PlacedRequest:
     """A request with its route and, if it runs on two instances, its hand-off mode.
 
-    After the loss of an instance, a request is placed again with a new `id`, but the same `request_id` of its client.
+    After the loss of an instance, a request is placed again with a new `id`, but with the client's `request_id`.
     """
 
     __slots__ = ("id", "mode", "request", "request_id", "route")

@@ -47,7 +47,7 @@ def load_cluster(path: Path, *, catalog: Catalog | None = None) -> ClusterSpec:
 
 
 def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> ClusterSpec:
-    """Parse the text of a cluster file; the suffix of `name` selects YAML or TOML. Raises ConfigurationError."""
+    """Parse the text of a cluster file, YAML or TOML by the suffix of its `name`. Raises ConfigurationError."""
     suffix = Path(name).suffix.lower()
     require(suffix in _SUFFIXES, f"cluster {name} has an unknown suffix: use one of {', '.join(_SUFFIXES)}")
     raw = parse_toml("cluster", text, name) if suffix == ".toml" else _from_yaml(text, name)

@@ -15,7 +15,7 @@ _NAME = re.compile(r"[\w-]+")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Placement of `instances` × `stages` pipeline stages on machines in order, at most `per_machine` on each."""
+    """Placement of a pool's `instances` × `stages` pipeline stages on its machines in order, `per_machine` on each."""
 
     tensor_parallel: int
     stages: int
@@ -79,7 +79,7 @@ def check_shared_nodes(pools: Sequence[tuple[PoolSpec, Machine]]) -> None:
 
 
 def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
-    """Return each worker's CPU cores: equally many each, or one core each if workers must share cores.
+    """Return each worker's CPU cores: an equal number each, or one core each if workers must share cores.
 
     Shared cores are assigned first in order, then in reverse order, and so on. The first workers, which routers prefer
     at equal load, are therefore the last to share a core.

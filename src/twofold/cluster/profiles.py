@@ -87,7 +87,7 @@ def instance_profiles(spec: ClusterSpec, catalog: Catalog) -> list[InstanceProfi
 
 
 def with_profile(spec: ClusterSpec, catalog: Catalog) -> Catalog:
-    """Return the catalog, with the host and the model of the cluster's host profile added if there is one."""
+    """Return the catalog. If the cluster has a host profile (measurements of a host), add its host and model."""
     return catalog if spec.profile is None else load_profile(spec.profile).extend(catalog)
 
 
@@ -218,7 +218,7 @@ def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
 def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, longest: int) -> int:
     """Return the prompt tokens per batch: the pipeline chunk size, else `max_num_batched_tokens` of the spec.
 
-    For `auto`, batchers of whole prompts get the shortest prompt that saturates the instance, others the default.
+    `auto` is the length of the shortest saturating prompt for batchers of whole prompts, and a default for others.
     """
     if BATCHERS[batcher].chunked and spec.pipeline_chunk is not None:
         return spec.pipeline_chunk
@@ -242,7 +242,7 @@ class InstanceSlot:
 
 
 def instance_slots(profiles: Sequence[InstanceProfile]) -> Iterator[InstanceSlot]:
-    """Yield an `InstanceSlot` for every instance in pool order. Each role is numbered across pools: `prefill-0`, …"""
+    """Yield an `InstanceSlot` for every instance in pool order. Instances are numbered by role: `prefill-0`, …"""
     numbers: dict[Role, int] = dict.fromkeys(Role, 0)
     for pool, profile in enumerate(profiles):
         role, layout = profile.pool.role, profile.layout

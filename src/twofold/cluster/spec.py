@@ -180,11 +180,11 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ClusterRules:
     """Behaviour in which Twofold and other simulators differ.
 
-    `memory` is the KV reservation of a sequence. With `lease_retry_s` None, decode memory is reserved when a request
-    arrives; otherwise it is reserved after the prefill, with a retry every `lease_retry_s` seconds. With
+    `memory` is the rule by which a sequence reserves KV. With `lease_retry_s` None, decode memory is reserved when a
+    request arrives; otherwise it is reserved after the prefill, with a retry every `lease_retry_s` seconds. With
     `over_all_tokens`, TPOT is the decode time per output token, not per gap between tokens. `endless_memory` removes
     the KV limit. With `instant_handoff`, KV transfers take no time. `stagewise` selects the instances of
-    `compat/stagewise.py`.
+    `compat.stagewise`.
     """
 
     help: str

@@ -74,8 +74,8 @@ class RunTiming:
 class Timing:
     """Computes the durations of batches, in picoseconds, with a performance model.
 
-    Results are rounded once per number of sequences, so that an iteration takes as long alone as in a run of
-    iterations. `copy_ps` is the time to copy a block to host memory or back.
+    The coefficients of decodes are rounded to picoseconds before use, so that an iteration takes as long alone as
+    within a run of iterations. `copy_ps` is the time to copy a block to host memory or back.
     """
 
     def __init__(self, model: PerformanceModel, copy_ps: int = 0) -> None:

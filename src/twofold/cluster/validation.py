@@ -86,7 +86,7 @@ def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
 
 
 def check_cells(spec: ClusterSpec, instances: Mapping[Role, int]) -> None:
-    """Raise ConfigurationError if the spec sets `cells`, but the router has no cells or a cell would lack a role."""
+    """Raise ConfigurationError if `cells` is set, but the router has none or a role has fewer instances than cells."""
     if isinstance(spec.cells, int):
         known = spec.router in CELL_ROUTERS
         require(known, f"cells need one of the routers {', '.join(CELL_ROUTERS)}, not {spec.router}")

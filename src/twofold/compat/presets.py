@@ -34,7 +34,10 @@ def splitwise_sim(pools: Sequence[PoolSpec], model: str = "bloom-176b", *, catal
 
 
 def distserve_sim(pools: Sequence[PoolSpec], model: str, *, engine: str = "distserve") -> ClusterSpec:
-    """Create a cluster like DistServe's simulator (OSDI'24). Mixed pools with engine "vllm" are the baseline."""
+    """Create a cluster with the timing and rules of DistServe's simulator (OSDI'24).
+
+    Mixed pools with `engine` "vllm" are the paper's baseline.
+    """
     suffix = "" if engine == "distserve" else f"-{engine}"
     return ClusterSpec(
         pools=tuple(pools),

@@ -51,7 +51,7 @@ class _Task:
         self.chained: _Task | None = None  # of a prompt: the decodes queued together with it
 
     def is_younger(self, other: "_Task", selections: int) -> bool:
-        """Whether fewer batches left out this task than `other` or, for equally many, whether it arrived earlier."""
+        """Whether fewer batches left out this task than `other` or, at a tie, whether this task arrived earlier."""
         age, other_age = self.age(selections), other.age(selections)
         return age < other_age if age != other_age else self.arrival_s < other.arrival_s
 

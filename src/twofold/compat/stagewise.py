@@ -195,7 +195,7 @@ class StagewiseInstance(SimulatedInstance):
         batch.joined = decodes
 
     def _next_batch(self, stage: PipelineStage) -> tuple[RunningBatch | None, list[ScheduledSequence]]:
-        """Return a stage's next batch and its decodes. Decodes with only their first token are marked as resumed."""
+        """Return a stage's next batch and its decodes. The batch lists decodes with only one token as resumed."""
         if stage.number == 0:
             chunks = self._queues.take_prompts()
             if chunks:

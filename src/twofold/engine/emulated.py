@@ -32,10 +32,10 @@ class MonotonicClock:
 
 
 class LayerGroups:
-    """Groups of layers that the emulated engine reports as complete together, because each report wakes two threads.
+    """Groups of layers that the emulated engine reports as complete together, to save thread wake-ups.
 
     Group k ends with layer `ends[k]` − 1. The first and the last group have one layer each, because a layer-wise
-    hand-off starts after the first and ends after the last. Other groups have up to 8 layers.
+    hand-off starts after the first layer and ends after the last layer. Other groups have up to 8 layers.
     """
 
     def __init__(self, layers: int) -> None:

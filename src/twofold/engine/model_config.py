@@ -22,8 +22,7 @@ _NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence
 
 
 def context_length(config: PreTrainedConfig, name: str) -> int:
-    """Return the context length in tokens, or the original context length of a LongRoPE model; raises ModelError if
-    unknown.
+    """Return the context length in tokens; for a LongRoPE model, the original one. Raises ModelError if it is unknown.
 
     Beyond the original length, LongRoPE would change the rotary embeddings of all sequences in the batch.
     """

@@ -12,8 +12,7 @@ class EngineTraits:
     """Properties of an engine. Most Boolean fields state whether the engine supports a feature.
 
     `module` is a module of `twofold.serving.worker` with a function `prepare(config, report)`; it imports `package`,
-    which `pip install twofold[extra]` installs. `environment` has defaults for environment variables, set before the
-    import.
+    which `pip install twofold[extra]` installs. `environment` has defaults for environment variables.
     """
 
     help: str

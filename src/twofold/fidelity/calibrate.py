@@ -68,7 +68,7 @@ def calibrate(
 
 
 def _busy(one: TimedIteration, others: Sequence[WorkerLog]) -> float:
-    """Return the fraction of an iteration in which the workers `others` were also busy, on average over them."""
+    """Return the fraction of an iteration in which other workers were also busy, averaged over `others`."""
     return sum(other.busy_share(one.start_s, one.end_s) for other in others) / max(1, len(others))
 
 
@@ -91,7 +91,7 @@ def _shared(times: IterationTimes, logs: dict[str, WorkerLog], name: str, crowde
 
 
 def _typical(times: IterationTimes, ran: Sequence[TimedIteration]) -> float:
-    """Return measured time divided by predicted time of the iterations `ran`; at least 1, and 1 for too few."""
+    """Return measured divided by predicted time of the iterations `ran`: at least 1, and 1 if there are too few."""
     return max(1.0, _slowness(times, [one.iteration for one in ran])) if len(ran) >= _ENOUGH else 1.0
 
 
@@ -118,7 +118,7 @@ def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: flo
 
 
 def _link(measured: Measurements, model: Model, times: IterationTimes) -> KvLink:
-    """Return the measured speed of KV transfers. `sync_s` is their median excess over ideal layer-wise transfers."""
+    """Return the measured speed of KV transfers. `sync_s` is the median time beyond an ideal layer-wise transfer."""
     path = measured.link.transfer(model.kv_bytes_per_token, model.layers)
     tails = []
     for one in measured.prefill.ran:

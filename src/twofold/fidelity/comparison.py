@@ -201,7 +201,7 @@ def compare_replays(
 def knee(twin: Twin, make: Callable[[float], list[Request]], slo: Slo, attainment: float = 0.9) -> float:
     """Return the highest rate (requests/s, within 2%) at which the simulated SLO attainment is at least `attainment`.
 
-    This is DistServe's goodput (section 4.1) of the whole service. Raises ConfigurationError if it is below 1/16.
+    It is DistServe's goodput (section 4.1) of the whole service. Raises ConfigurationError below 1/16 requests/s.
     """
 
     def kept(rate: float) -> bool:

@@ -107,7 +107,7 @@ def _together(purpose: Purpose, name: str, prompts: Sequence[int], output: int) 
 
 
 def _beside(purpose: Purpose, name: str, prompts: list[int], output: int, together: int = 1) -> RequestGroup:
-    """Return a group of a few decodes of `output` tokens and of prompts that arrive meanwhile, `together` at once."""
+    """Return a group of long decodes (`output` tokens) and of prompts that arrive meanwhile, `together` at a time."""
     streams = _group(purpose, f"{name}-stream", _STREAMS, 64, output).requests
     short = [size for size in prompts if size <= prompts[-1] // 2] * _REPEATS
     comers = tuple(
@@ -222,7 +222,7 @@ def load_config(endpoint: Endpoint) -> LoadConfig:
 
 
 def send(config: LoadConfig, requests: Sequence[Request], of: str = "") -> list[Timeline]:
-    """Send requests and return their timelines. Raises ConfigurationError, with the text `of`, if a request fails."""
+    """Send requests and return their timelines. If one fails, raises ConfigurationError with `of` in the message."""
     result = asyncio.run(run_load(config, requests))
     for request_id, reason in result.errors.items():
         raise ConfigurationError(f"request {request_id}{of} failed: {reason}")

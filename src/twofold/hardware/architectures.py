@@ -83,7 +83,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpt2(config: ConfigJson) -> Architecture:
-    """Return the sizes of a GPT-2 model: learned positions, biases, and an output tied to the embedding."""
+    """Return the sizes of a GPT-2 model (learned positions, biases, output tied to the embedding)."""
     hidden = config.number("n_embd", "hidden_size")
     positions = config.number("n_positions", "max_position_embeddings", default=1024)
     inner = config.number("n_inner", default=4 * hidden)
@@ -92,14 +92,14 @@ def gpt2(config: ConfigJson) -> Architecture:
 
 
 def bloom(config: ConfigJson) -> Architecture:
-    """Return the sizes of a BLOOM model: no positions (ALiBi), a norm after the embedding, a tied output."""
+    """Return the sizes of a BLOOM model (ALiBi, a norm after the embedding, output tied to the embedding)."""
     hidden = config.number("hidden_size", "n_embed")
     outside = config.number("vocab_size") * hidden + 4 * hidden
     return _multi_head(config, hidden, 4 * hidden, outside, config.optional_number("seq_length"))
 
 
 def opt(config: ConfigJson) -> Architecture:
-    """Return the sizes of an OPT model: two extra positions and, in opt-350m, a projected smaller embedding."""
+    """Return the sizes of an OPT model (two extra positions; opt-350m has a smaller embedding with a projection)."""
     hidden = config.number("hidden_size")
     width = config.number("word_embed_proj_dim", default=hidden)
     positions = config.number("max_position_embeddings")
@@ -110,7 +110,7 @@ def opt(config: ConfigJson) -> Architecture:
 
 
 def llama(config: ConfigJson) -> Architecture:
-    """Return the sizes of a Llama-like model: grouped-query attention, and gated feed-forward layers or experts."""
+    """Return the sizes of a Llama-like model (grouped-query attention, gated feed-forward layers or experts)."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     kv_heads = config.number("num_key_value_heads", default=heads)
     kind = config.text("model_type", default="")
@@ -125,7 +125,7 @@ def llama(config: ConfigJson) -> Architecture:
 
 
 def deepseek(config: ConfigJson) -> Architecture:
-    """Return the sizes of a DeepSeek V2 or V3 model: latent attention (arXiv 2405.04434, section 2.1) and experts."""
+    """Return the sizes of a DeepSeek V2 or V3 model (latent attention: arXiv 2405.04434, section 2.1; experts)."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     latent, rope = config.number("kv_lora_rank"), config.number("qk_rope_head_dim")
     plain, value = config.number("qk_nope_head_dim"), config.number("v_head_dim")
@@ -148,7 +148,10 @@ def _gated(
     tied: bool = False,
     latent_dims: int | None = None,
 ) -> Architecture:
-    """Return the sizes of a gated model. `layer` is the parameters of a layer without feed-forward and experts."""
+    """Return the sizes of a model with gated feed-forward layers or experts.
+
+    `layer` is the number of parameters in each layer without its feed-forward network and experts.
+    """
     hidden, layers = config.number("hidden_size"), config.number("num_hidden_layers")
     embeddings = 1 if config.flag("tie_word_embeddings", default=tied) else 2
     rest = layers * layer + config.number("vocab_size") * hidden * embeddings + hidden

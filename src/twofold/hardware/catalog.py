@@ -34,7 +34,10 @@ class CatalogEntry(msgspec.Struct, frozen=True):
     fields: dict[str, object]
 
     def overridden_by(self, later: "CatalogEntry") -> "CatalogEntry":
-        """Return this entry with the fields of `later`, whose location is added to the source if it names none."""
+        """Return this entry with the fields in `later` replaced.
+
+        If `later` names no source, the location of `later` is added to this entry's source.
+        """
         source = f"{later.where}; the rest: {self.fields.get('source')}"
         return CatalogEntry(later.where, {**self.fields, "source": source, **later.fields})
 

@@ -56,7 +56,7 @@ def read_yaml(kind: str, path: Path) -> Any:  # noqa: ANN401
 
 
 def parse_toml(kind: str, text: str, name: str) -> dict[str, Any]:
-    """Parse the content of the TOML file `name`. Raises ConfigurationError, starting with `kind` and `name`."""
+    """Parse the content of the TOML file `name`. Raises ConfigurationError with `kind` and `name` in the message."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

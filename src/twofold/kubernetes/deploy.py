@@ -92,9 +92,10 @@ def _write(text: str, output: str, name: str) -> None:
 
 
 def values_from(spec: ClusterSpec, catalog: Catalog, text: str, *, emulated: bool) -> Json:
-    """Return the Helm values that serve a plan; `text` is its file. Raises ConfigurationError for unsupported pools.
+    """Return the Helm values that serve a plan, whose file contains `text`.
 
-    Each instance becomes a pod with one worker on one accelerator, on a node labelled with its machine's name.
+    Each instance becomes a pod with one worker on one accelerator, on a node labelled with its machine's name. Raises
+    ConfigurationError for pools that pods cannot serve.
     """
     if emulated:
         return {"engine": "emulated", "plan": text}

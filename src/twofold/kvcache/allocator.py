@@ -124,7 +124,7 @@ class _Term:
 class LeaseTable:
     """Leases (rights of peers to write) on the blocks of one instance in one epoch (life of the instance).
 
-    A lease's blocks count as in flight until `end`. It expires `lease_s` seconds after its source's last heartbeat.
+    A lease expires `lease_s` seconds after its source's last heartbeat. Its blocks count as in flight until `end`.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ class PrefixCache:
 
     Blocks with equal keys, and all blocks before them in their prompts, are equal. Held blocks (until `release`) and
     pinned blocks (until a time) are never evicted. `hits` counts blocks that requests reused, `misses` blocks that they
-    computed, and `removals` removed blocks by reason. At most `max_pinned` blocks can be pinned, by default half of the
+    computed, and `removals` removed blocks by reason. At most `max_pinned` blocks can be pinned, by default half the
     capacity.
     """
 

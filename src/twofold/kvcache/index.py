@@ -61,7 +61,7 @@ class PrefixIndex:
             self._sweep()
 
     def prefixes(self, keys: Sequence[BlockKey]) -> dict[str, int]:
-        """Map each instance to its number of cached leading blocks of the prompt `keys`. Leave out zeros."""
+        """Map each instance to its number of cached leading blocks of the prompt `keys`; leave out instances at 0."""
         holders, having, length = self._holders, self._live, 0
         found: dict[str, int] = {}
         if not having:

@@ -119,7 +119,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return sum(self._owners[block] == owners for block, owners in leaving.items())
 
     def copied(self, allocation: BlockAllocation) -> None:
-        """Record that the engine has made the copy of `PromptAllocation.copy` for this allocation."""
+        """Record that the engine has made the block copy `PromptAllocation.copy` for this allocation."""
         source = self._copies.pop(allocation, None)
         if source is not None:
             self._leave(source)

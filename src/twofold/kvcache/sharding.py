@@ -31,7 +31,7 @@ class Sharding(msgspec.Struct, frozen=True):
         return range(-(-stage * num_layers // self.pipeline), -(-(stage + 1) * num_layers // self.pipeline))
 
     def heads(self, rank: int, num_heads: int) -> range:
-        """Return the heads of a layer with `num_heads` heads that `rank` stores."""
+        """Return the heads that `rank` stores, of a layer with `num_heads` heads."""
         shard, each = rank % self.tensor, num_heads // self.tensor
         return range(shard * each, (shard + 1) * each)
 
@@ -90,7 +90,7 @@ def overlap(one: range, other: range) -> range:
 
 
 def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
-    """Yield each maximal range of consecutive layers with equal head counts, with this head count."""
+    """Yield (layers, number of heads) for each maximal run of layers with equal numbers of heads."""
     start = 0
     for count, layers in groupby(kv_heads):
         stop = start + len(list(layers))

@@ -59,8 +59,8 @@ class TieredCache:
     def insert(self, keys: Sequence[BlockKey], start: int = 0) -> list[BlockKey]:
         """Store the blocks of a prompt from index `start` on in the first tier.
 
-        Blocks from other tiers do not count as hits. Blocks of the prompt are not evicted for each other. Returns the
-        blocks that left the cache, or fit in no tier, in order.
+        Blocks moved from other tiers do not count as hits. No block of the prompt is evicted to store another one.
+        Returns, in order, the blocks that left the cache and the blocks that fit in no tier.
         """
         gone: list[BlockKey] = []
         own = frozenset(keys)

@@ -7,7 +7,7 @@ class ModelAccuracy(msgspec.Struct, frozen=True, kw_only=True):
     """Mean absolute relative errors of a performance model on held-out measurements; None if unknown.
 
     If `estimated` is set, the model was not fitted to its LLM on its machine, and the errors are from predictions of
-    other pairs by the same method. `basis` briefly describes the underlying data.
+    other LLMs and machines by the same method. `basis` briefly describes the underlying data.
     """
 
     prefill: float | None

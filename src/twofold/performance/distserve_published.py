@@ -124,7 +124,10 @@ def distserve_published(
 def distserve_pipeline(
     model: Model, machine: Machine, tensor_parallel: int, pipeline_parallel: int, *, engine: str = "distserve"
 ) -> Pipeline:
-    """Return DistServe's performance model of a pipeline. Raises ConfigurationError also for too many stages."""
+    """Return the performance model of DistServe's simulator for an instance with `pipeline_parallel` stages.
+
+    Raises ConfigurationError as `distserve_published` does, and if there are more stages than layers.
+    """
     stage_layers(model, pipeline_parallel)
     line = _line(model, machine, tensor_parallel, engine)
     first, later = (

@@ -228,5 +228,5 @@ def kv_capacity_tokens(
 
 
 def _share(size: int, layers: int, model: Model) -> int:
-    """Return the part of `size` bytes for all layers that belongs to `layers` layers, rounded up."""
+    """Return the bytes of `layers` layers, rounded up, if all layers together have `size` bytes."""
     return -(-size * layers // model.layers)

@@ -37,8 +37,7 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Coefficients of this module's formula for the iteration time, in seconds.
 
     `bends` are the numbers of tokens at which the slope of f changes, starting with 0. `token_s[i]` is the slope after
-    `bends[i]`. Errors are median absolute relative errors on held-out measurements, or None. `iterations` counts the
-    distinct measurements.
+    `bends[i]`. Errors are median absolute relative errors on held-out measurements, or None.
     """
 
     base_s: float
@@ -84,7 +83,7 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def spread(tokens: float, bends: tuple[int, ...]) -> list[float]:
-    """Return the number of the `tokens` that fall into each linear segment of f, which starts at each of `bends`."""
+    """Split `tokens` at `bends`: return the number of tokens in each linear segment of f (see the module's formula)."""
     ends = (*bends, float("inf"))
     return [min(max(tokens - low, 0), high - low) for low, high in pairwise(ends)]
 
@@ -118,9 +117,8 @@ UNKNOWN_LINK: Final = 12.5e9  # bytes per second between machines with no measur
 class GatewayTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """CPU seconds of the gateway, and delays between clients and workers on the same host.
 
-    A request takes `request_s` plus `prompt_token_s` per prompt token of CPU time, and reaches a worker
-    `request_delay_s` later. The output of an iteration takes `step_s` plus `token_s` per token, and reaches clients
-    `step_delay_s` later.
+    A request takes `request_s` plus `prompt_token_s` per prompt token, and reaches a worker `request_delay_s` later. An
+    iteration's output takes `step_s` plus `token_s` per token, and reaches clients `step_delay_s` later.
     """
 
     request_s: float

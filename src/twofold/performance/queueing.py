@@ -28,8 +28,7 @@ from twofold.performance.base import PerformanceModel
 def mean_ttft_s(rate: float, latency_s: float, stage_s: float) -> float:
     """Return the mean TTFT of prompts that take `latency_s` in all stages together and `stage_s` in the slowest stage.
 
-    It is infinite if `rate` · `stage_s` ≥ 1. Raises ConfigurationError unless `rate` ≥ 0 and 0 < `stage_s` ≤
-    `latency_s`.
+    It is infinite if `rate` · `stage_s` ≥ 1. Raises ConfigurationError for a negative rate and for impossible times.
     """
     if not (rate >= 0 and 0 < stage_s <= latency_s < math.inf):
         raise ConfigurationError(

@@ -36,7 +36,7 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, model: Model) -> "PrefixCost":
-        """Return the cost for an LLM of the catalog: 2 FLOPs per token and active parameter, and attention."""
+        """Return the cost for an LLM of the catalog: 2 FLOPs per token and active parameter, plus attention."""
         return cls(
             kv_bytes=model.kv_bytes_per_token,
             flops=2 * model.active_parameters,

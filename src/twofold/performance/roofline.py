@@ -48,8 +48,7 @@ _CAPPED_SLOWDOWN, _CAP = 1.3, 0.5
 class RooflineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Constants of the roofline formula. Times are in seconds per layer.
 
-    Efficiencies are fractions of peak rates. `long_batch` is a token's extra cost in long batches, as a share of its
-    cost.
+    Efficiencies are fractions of peak rates. `long_batch` is the relative extra cost of a token in long batches.
     """
 
     compute_efficiency: float
@@ -125,7 +124,7 @@ class RooflineModel(PerformanceModel):
 
 
 class RooflineTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Roofline terms at peak rates. `active` is the share of parameters that a token uses; `steps` is layers·log2 TP."""
+    """Roofline terms at peak rates. `active` is the share of parameters per token; `steps` is layers · log2 TP."""
 
     compute_s: float
     all_reduce_s: float

@@ -79,6 +79,9 @@ class SplitwisePublishedModel(PerformanceModel):
 
 
 def splitwise_published(model: Model, machine: Machine, tensor_parallel: int) -> SplitwisePublishedModel:
-    """Return SplitwiseSim's performance model for the paper's figures. Raises ConfigurationError for unknown pairs."""
+    """Return the performance model of SplitwiseSim, for reproducing the paper's figures.
+
+    Raises ConfigurationError if SplitwiseSim has no curves for this LLM, accelerator and tensor parallelism.
+    """
     knots = require_pair(published_knots().knots, model, machine, tensor_parallel, "published profile")
     return SplitwisePublishedModel(knots, model, machine, tensor_parallel)

@@ -46,7 +46,10 @@ class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError("latency and synchronization of a transfer must be at least 0 seconds")
 
     def serialized_s(self, tokens: int, late_s: float = 0.0) -> float:
-        """Return the seconds from prefill's end to a serialized hand-off's end. The path is free after `late_s`."""
+        """Return the seconds from the end of prefill until `tokens` tokens of KV arrive in a serialized hand-off.
+
+        Other transfers keep the path busy for the first `late_s` seconds.
+        """
         return late_s + self.latency_s + tokens * self.kv_bytes_per_token / self.bytes_per_s
 
     def layer_wise_s(self, tokens: int, prefill_s: float, late_s: float = 0.0) -> float:
@@ -62,7 +65,7 @@ class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
     def crossover_tokens(self, prefill_s: Callable[[int], float]) -> int | None:
         """Return the shortest prompt, in tokens, for which a layer-wise hand-off ends sooner than a serialized one.
 
-        `prefill_s` maps tokens to seconds and must not decrease. Return None if serialized is never slower.
+        `prefill_s` maps tokens to seconds and must not decrease. Return None if serialized hand-off is never slower.
         """
         return shortest(lambda tokens: self.layer_wise_s(tokens, prefill_s(tokens)) < self.serialized_s(tokens))
 

@@ -72,7 +72,7 @@ def with_spare(spec: ClusterSpec, machines: int) -> ClusterSpec:
 
 
 def parse_failure(text: str) -> InstanceFailure:
-    """Parse a failure `INSTANCE@TIME` or `INSTANCE@TIME+RESTART_DELAY`, in seconds. Raises ConfigurationError."""
+    """Parse a failure `INSTANCE@TIME` or `INSTANCE@TIME+RESTART_DELAY` (in seconds). Raises ConfigurationError."""
     found = _FAILURE.fullmatch(text.strip())
     at_s = _seconds(found["at"]) if found else None
     away_s = _seconds(found["away"]) if found and found["away"] is not None else None
@@ -94,7 +94,7 @@ def _read_cluster(text: str | None, model: str | None, catalog: Catalog) -> Clus
 
 
 def _overrides(settings: SimulateSettings) -> dict[str, Any]:
-    """Return the fields of the cluster spec that the flags set, by name."""
+    """Map the fields of the cluster spec that the flags set to their values."""
     values = {name: getattr(settings, name) for name in _SAME}
     values["swap_space_bytes"] = settings.swap_space
     if settings.link_gb_per_s is not None:

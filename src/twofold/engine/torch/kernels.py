@@ -56,7 +56,7 @@ def _causal_mask(query: Tensor) -> Tensor:
 
 
 def _unfused(query: Tensor, key: Tensor, value: Tensor, scoring: AttentionScoring, mask: Tensor | None) -> Tensor:
-    """Compute attention with softcap or sinks, which the fused kernel lacks. Few rows at a time limit the memory."""
+    """Compute attention with softcap or sinks, which the fused kernel lacks, a few query rows at a time."""
     rows = query.shape[2]
     pieces = []
     for start in range(0, rows, _ROWS_AT_ONCE):
@@ -91,7 +91,7 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 class Scratch:
-    """Buffers for gathered keys and values, reused for all layers and batches to avoid slow page faults."""
+    """Buffers for gathered keys and values, reused for all layers and batches: new buffers cause page faults."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
@@ -113,10 +113,10 @@ class ContiguousKv:
     length: int
 
     def read(self, part: Tensor, name: str) -> Tensor:
-        """Return the context's keys or values as [sequences, kv_heads, positions, dim], valid until the next read of
-        `name`.
+        """Return the context's keys or values as [sequences, kv_heads, positions, dim].
 
-        `part` has all keys or all values of a layer, [num_blocks, block_size, kv_heads, dim].
+        `part` has all keys or all values of a layer, [num_blocks, block_size, kv_heads, dim]. The result is valid until
+        the next read with the same `name`.
         """
         slots = part.view(-1, part.shape[2], part.shape[3])
         return slots[self.first_slot : self.first_slot + self.length].transpose(0, 1).unsqueeze(0)
@@ -127,8 +127,8 @@ class GatheredKv:
     """KV context of sequences whose blocks are scattered in the pool. The blocks are gathered into a buffer.
 
     `blocks` lists the block ids of one sequence after another, padded to equally many per sequence. From each sequence,
-    `length` positions are read, starting with `first`. The padded positions `padding` of the buffer are set to 0,
-    because unused memory may contain NaN.
+    `length` positions are read, starting with `first`. `padding` lists the padded positions of the buffer, which are
+    set to 0 because unused memory may contain NaN.
     """
 
     blocks: Tensor

@@ -57,7 +57,7 @@ class KvPool:
     def copying(self) -> Iterator[None]:
         """Run the KV copies of this context on a separate CUDA stream, and wait for them when the context exits.
 
-        For threads other than the engine's, so that copies and iterations do not wait for each other.
+        Use it on threads other than the engine's, so that copies and iterations do not wait for each other.
         """
         if self._stream is None:
             yield
@@ -116,7 +116,7 @@ class PoolHeads(NamedTuple):
 
 
 def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
-    """Copy KV heads from `source` to `target`, pairwise, and return the number of bytes. Block ids may differ."""
+    """Copy KV heads from `source` to `target`, pairwise, and return the number of bytes."""
     if not source.blocks:
         return 0
     runs = block_runs(source.blocks, target.blocks)
@@ -160,7 +160,7 @@ def _as_words(part: Tensor) -> Tensor:
 
 
 class LayerNotifier:
-    """Runs callbacks in order, each once the device has completed all work queued before it.
+    """Runs callbacks in order, each as soon as the device has completed all work queued before the callback.
 
     On an accelerator, a separate thread runs the callbacks. On a CPU, `after` runs them immediately.
     """

@@ -131,7 +131,7 @@ def _run(model: PreTrainedModel, probe: _Probe) -> None:
 
 @contextmanager
 def _without_cuda_graphs() -> Iterator[None]:
-    """Disable torch's check for CUDA graph capture, which would initialize CUDA, so that the process could not fork."""
+    """Disable torch's check for CUDA graph capture, which would initialize CUDA and prevent forks of the process."""
     asked = torch.cuda.is_current_stream_capturing
     torch.cuda.is_current_stream_capturing = lambda: False
     try:

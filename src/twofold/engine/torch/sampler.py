@@ -104,7 +104,7 @@ def _nucleus(best: Tensor, total: Tensor, top_p: float) -> int:
 def _gumbel(seed: int, position: int, count: int) -> Tensor:
     """Return standard Gumbel noise [count] that depends only on the seed, the position and the index in the vocabulary.
 
-    Computed from raw Philox bits, which are the same on every platform and in every numpy release.
+    It is computed from raw Philox bits, which are the same on every platform and in every numpy release.
     """
     bits = np.random.Philox(key=seed % 2**64, counter=position << 128).random_raw(count)
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53

@@ -1,7 +1,7 @@
 """Tensor and pipeline parallelism: the process group of a worker's ranks, and the part of the model on each rank.
 
 Each pipeline stage passes hidden states to the next. Each tensor shard (Megatron-LM) computes a part of the attention
-heads and of each feed-forward matrix, by transformers' plan for the model.
+heads and of each feed-forward matrix, as transformers' plan for the model specifies.
 """
 
 import os
@@ -51,7 +51,7 @@ class RankGroup:
         dist.send(hidden.contiguous(), self.rank + self.split.tensor)
 
     def receive(self, like: torch.Tensor) -> torch.Tensor:
-        """Receive hidden states, like `like`, from the rank of the previous stage that has the same tensor shard."""
+        """Receive hidden states, in the shape of `like`, from the previous stage's rank with the same tensor shard."""
         hidden = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         dist.recv(hidden, self.rank - self.split.tensor)
         return hidden
@@ -139,7 +139,7 @@ _OWN_PLANS = {"opt": {f"model.decoder.layers.*.{name}": style for name, style in
 
 
 def tensor_plan(model: PreTrainedModel) -> dict[str, str]:
-    """Return the tensor-parallel plan, from name patterns (model.layers.*.mlp.up_proj) to styles (colwise).
+    """Return the tensor-parallel plan, which maps name patterns (model.layers.*.mlp.up_proj) to styles (colwise).
 
     The result is empty if the model has no plan that divides the attention heads. Embeddings stay whole on every rank.
     """

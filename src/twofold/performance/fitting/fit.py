@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def non_negative_least_squares(columns: Sequence[Floats], target: Floats, scale: Floats) -> Floats:
-    """Return the x ≥ 0 that minimize Σ ((columns · x − target) / scale)². `scale` = `target`: relative errors."""
+    """Return the x ≥ 0 that minimize Σ ((columns · x − target) / scale)²: relative errors if `scale` is `target`."""
     matrix = np.column_stack(columns) / scale[:, None]
     sizes = np.linalg.norm(matrix, axis=0)
     sizes[sizes == 0.0] = 1.0
@@ -34,7 +34,10 @@ _FEWEST = 3  # distinct sizes of short batches needed for floor and slope
 
 
 class FitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a fit, and the source and date of the measurements. `notes` maps accelerators to notes for `basis`."""
+    """Options of a fit, and the source and date of the measurements.
+
+    `notes` maps an accelerator to a text that is added to `Calibration.basis`.
+    """
 
     source: str
     date: str

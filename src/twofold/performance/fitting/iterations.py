@@ -55,7 +55,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         return "mixed" if any(each.sequences for each in self.work) else "prefill"
 
     def predicted_s(self, times: IterationTimes, request_s: float = 0.0) -> float:
-        """Return the seconds that `times` predicts on a busy worker, plus `request_s` outside the engine per request."""
+        """Return the predicted seconds on a busy worker, plus `request_s` outside the engine for each request."""
         return sum(times.seconds(*each) for each in self.work) + request_s * self.requests
 
 

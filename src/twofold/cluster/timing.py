@@ -30,7 +30,7 @@ def ps(seconds: float) -> int:
 
 
 def product(large: int, small: int) -> int:
-    """Return `large * small` for factors ≥ 0, multiplied in halves, because compiled code is fast only below 2³⁰."""
+    """Return `large * small` for factors ≥ 0, by two halves of `large`: compiled code is fast only below 2³⁰."""
     return ((large >> _HALF) * small << _HALF) + (large & _LOW) * small
 
 

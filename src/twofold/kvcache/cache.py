@@ -90,8 +90,8 @@ class PrefixCache:
 
     Blocks with equal keys, and all blocks before them in their prompts, are equal. Held blocks (until `release`) and
     pinned blocks (until a time) are never evicted. `hits` counts blocks that requests reused, `misses` blocks that they
-    computed, and `removals` removed blocks by reason. At most `max_pinned` blocks can be pinned, by default half the
-    capacity.
+    computed, and `removals` removed blocks by reason. At most `max_pinned` blocks (None: half the capacity) can be
+    pinned.
     """
 
     def __init__(

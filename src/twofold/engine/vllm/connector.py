@@ -51,7 +51,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
     # -- model runner -----------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Move the empty cache into memory that peers can access."""
+        """Move vLLM's KV cache, which is still empty, into memory that peers can access."""
         context = self._vllm_config.compilation_config.static_forward_context
         self._layers = {name: place for place, name in enumerate(kv_caches)}
         heads = self._vllm_config.model_config.get_num_kv_heads(self._vllm_config.parallel_config)

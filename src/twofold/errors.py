@@ -32,9 +32,8 @@ class WorkloadError(UserError):
 
 
 class RequestError(UserError):
-    """A request is invalid. `param` is the name of the invalid field and `status` the HTTP status.
-
-    `retry_after_s` is the number of whole seconds after which a retry may succeed.
+    """A request is refused with the HTTP status `status`. `param` names the invalid field. A retry may succeed after
+    `retry_after_s` whole seconds.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class OutOfBlocksError(TwofoldError):
 
 
 class StaleEpochError(TwofoldError):
-    """A message or write is from before the restart of an instance, so it has an outdated epoch."""
+    """A message or write has an outdated epoch: it is from before the restart of an instance."""
 
 
 class InstanceLostError(TwofoldError):

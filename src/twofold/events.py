@@ -8,9 +8,8 @@
                                                                                 ended ◄────────── finished
 
 The events `arrived`, `rejected`, `admitted` and `ended` concern a client's request. The other events concern one
-placement of that request on instances, and carry the id of the placement. Times are seconds on the emitter's clock. The
-live controller emits every event. The simulator has no admission queue, so it does not emit `admitted`. It simulates
-many iterations at once, so it emits neither `decode_started` nor `token`.
+placement of the request on instances, and carry the placement's id. Times are seconds on the emitter's clock. The
+simulator emits neither `admitted` nor `decode_started` nor `token`.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -27,9 +26,8 @@ from twofold.timeline import Moment, Timeline
 class Route:
     """The prefill and decode instance of a request. If they are the same instance, there is no hand-off.
 
-    `moves` are role changes of instances that take place before the request is placed. `reused_tokens` is the number of
-    prompt tokens expected in the prefix cache once `fetch` has completed. `ttft_s` is the predicted time to first
-    token, or None if the router predicts none.
+    `moves` are role changes of instances before the placement. `reused_tokens` is the number of prompt tokens expected
+    in the prefix cache after the transfer `fetch`. `ttft_s` is the predicted TTFT, or None.
     """
 
     __slots__ = ("decode", "fetch", "moves", "prefill", "reused_tokens", "ttft_s")
@@ -71,8 +69,7 @@ class Route:
 class PlacedRequest:
     """A request with its route and, if it runs on two instances, its hand-off mode.
 
-    Instances identify the request by `id`. After the loss of an instance, a live service places the request again with
-    a new `id`, while `request_id` is always the id of the client's request.
+    After the loss of an instance, a request is placed again with a new `id`, but with the client's `request_id`.
     """
 
     __slots__ = ("id", "mode", "request", "request_id", "route")
@@ -116,10 +113,7 @@ class RequestSubscriber:
         """The next output token of the request is sent to the client."""
 
     def finished(self, request_id: str, output_tokens: int, now: float) -> None:
-        """The placement completed the request's output.
-
-        `output_tokens` is the number of tokens that this placement generated.
-        """
+        """The placement completed the request's output, of which it generated `output_tokens` tokens."""
 
     def aborted(self, request_id: str, now: float) -> None:
         """The placement ended early: it was rejected after the prefill, cancelled, failed, or lost with an instance."""
@@ -215,11 +209,7 @@ Sink = Callable[[Timeline], None]
 
 
 class Recorder(RequestSubscriber):
-    """Records the timelines of live requests.
-
-    A request ends exactly once. Events of unknown or ended requests are dropped, because late messages about aborted
-    requests are normal in a live service.
-    """
+    """Records the timelines of live requests. Events of unknown or ended requests are dropped."""
 
     def __init__(self, sinks: Iterable[Sink] = ()) -> None:
         self._sinks = tuple(sinks)
@@ -232,10 +222,7 @@ class Recorder(RequestSubscriber):
         return self._open.values()
 
     def get(self, request_id: str) -> Timeline | None:
-        """Return the timeline of a request that has not ended.
-
-        `request_id` is the id of the request or of its placement.
-        """
+        """Return the timeline of a request that has not ended, by the id of the request or of its placement."""
         return self._placements.get(request_id) or self._open.get(request_id)
 
     def admitted(self, request: Request, now: float) -> None:
@@ -272,7 +259,7 @@ class Recorder(RequestSubscriber):
         return timeline
 
     def mark(self, request_id: str, moment: Moment, now: float) -> None:
-        """Record the time at which a request reached a `Moment`. If the moment already has a time, keep that time."""
+        """Record the time at which a request first reached a `Moment`."""
         timeline = self.get(request_id)
         if timeline is not None:
             timeline.moments.setdefault(moment, now)
@@ -288,10 +275,7 @@ class Recorder(RequestSubscriber):
         timeline.moments[Moment.LAST_TOKEN] = now
 
     def end(self, request_id: str, reason: FinishReason) -> Timeline | None:
-        """Close the timeline of a request, call every sink with it, and return it.
-
-        Return None if the timeline is not open.
-        """
+        """Close the timeline of a request, call every sink with it, and return it. Return None if it is not open."""
         timeline = self._open.pop(request_id, None)
         if timeline is None:
             return None

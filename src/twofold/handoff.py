@@ -17,8 +17,8 @@ class HandoffMode(StrEnum):
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """Permission for the instance `source` to write a request's KV cache into `blocks` of `instance`.
 
-    `epoch` changes whenever `instance` restarts; writes and messages with an outdated epoch are refused. The lease
-    expires at `deadline_s` on the clock of `instance`, unless `source` renews it by a heartbeat.
+    `epoch` changes whenever `instance` restarts; data of an outdated epoch is refused. The lease expires at
+    `deadline_s` on the clock of `instance`, unless a heartbeat of `source` renews it.
     """
 
     request_id: str
@@ -30,10 +30,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseWatcher(Protocol):
-    """Observer of leases.
-
-    `granted` is called before the first write, and `ended` is called before the blocks are freed.
-    """
+    """Observer of leases: `granted` is called before the first write, `ended` before the blocks are freed."""
 
     def granted(self, lease: Lease) -> None: ...
 

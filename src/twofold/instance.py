@@ -25,17 +25,14 @@ class Role(StrEnum):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LoadMeasure(ABC):
-    """Measure by which routers rank instances: `of` maps the load of an instance to a number."""
+    """Measure by which routers rank instances: `of` maps an instance's load to a number."""
 
     @abstractmethod
     def of(self, load: "InstanceLoad") -> int: ...
 
 
 class Ranking:
-    """Heap of the instances of a pool, in order of a load measure.
-
-    Instances with equal loads rank in order of joining.
-    """
+    """Heap of the instances of a pool by a load measure. Instances with equal loads rank in order of joining."""
 
     __slots__ = ("heap", "measure")
 
@@ -45,10 +42,7 @@ class Ranking:
 
 
 class HeapEntry:
-    """Entry of an instance in the heap of a ranking.
-
-    Comparisons are inlined for speed, because each placement of a request makes about twenty comparisons.
-    """
+    """Entry of an instance in the heap of a `Ranking`."""
 
     __slots__ = ("load", "number", "place", "position", "ranking")
 
@@ -152,19 +146,16 @@ NO_LOAD = LoadTotals()
 class InstanceLoad(LoadTotals):
     """The load of an instance, as routers see it.
 
-    role: role of the instance's current pool.
-    home: role of the instance's home pool, for which the instance was started.
-    pending_prefill_tokens: prompt tokens routed to the instance and not yet prefilled.
-    reserved_tokens: KV tokens that all requests routed to the instance may occupy on it.
-    capacity_tokens: KV tokens that fit in the instance's memory, None if unknown.
-    prefills: number of requests routed to the instance for prefill that have not completed their prefill.
-    decodes: number of requests routed to the instance for decode that have not completed their decode.
-    requests: number of requests that `prefills` or `decodes` counts, each counted once.
-    queued: function that returns the number of waiting sequences on the instance, 0 if unknown.
-    cache: name of the instance's prefix cache, which other instances of the host may share.
-    cell: name of the instance's group of nearby instances, if the router uses cells.
-    place: the instance's number in the order of joining its pool, 0 while it is in no pool; set by the pools.
-    standings: the instance's heap entries; set by the pools.
+    - role, home: roles of the instance's current pool, and of the pool for which it was started.
+    - pending_prefill_tokens: prompt tokens routed to the instance and not yet prefilled.
+    - reserved_tokens: KV tokens that all requests routed to the instance may occupy on it.
+    - capacity_tokens: KV tokens that fit in the instance's memory, None if unknown.
+    - prefills, decodes: numbers of routed requests that have not completed their prefill or decode on the instance.
+    - requests: number of requests that `prefills` or `decodes` counts, each counted once.
+    - queued: function that returns the number of waiting sequences on the instance, 0 if unknown.
+    - cache: name of the instance's prefix cache, which other instances of the host may share.
+    - cell: name of the instance's group of nearby instances, if the router uses cells.
+    - place, standings: number in the order of joining the pool (0: in no pool), and heap entries; set by the pools.
     """
 
     def __init__(

@@ -130,9 +130,8 @@ def _print_json(path: Path, name: str, found: TraceSummary | TraceReuse) -> None
 def convert(settings: ConvertSettings) -> None:
     """Convert a trace to another format; select a part of the trace, or rescale it.
 
-    Times are scaled first, then lengths. Then requests longer than --max-model-len are clipped. `--rate` is the mean
-    rate of the selected part. Outputs of length 0 are read as 1. Prefix blocks that a changed length makes invalid are
-    dropped.
+    Times are scaled, then lengths; then requests longer than --max-model-len are clipped. `--rate` is the mean rate of
+    the selected part. Outputs of length 0 are read as 1. Prefix blocks beyond a shortened prompt are dropped.
     """
     path, out = settings.trace, settings.out
     require_file(path)
@@ -208,7 +207,7 @@ def _trace_tables(title: str, summary: TraceSummary) -> Group:
 
 
 def _reuse_table(found: TraceReuse) -> Table:
-    """Return a table of hit rates, with a row for each capacity and a column for each eviction policy."""
+    """Return a table of prefix hit rates, with a row for each cache capacity and a column for each eviction policy."""
     rates = {(cache.capacity, cache.eviction): cache.rate for cache in found.caches}
     evictions = dict.fromkeys(cache.eviction for cache in found.caches)
     reuse = table(None, ("Blocks", *evictions), range(len(evictions) + 1))
@@ -230,7 +229,7 @@ def _facts(summary: TraceSummary) -> dict[str, str]:
 
 
 def _spread(cv: float) -> str:
-    """Format `cv`, the coefficient of variation of arrival gaps, with the burstiness of gamma arrivals of this `cv`."""
+    """Format the coefficient of variation `cv` of arrival gaps, and the burstiness of gamma arrivals with this `cv`."""
     return f"{cv:.3f} (gamma arrivals of burstiness {cv**-2:.3g})" if cv > 0.001 else f"{cv:.3f} (constant)"
 
 

@@ -26,7 +26,7 @@ _TPOT: Final = 5.0
 
 
 def parse_loads(text: str, flag: str = "--loads") -> tuple[float, ...]:
-    """Parse loads such as `0.5,0.9,2`. A load is a multiple of a request rate. Raises ConfigurationError."""
+    """Parse loads such as `0.5,0.9,2`: multiples of the highest rate that meets the SLO. Raises ConfigurationError."""
     try:
         loads = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -73,10 +73,7 @@ class VerifySettings(Settings):
 
     @property
     def design(self) -> ServiceDesign:
-        """Number of workers of each role in the service.
-
-        Raises ConfigurationError for an invalid combination of numbers.
-        """
+        """Number of workers of each role in the service. Raises ConfigurationError for an invalid combination."""
         if not (self.prefill or self.decode or self.colocated):
             return ServiceDesign(prefill=1, decode=1)
         design = ServiceDesign(prefill=self.prefill, decode=self.decode, colocated=self.colocated)
@@ -102,9 +99,9 @@ class VerifySettings(Settings):
 def verify(settings: VerifySettings) -> None:
     """Replay a workload on a live service and in the simulator, and print the results side by side.
 
-    TARGET is a model or a running service. A model is served on this host. For a running service, --prefill, --decode
-    and --colocated are the numbers of its instances. Exits with 1 if live and simulated results differ by more than 5
-    points of SLO attainment, 10% of a median or 15% of a P90, in addition to the spread of the live replays.
+    TARGET is a model to serve on this host, or a running service with --prefill, --decode and --colocated instances.
+    Exits with 1 if live and simulated results differ by more than 5 points of SLO attainment, 10% of a median or 15% of
+    a P90, in addition to the spread of the live replays.
     """
     compare = compare_service if settings.is_endpoint else compare_all
     comparisons = compare(settings, settings.design)
@@ -132,10 +129,7 @@ def compare_service(settings: VerifySettings, design: ServiceDesign) -> list[Com
 
 
 def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Comparison]:
-    """Serve the model on this host, and compare live and simulated latencies at each request rate.
-
-    Raises ConfigurationError if the profile was measured with another model.
-    """
+    """Compare a service on this host with its simulation. Raises ConfigurationError for a profile of another model."""
     profile = load_profile(settings.profile)
     model = read_model(Path(settings.target))
     if model.name != profile.model.name or model.parameters != profile.model.parameters:
@@ -166,10 +160,7 @@ def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Compari
 
 
 def _slo(settings: VerifySettings, profile: MeasuredProfile) -> Slo:
-    """Return the SLO of --slo.
-
-    By default, its bounds are multiples of the latencies of an average request that runs alone.
-    """
+    """Return the SLO of --slo, by default multiples of the latencies of an average request that runs alone."""
     if settings.slo is not None:
         return settings.slo
     sample = settings.requests(1.0)

@@ -62,10 +62,7 @@ class WorkloadSettings(ShapeSettings):
 
     @property
     def duration_s(self) -> float | None:
-        """Limit on the workload's duration in seconds, or None for no limit.
-
-        A named workload without --duration and --num-requests would be endless, so it has a default limit.
-        """
+        """Limit on the workload's duration in seconds (None: no limit). Endless workloads get a default limit."""
         from twofold.workload.source import is_named  # noqa: PLC0415  (imports numpy)
 
         endless = is_named(self.workload) and self.num_requests is None and self.duration is None
@@ -98,10 +95,7 @@ def nonempty(requests: Iterable[Request], otherwise: str) -> Iterator[Request]:
 
 
 def check_limits(*, rate: float | None, duration_s: float | None, burstiness: float, length_scale: float) -> None:
-    """Raise ConfigurationError for a workload too large to simulate.
-
-    NaN and infinity pass this check; `twofold.workload.source.workload` rejects them.
-    """
+    """Raise ConfigurationError for a workload too large to simulate."""
     for flag, value, most, unit in (
         ("--rate", rate, MAX_REQUESTS, "requests per second"),
         ("--duration", duration_s, MAX_SECONDS, "seconds"),

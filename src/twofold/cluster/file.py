@@ -1,7 +1,4 @@
-"""Cluster files (YAML or TOML) and pool strings such as `35xh100:prefill,5xh100:decode`.
-
-Machine aliases are replaced by catalog names: `h100` becomes `dgx-h100`.
-"""
+"""Cluster files (YAML or TOML) and pool strings such as `35xh100:prefill,5xh100:decode`."""
 
 import re
 from pathlib import Path
@@ -35,10 +32,9 @@ _YAML_KEY = re.compile(r"^([A-Za-z_]+)[ \t]*:", re.MULTILINE)
 
 
 def parse_cluster(text: str, *, model: str, catalog: Catalog | None = None) -> ClusterSpec:
-    """Parse a pool string into a cluster with default settings.
+    """Parse a string of pools COUNTxMACHINE[@TP[xPP]][:ROLE][/BATCHER] into a cluster with default settings.
 
-    A pool is COUNTxMACHINE, optionally followed by `@TP` or `@TPxPP` (PP pipeline stages of TP accelerators), `:ROLE`
-    (default: mixed) and `/BATCHER`. `catalog` None loads the default catalog. Raises ConfigurationError.
+    PP is the number of pipeline stages, of TP accelerators each. The default role is mixed. Raises ConfigurationError.
     """
     require(bool(text.strip()), f"the cluster has no pools: {_POOL_SYNTAX}")
     known = catalog or load_catalog()
@@ -46,18 +42,12 @@ def parse_cluster(text: str, *, model: str, catalog: Catalog | None = None) -> C
 
 
 def load_cluster(path: Path, *, catalog: Catalog | None = None) -> ClusterSpec:
-    """Read a cluster file with the fields of `ClusterSpec`. The suffix of `path` selects YAML or TOML.
-
-    For a deployment file, as `twofold plan --output` writes it, read the cluster in it. Raises ConfigurationError.
-    """
+    """Read a cluster file, or the cluster in a deployment file from `twofold plan`. Raises ConfigurationError."""
     return read_cluster(read_text("cluster", path), str(path), catalog=catalog)
 
 
 def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> ClusterSpec:
-    """Parse the text of a cluster file. The suffix of its file name, `name`, selects the format.
-
-    Raises ConfigurationError.
-    """
+    """Parse the text of a cluster file, YAML or TOML by the suffix of its `name`. Raises ConfigurationError."""
     suffix = Path(name).suffix.lower()
     require(suffix in _SUFFIXES, f"cluster {name} has an unknown suffix: use one of {', '.join(_SUFFIXES)}")
     raw = parse_toml("cluster", text, name) if suffix == ".toml" else _from_yaml(text, name)
@@ -107,7 +97,7 @@ def _parse_pool(text: str, catalog: Catalog) -> PoolSpec:
 
 
 def _checked(spec: ClusterSpec, catalog: Catalog) -> ClusterSpec:
-    """Validate a cluster, and replace machine aliases by catalog names. Raises ConfigurationError."""
+    """Validate a cluster, and replace machine aliases such as `h100` by catalog names. Raises ConfigurationError."""
     require(bool(spec.pools), "it has no pools")
     check_numbers(spec)
     pools = []

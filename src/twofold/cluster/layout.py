@@ -15,10 +15,7 @@ _NAME = re.compile(r"[\w-]+")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Layout of a pool: `instances` pipelines of `stages` stages, placed on machines in order.
-
-    Each machine has up to `per_machine` stages. A stage uses `tensor_parallel` accelerators of one machine.
-    """
+    """Placement of a pool's `instances` × `stages` pipeline stages on its machines in order, `per_machine` on each."""
 
     tensor_parallel: int
     stages: int
@@ -27,7 +24,7 @@ class Layout:
 
     @property
     def spans(self) -> bool:
-        """Whether this layout places at least one instance on several machines."""
+        """Whether at least one instance runs on several machines."""
         return self.per_machine % self.stages != 0
 
     @property
@@ -61,7 +58,7 @@ def layout_of(pool: PoolSpec, machine: Machine) -> Layout:
 
 
 def check_shared_nodes(pools: Sequence[tuple[PoolSpec, Machine]]) -> None:
-    """Check that pools with the same `nodes` fit on their shared machines; raises ConfigurationError."""
+    """Raise ConfigurationError if pools with the same `nodes` name do not fit on the machines that they share."""
     used: dict[str, int] = {}
     firsts: dict[str, tuple[PoolSpec, Machine]] = {}
     for pool, machine in pools:
@@ -82,10 +79,10 @@ def check_shared_nodes(pools: Sequence[tuple[PoolSpec, Machine]]) -> None:
 
 
 def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
-    """Return each worker's cores: an equal number each, or one shared core each if there are more workers than cores.
+    """Return each worker's CPU cores: an equal number each, or one core each if workers must share cores.
 
-    Shared cores are assigned in order first, then in reverse order, and so on. Routers prefer the first of equally
-    loaded instances, so the first workers (prefill before decode) should be the last to share a core.
+    Shared cores are assigned first in order, then in reverse order, and so on. The first workers, which routers prefer
+    at equal load, are therefore the last to share a core.
     """
     each = len(cores) // workers
     if each:
@@ -95,11 +92,7 @@ def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
 
 
 def gateway_cores(cores: Iterable[int], workers: Iterable[tuple[Role, Sequence[int]]]) -> tuple[int, ...]:
-    """Return the cores for the gateway: the cores without a decode worker, or all cores if every core has one.
-
-    The gateway should rather share cores with prefill workers than with decode workers: a delay of a few milliseconds
-    hardly matters for a prefill, but it interrupts every stream of a decode worker.
-    """
+    """Return the cores for the gateway: the cores without a decode worker, or all cores if every core has one."""
     everywhere = set(cores)
     decoding = {core for role, own in workers if role.decodes for core in own}
     return tuple(sorted(everywhere - decoding or everywhere))

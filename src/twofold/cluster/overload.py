@@ -1,4 +1,4 @@
-"""Create the overload control of a cluster, for a simulation or a live service."""
+"""Create the overload control (early rejection) of a cluster, for a simulation or a live service."""
 
 from collections.abc import Sequence
 
@@ -16,10 +16,7 @@ from twofold.slo import Slo
 def overload_control(
     rule: str, spec: ClusterSpec, kinds: Sequence[InstanceProfile], slo: Slo | None, pools: Pools
 ) -> OverloadControl:
-    """Create the overload control that applies `rule` and predicts times with the performance models of the profiles.
-
-    Raises ConfigurationError if overload control does not support the SLO or the cluster.
-    """
+    """Create the overload control called `rule`. Raises ConfigurationError for an unsupported SLO or cluster."""
     chosen = create_overload_rule(rule)
     if slo is None or slo.ttft_s is None or slo.tpot_s is None:
         raise ConfigurationError("overload control needs both bounds of the SLO, such as --slo ttft=30,tpot=0.1")

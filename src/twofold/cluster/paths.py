@@ -16,7 +16,7 @@ _NEVER_S = 1e6  # synchronization of a path on which layer-wise transfer is impo
 
 
 class KvEgress(NamedTuple):
-    """Model of the KV transfers that leave an instance, and its prefill time as a function of prompt tokens."""
+    """Model of an instance's outgoing KV transfers, and the instance's prefill time as a function of prompt tokens."""
 
     transfer: TransferModel
     prefill_s: Callable[[int], float]
@@ -45,11 +45,7 @@ def paths_of(spec: ClusterSpec, model: Model, profiles: Sequence[InstanceProfile
 
 
 def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) -> TransferModel:
-    """Create the model of the KV transfers that leave an instance of a pool.
-
-    The instance's bandwidth is the network bandwidth of its machines, times the share of accelerators that it uses
-    there.
-    """
+    """Create the model of an instance's outgoing KV transfers, with the instance's share of network bandwidth."""
     layout = profile.layout
     share = layout.tensor_parallel * layout.stages / profile.machine.count
     override = spec.link_bytes_per_s and spec.link_bytes_per_s * len(layout.machines_of(0))
@@ -68,9 +64,6 @@ def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) ->
 
 
 def local_bandwidth(slot: InstanceSlot) -> float:
-    """Return the bandwidth, in bytes per second, of KV transfers between two instances on the same machines.
-
-    `slot` is the sending instance.
-    """
+    """Return the bandwidth, in bytes/s, of KV transfers from instance `slot` to another one on the same machines."""
     each = slot.profile.machine.accelerator.interconnect_bytes_per_s
     return each * len(slot.profile.layout.machines_of(0))

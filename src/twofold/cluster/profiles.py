@@ -39,10 +39,7 @@ NO_SWAP = SwapCapacity(0, 0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class InstanceProfile:
-    """Speed, memory and batching of the instances of a pool.
-
-    With `swap`, a decode reserves KV blocks as it grows, not all at its start.
-    """
+    """Speed, memory and batching of a pool's instances. With swap space, decodes reserve KV blocks as they grow."""
 
     pool: PoolSpec
     machine: Machine
@@ -59,7 +56,7 @@ class InstanceProfile:
         return max(1, self.capacity_tokens // block_size)
 
     def longest(self, block_size: int) -> int:
-        """Number of tokens of the longest request that one instance can run, given its KV memory and swap space."""
+        """Number of tokens of the longest request that fits in one instance's KV memory and swap space."""
         swap = self.swap.blocks * block_size
         return min(self.capacity_tokens, swap) if swap else self.capacity_tokens
 
@@ -73,7 +70,7 @@ class InstanceProfile:
 
 
 def instance_profiles(spec: ClusterSpec, catalog: Catalog) -> list[InstanceProfile]:
-    """Validate a cluster and create the profile of each pool; raises ConfigurationError."""
+    """Validate a cluster and create the profile of each pool. Raises ConfigurationError."""
     check_spec(spec)
     catalog = with_profile(spec, catalog)
     model = catalog.model(spec.model)
@@ -90,7 +87,7 @@ def instance_profiles(spec: ClusterSpec, catalog: Catalog) -> list[InstanceProfi
 
 
 def with_profile(spec: ClusterSpec, catalog: Catalog) -> Catalog:
-    """Return the catalog. If the cluster has a host profile, add the host and the model of that profile."""
+    """Return the catalog. If the cluster has a host profile (measurements of a host), add its host and model."""
     return catalog if spec.profile is None else load_profile(spec.profile).extend(catalog)
 
 
@@ -111,11 +108,10 @@ def performance_of(
     *,
     across: bool = False,
 ) -> PerformanceModel:
-    """Create the performance model of an instance.
+    """Create the performance model of an instance, from the host profile if the profile was measured on this machine.
 
-    On the machine that the cluster's host profile measured, use the profile's model. With `across`, the pipeline stages
-    are on several machines and exchange activations over the network. Raises ConfigurationError if the profile was
-    measured with another model or parallelism.
+    With `across`, pipeline stages are on several machines and exchange activations over the network. Raises
+    ConfigurationError if the host profile is of another model or parallelism.
     """
     measured = measured_on(spec, machine)
     if measured is not None:
@@ -177,7 +173,7 @@ def _profile(
 def capacity_tokens(
     spec: ClusterSpec, model: Model, machine: Machine, tensor_parallel: int, pipeline_parallel: int
 ) -> int:
-    """Return an instance's KV capacity in tokens: the one in `spec`, else the host profile's, else the computed one.
+    """Return an instance's KV capacity in tokens: set in the spec, else measured, else computed.
 
     Raises ConfigurationError if the capacity is computed and the model does not fit in memory.
     """
@@ -206,7 +202,7 @@ def _swap_capacity(spec: ClusterSpec, model: Model, tensor_parallel: int, catalo
 
 
 def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
-    """Return the batcher of a pool: the one in its spec, else that of the scheduling rules, else its role's default."""
+    """Return the batcher of a pool: set in its spec, else by the scheduling rules, else the default of its role."""
     batcher = pool.batcher
     if batcher is None:
         by_role = _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"
@@ -222,8 +218,7 @@ def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
 def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, longest: int) -> int:
     """Return the prompt tokens per batch: the pipeline chunk size, else `max_num_batched_tokens` of the spec.
 
-    If `max_num_batched_tokens` is `auto`, a batcher of whole prompts gets the length of the shortest prompt that
-    saturates the instance, and any other batcher gets the default.
+    `auto` is the length of the shortest saturating prompt for batchers of whole prompts, and a default for others.
     """
     if BATCHERS[batcher].chunked and spec.pipeline_chunk is not None:
         return spec.pipeline_chunk
@@ -237,10 +232,7 @@ def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, long
 
 @dataclass(frozen=True, slots=True)
 class InstanceSlot:
-    """One instance: its name, its number in the cluster, its pool's number and profile, and its machine.
-
-    `machine` joins several machine names by `+`.
-    """
+    """An instance: name, number in the cluster, number and profile of its pool, and machines (joined by `+`)."""
 
     name: str
     number: int
@@ -250,7 +242,7 @@ class InstanceSlot:
 
 
 def instance_slots(profiles: Sequence[InstanceProfile]) -> Iterator[InstanceSlot]:
-    """Yield a slot for every instance in pool order. Instances of a role are numbered across pools: `prefill-0`, …"""
+    """Yield an `InstanceSlot` for every instance in pool order. Instances are numbered by role: `prefill-0`, …"""
     numbers: dict[Role, int] = dict.fromkeys(Role, 0)
     for pool, profile in enumerate(profiles):
         role, layout = profile.pool.role, profile.layout
@@ -262,7 +254,7 @@ def instance_slots(profiles: Sequence[InstanceProfile]) -> Iterator[InstanceSlot
 
 
 def cells_of(spec: ClusterSpec, slots: Sequence[InstanceSlot]) -> dict[str, str]:
-    """Map each instance name to its cell. The instances of each role are divided evenly among the cells."""
+    """Map each instance name to its cell (group of instances). The cells divide each role's instances evenly."""
     if not isinstance(spec.cells, int):
         return {}
     of_role = {role: [slot.name for slot in slots if slot.profile.pool.role is role] for role in Role}

@@ -1,7 +1,4 @@
-"""Cluster specs: pools of instances, the model that all instances serve, and policies.
-
-`ClusterRules` are options that reproduce the behaviour of other simulators.
-"""
+"""Cluster specs: pools of instances, the model that all instances serve, and policies."""
 
 import re
 from dataclasses import dataclass
@@ -28,10 +25,9 @@ _POWERS: Final = "KMGT"
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Prefix cache of each machine with prefill instances: a DRAM tier and an optional disk tier.
 
-    `dram` and `disk` are the sizes of the tiers in tokens (`3000000 tokens`) or bytes (`128GiB`). `eviction` names the
-    eviction policy. `dram_bytes_per_s` is the bandwidth from DRAM to one instance; None is PCIe 4.0 per accelerator.
-    `disk_bytes_per_s` is the bandwidth from disk to an instance; None is one NVMe drive. Raises ConfigurationError for
-    an unknown eviction policy, a malformed size or a bandwidth below 1 byte/s.
+    `dram` and `disk` are sizes in tokens (`3000000 tokens`) or bytes (`128GiB`). `dram_bytes_per_s` and
+    `disk_bytes_per_s` are bandwidths to one instance, by default PCIe 4.0 per accelerator and one NVMe drive. Raises
+    ConfigurationError for an unknown eviction policy, a malformed size or a bandwidth below 1 byte/s.
     """
 
     dram: str
@@ -85,10 +81,9 @@ def parse_cache(text: str) -> CacheSpec:
 class ControlSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Several controllers that share the requests of a cluster and place them by delayed load reports.
 
-    Each instance reports its load every `reports_every_s` seconds if the load has changed, or immediately if
-    `reports_every_s` is 0. With a router of cells, each cell reports instead. A report arrives after `report_delay_s`
-    seconds. `own_load` selects how a controller counts its own requests between reports. Raises ConfigurationError for
-    values out of range.
+    Each instance, or each cell (group of instances), reports a changed load every `reports_every_s` seconds, or at once
+    if this is 0. Reports arrive `report_delay_s` seconds later. `own_load` selects how a controller counts its own
+    requests between reports. Raises ConfigurationError for values out of range.
     """
 
     controllers: int = 1
@@ -108,12 +103,10 @@ class ControlSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A pool: equal machines with instances of one role.
 
-    An instance is a pipeline of `pipeline_parallel` stages. Each stage uses `tensor_parallel` accelerators of one
-    machine (None: all of a machine). A machine may hold several instances, and an instance may span several machines.
-    `instances` is the number of instances (None: as many as fit). Pools with the same `nodes` name share their machines
-    and must have the same type and number of machines. The stages of a pool are spread evenly over its machines: if two
-    pools on the same two machines have one two-stage instance each, each machine gets one stage of each instance.
-    `batcher` None selects the default of the role.
+    An instance is a pipeline of `pipeline_parallel` stages, each on `tensor_parallel` accelerators of one machine
+    (None: all). A machine may hold several instances, and an instance may span machines. `instances` None is as many as
+    fit. `batcher` None is the default of the role. Pools with the same `nodes` name share their machines; each pool
+    spreads its stages evenly over the machines.
     """
 
     machines: int
@@ -127,10 +120,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class InstanceFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Failure of an instance at `at_s` seconds. At `back_s` seconds, it restarts with no requests and no cache.
-
-    With `back_s` None, the instance never restarts.
-    """
+    """Failure of an instance at `at_s` seconds, and restart without requests and cache at `back_s` (None: never)."""
 
     instance: str
     at_s: float
@@ -140,17 +130,15 @@ class InstanceFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cluster and its policies. Machines and models are named as in the catalog, policies as in their registries.
 
-    Batching: `max_num_batched_tokens` is the token budget. For batchers of whole prompts, `auto` is the length of the
+    Batching: `max_num_batched_tokens` is the token budget; for batchers of whole prompts, `auto` is the length of the
     shortest prompt that saturates an instance (`performance.queueing`). `pipeline_chunk` is the maximum chunk size, in
-    tokens, of pipelined prefill pools; several stages then compute chunks of one prompt at the same time.
-    `inline_tbt_s` is the longest iteration, in seconds, that the batcher `inlined` may create when it adds prompts to
-    decodes.
+    tokens, of pipelined prefill pools, whose stages compute chunks of one prompt at the same time. `inline_tbt_s` is
+    the longest iteration, in seconds, that the batcher `inlined` may create by adding prompts to decodes.
 
     Memory: `memory_utilization` is the share of accelerator memory for weights and KV. `kv_bytes_per_token` and
     `kv_capacity_tokens` (per instance) override the values computed from the model. `swap_space_bytes` is host memory
-    per instance. With it, decodes reserve KV blocks as they grow, and the decodes admitted last are swapped out when KV
-    memory is full. `swap_bytes_per_s` is the bandwidth of these copies; None is PCIe 4.0 per accelerator. `kv_cache`
-    configures prefix caches for requests that have `Request.prefix_blocks`.
+    per instance, to which the decodes admitted last are swapped out when KV memory is full. `swap_bytes_per_s` is the
+    swap bandwidth (None: PCIe 4.0 per accelerator). `kv_cache` configures prefix caches.
 
     Network: `link_bytes_per_s` and `link_latency_s` override the network of the machines. Without `contention`, each
     transfer gets the full bandwidth.
@@ -158,9 +146,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Control: `handoff` is a hand-off mode or policy. `cells` is the number of groups into which two-level routers divide
     the instances of each role. `control` configures several controllers with delayed load reports.
 
-    `profile` is a file written by `twofold calibrate live`: a machine called `host` is then one worker on the measured
-    host. These workers and the gateway share the cores of that host. `rules` selects the scheduling rules: `twofold`,
-    or the rules of another simulator, `splitwise-sim` or `distserve-published` (docs/simulation.md).
+    `profile` is a file of `twofold calibrate live`: each machine called `host` is then one worker on the measured host.
+    `rules` selects Twofold's scheduling rules or another simulator's (docs/simulation.md).
     """
 
     pools: tuple[PoolSpec, ...]
@@ -194,10 +181,10 @@ class ClusterRules:
     """Behaviour in which Twofold and other simulators differ.
 
     `memory` is the rule by which a sequence reserves KV. With `lease_retry_s` None, decode memory is reserved when a
-    request arrives, first come first served. Otherwise it is reserved after the prefill, with a retry every
-    `lease_retry_s` seconds. With `over_all_tokens`, TPOT is the decode time divided by the number of output tokens, not
-    by the number of gaps between tokens. `endless_memory` removes the KV limit. With `instant_handoff`, KV transfers
-    take no time. `stagewise` selects the instances of `compat/stagewise.py`.
+    request arrives; otherwise it is reserved after the prefill, with a retry every `lease_retry_s` seconds. With
+    `over_all_tokens`, TPOT is the decode time per output token, not per gap between tokens. `endless_memory` removes
+    the KV limit. With `instant_handoff`, KV transfers take no time. `stagewise` selects the instances of
+    `compat.stagewise`.
     """
 
     help: str

@@ -1,8 +1,4 @@
-"""Durations and power of iterations, predicted by a performance model, in whole picoseconds and milliwatts.
-
-Times are integers, so their sums are exact: a run of a thousand iterations ends at the same picosecond as a thousand
-runs of one iteration each.
-"""
+"""Durations and power of iterations from a performance model. They are integers (ps, mW), so that sums are exact."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -34,11 +30,7 @@ def ps(seconds: float) -> int:
 
 
 def product(large: int, small: int) -> int:
-    """Return `large * small` for two factors ≥ 0.
-
-    Compiled code multiplies fast only if both factors are below 2³⁰. A number of picoseconds may be larger, so `large`
-    is split into two halves of its bits, which are multiplied separately.
-    """
+    """Return `large * small` for factors ≥ 0, by two halves of `large`: compiled code is fast only below 2³⁰."""
     return ((large >> _HALF) * small << _HALF) + (large & _LOW) * small
 
 
@@ -49,10 +41,7 @@ def squares_of(tokens: int, context: int) -> int:
 
 @mypyc_attr(acyclic=True, free_list_len=1)
 class RunTiming:
-    """Duration of a run of iterations of one batch, in picoseconds.
-
-    The first iteration takes `first_ps`, and each later one takes `step_ps` more than the one before it.
-    """
+    """Duration of consecutive iterations of one batch: `first_ps` for the first, then `step_ps` more each time."""
 
     __slots__ = ("first_ps", "milliwatts", "step_ps")
 
@@ -83,10 +72,10 @@ class RunTiming:
 
 
 class Timing:
-    """Computes the durations of batches with a performance model, as integers.
+    """Computes the durations of batches, in picoseconds, with a performance model.
 
-    For each number of sequences, the result of the performance model is rounded once and cached, so an iteration takes
-    the same time alone and as a part of a run. `copy_ps` is the time to copy a block to host memory or back.
+    The coefficients of decodes are rounded to picoseconds before use, so that an iteration takes as long alone as
+    within a run of iterations. `copy_ps` is the time to copy a block to host memory or back.
     """
 
     def __init__(self, model: PerformanceModel, copy_ps: int = 0) -> None:
@@ -105,7 +94,7 @@ class Timing:
         return self._stages
 
     def batch(self, batch: RunningBatch) -> RunTiming:
-        """Return the timing of a run of iterations of a batch."""
+        """Return the timing of consecutive iterations of a batch."""
         sequences, context = batch.decode_sequences, batch.context_tokens
         if batch.prefills:
             squares = 0
@@ -115,7 +104,7 @@ class Timing:
         return self.decodes(sequences, context)
 
     def copying(self, copies: Sequence[BlockCopy]) -> int:
-        """Return the total time, in picoseconds, of running `copies` one after another."""
+        """Return the total time, in picoseconds, of these block copies to or from swap space, one after another."""
         blocks = 0
         for copy in copies:
             blocks += copy.blocks

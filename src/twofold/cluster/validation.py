@@ -21,7 +21,7 @@ _POSITIVE: Final = (
 
 
 def check_numbers(spec: ClusterSpec) -> None:
-    """Check that all numbers in a cluster spec and its failures are in range; raises ConfigurationError."""
+    """Raise ConfigurationError if a number in a cluster spec or in its failures is out of range."""
     for field in _POSITIVE:
         value = getattr(spec, field)
         given = value is not None and value != SATURATING
@@ -39,7 +39,7 @@ def check_numbers(spec: ClusterSpec) -> None:
 
 
 def check_spec(spec: ClusterSpec) -> None:
-    """Check everything in a spec that can be checked without the catalog; raises ConfigurationError."""
+    """Raise ConfigurationError for mistakes in a spec that can be found without the hardware catalog."""
     check_numbers(spec)
     roles = {pool.role for pool in spec.pools}
     both_phases = any(role.prefills for role in roles) and any(role.decodes for role in roles)
@@ -62,7 +62,7 @@ def check_spec(spec: ClusterSpec) -> None:
 
 
 def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
-    """Check that each batching option is supported by the batcher of at least one pool; raises ConfigurationError."""
+    """Raise ConfigurationError if a batching option of the spec is not supported by the batcher of any pool."""
     classes = [BATCHERS[batcher] for batcher in batchers]
     require(
         spec.max_num_batched_tokens != SATURATING or any(batcher.whole_prompts for batcher in classes),
@@ -86,10 +86,7 @@ def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
 
 
 def check_cells(spec: ClusterSpec, instances: Mapping[Role, int]) -> None:
-    """If the spec sets `cells`, check that the router uses cells and that each cell gets an instance of each role.
-
-    Raises ConfigurationError.
-    """
+    """Raise ConfigurationError if `cells` is set, but the router has none or a role has fewer instances than cells."""
     if isinstance(spec.cells, int):
         known = spec.router in CELL_ROUTERS
         require(known, f"cells need one of the routers {', '.join(CELL_ROUTERS)}, not {spec.router}")

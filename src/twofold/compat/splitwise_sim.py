@@ -1,14 +1,12 @@
 """The machine-level scheduler of SplitwiseSim, reproduced rule by rule.
 
-The rules follow the implementation of SplitwiseSim (`SplitwiseInstance`), in the same order. They differ from the paper
-and from the batcher `splitwise`:
+The rules follow the implementation of SplitwiseSim (`SplitwiseInstance`). They differ from the paper:
 
-- Waiting prompts and paused decodes age: each batch selection that skips a task counts as a preemption of the task.
-  Tasks with four or more preemptions come first. A task is inserted into the queue by its age at that time and
-  continues to age in the queue, so the queue is not always sorted.
+- A waiting prompt or paused decode counts one preemption for each batch that leaves it out. With four or more, it comes
+  first. Its place in the queue depends on its number of preemptions when it was queued.
 - A prompt that does not fit beside the running decodes does not interrupt them. It waits until a decode ends.
-- If a request has its prefill and decode on the same instance, both tasks are queued together when the prompt arrives,
-  and the decode may interrupt a batch, too.
+- If a request has its prefill and decode on the same instance, both are queued when the prompt arrives, and the decode
+  may interrupt a batch, too.
 """
 
 from typing import ClassVar
@@ -23,7 +21,7 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 
 @mypyc_attr(free_list_len=1)
 class _Task:
-    """The prefill or the decode of one sequence. The age of a queued task grows with each selection that skips it."""
+    """The prefill or the decode of one sequence. The age of a queued task is the number of batches that left it out."""
 
     __slots__ = (
         "arrival",
@@ -53,10 +51,7 @@ class _Task:
         self.chained: _Task | None = None  # of a prompt: the decodes queued together with it
 
     def is_younger(self, other: "_Task", selections: int) -> bool:
-        """Whether fewer selections skipped this task than `other`.
-
-        At equal age, the earlier arrival counts as younger.
-        """
+        """Whether fewer batches left out this task than `other` or, at a tie, whether this task arrived earlier."""
         age, other_age = self.age(selections), other.age(selections)
         return age < other_age if age != other_age else self.arrival_s < other.arrival_s
 
@@ -96,8 +91,8 @@ class _Draft:
 class SplitwiseSimBatcher(Batcher):
     """Forms batches by the rules of SplitwiseSim's machine-level scheduler, in order to reproduce its results.
 
-    A batch has at most `max_num_seqs` (512) sequences and `max_num_batched_tokens` (2,048) tokens. Tasks that were
-    preempted at least four times come first.
+    A batch has at most `max_num_seqs` sequences and `max_num_batched_tokens` tokens. Sequences that were preempted at
+    least four times come first.
     """
 
     MAX_PREEMPTIONS: ClassVar[int] = 4
@@ -190,7 +185,7 @@ class SplitwiseSimBatcher(Batcher):
         return self._settle(draft, queues.decoding.latest(queues.decoding.size - kept))
 
     def _one_more(self, task: _Task, budget: SchedulingBudget) -> SchedulerOutput:
-        """Fast path of `select` for the most frequent case: one task waits, and it fits beside the running decodes."""
+        """Return the next batch in the most frequent case: one task waits, and it fits beside the running decodes."""
         output = SchedulerOutput()
         if _admit(task, budget):
             self._choose(task, output)
@@ -220,10 +215,7 @@ class SplitwiseSimBatcher(Batcher):
             sequence = sequence.next
 
     def _keep_running(self, draft: _Draft, decodes: int) -> int:
-        """Return how many running decodes continue, starting with the first to join the batch.
-
-        The other decodes are paused.
-        """
+        """Return how many running decodes continue, in the order of joining the batch. The others are paused."""
         most = min(decodes, draft.seats)  # mypyc compiles calls with two arguments to comparisons
         kept = min(most, max(draft.tokens, 0 if draft.tasks else 1))
         draft.seats -= kept
@@ -260,7 +252,7 @@ class SplitwiseSimBatcher(Batcher):
     # -- queues -------------------------------------------------------------------------------------------------------
 
     def _set_next(self, task: _Task) -> None:
-        """Make a task the next task of its sequence, and insert it into the queues."""
+        """Queue a task as the next task of its sequence."""
         self._tasks[task.sequence.id] = task
         if not task.pending:
             self._append(task)
@@ -309,7 +301,7 @@ def _admit(task: _Task, budget: SchedulingBudget) -> bool:
 
 
 def _place(tasks: list[_Task], task: _Task) -> int:
-    """Return the index of `task` in `tasks`, a list sorted by arrival, or the index at which to insert it."""
+    """Return the index of `task` in the list `tasks`, sorted by arrival, or the index at which to insert it."""
     low, high = 0, len(tasks)
     while low < high:
         middle = (low + high) // 2

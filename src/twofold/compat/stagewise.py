@@ -1,13 +1,12 @@
 """Instances as in DistServe's simulator: each stage of a pipeline has its own queues and batches independently.
 
-Rules that differ from the rules of `VirtualInstance`:
+They differ from other simulated instances (`VirtualInstance`):
 
 - A free stage runs waiting prompts if there are any, and decodes otherwise, but never both in one batch.
-- The first stage batches prompts in order. The token limit of a batch is the one that DistServe's authors measured to
-  fit in memory. Later stages keep the batches of the first stage. Any number of batches may be in the pipeline.
-- A stage batches all decodes that wait for it, up to 50,000 KV tokens, whether or not they were in one batch before.
-  Decodes beyond that limit are batched before decodes that arrive at the stage later.
-- A request generates its full number of output tokens after the token from its prefill, so one token too many.
+- The first stage batches prompts in order, up to a token limit that DistServe's authors measured. Later stages keep
+  these batches. Any number of batches may be in the pipeline.
+- A stage batches all decodes that wait for it, up to 50,000 KV tokens; the other decodes come first in the next batch.
+- A request generates all its output tokens after the token from its prefill, so one token too many.
 - An idle stage reads its queues after all other events at the same time, so simultaneous arrivals share a batch.
 """
 
@@ -33,7 +32,7 @@ _LAST: Final = EventOrder.FAILURE + (1 << 40)  # after everything else at the sa
 
 
 class StagewiseScheduler(InstanceScheduler):
-    """Scheduler of a stage-wise instance. It has the queues before the first stage, and allocates KV.
+    """Scheduler of a stage-wise instance: the queues before the first stage, and the KV allocation.
 
     `max_tokens` limits both the number of prompt tokens in a batch and the number of decodes in a batch.
     """
@@ -65,7 +64,7 @@ class StagewiseScheduler(InstanceScheduler):
         return chunks
 
     def take_ready(self) -> list[ScheduledSequence]:
-        """Start all sequences that are ready to decode, and return them. The caller queues them at the first stage."""
+        """Start all sequences that are ready to decode, and return them for the queue of the first stage."""
         ready = list(self.queues.ready)
         for sequence in ready:
             self.queues.ready.remove(sequence)
@@ -73,7 +72,7 @@ class StagewiseScheduler(InstanceScheduler):
         return ready
 
     def prefilled(self, chunks: list[PrefillChunk]) -> list[StepResult]:
-        """Record the first token of each prompt that has passed all stages, and return the results."""
+        """Record the first tokens of prompts that have passed all stages, and return their results."""
         results: list[StepResult] = []
         self.finish_prefills(self.queues, chunks, (), results)
         return results
@@ -122,10 +121,7 @@ class PipelineStage:
         self.woken = False  # idle, with an event scheduled to read its queues
 
     def duration(self, batch: RunningBatch) -> int:
-        """Return the duration of a batch in picoseconds, rounded only once.
-
-        `Timing` rounds the time per context token, and for large batches this error would add up.
-        """
+        """Return the duration of a batch in picoseconds, rounded once, because per-token rounding errors add up."""
         if batch.prefills:
             return self.timing.batch(batch).first_ps
         cost = self.timing.model.decode_cost(batch.decode_sequences)
@@ -181,7 +177,6 @@ class StagewiseInstance(SimulatedInstance):
             self._start(stage)
 
     def _start(self, stage: PipelineStage) -> None:
-        """Start the next batch of a stage, if its queues contain work."""
         now = self.kernel.now
         batch, decodes = self._next_batch(stage)
         if batch is None:
@@ -200,7 +195,7 @@ class StagewiseInstance(SimulatedInstance):
         batch.joined = decodes
 
     def _next_batch(self, stage: PipelineStage) -> tuple[RunningBatch | None, list[ScheduledSequence]]:
-        """Return a stage's next batch, and its decodes. The batch lists decodes in their first iteration as resumed."""
+        """Return a stage's next batch and its decodes. The batch lists decodes with only one token as resumed."""
         if stage.number == 0:
             chunks = self._queues.take_prompts()
             if chunks:

@@ -19,10 +19,10 @@ class LayerShape(msgspec.Struct, frozen=True):
 
 
 class KvLayout(msgspec.Struct, frozen=True):
-    """Layout of a KV cache. Both instances of a hand-off must have the same layout.
+    """Layout of a KV cache, the same on both instances of a hand-off.
 
-    The KV cache is one contiguous pool of `num_blocks` blocks. For each layer, the pool has the keys [num_blocks,
-    block_size, kv_heads, key_dim], followed by the values [num_blocks, block_size, kv_heads, value_dim].
+    The KV cache is one contiguous pool of `num_blocks` blocks. For each layer, it has the keys [num_blocks, block_size,
+    kv_heads, key_dim], followed by the values [num_blocks, block_size, kv_heads, value_dim].
     """
 
     layers: tuple[LayerShape, ...]
@@ -70,11 +70,10 @@ class KvLayout(msgspec.Struct, frozen=True):
 class SequenceStep:
     """The work of one iteration for one sequence.
 
-    The engine computes the KV of `token_ids` at the positions `start`, `start` + 1, … and writes it to the blocks of
-    `block_table`. Each block covers `block_size` positions; the first block starts at position 0. `sampling` is None if
-    the step samples no token, because it computes a chunk that does not complete the prompt. `output_index` is the
-    index of the sampled token in the output, counted from 0. `copies` lists pairs (shared block, own copy): before the
-    iteration, the engine copies each shared block to the sequence's own block.
+    The engine computes the KV of `token_ids`, from position `start` on, and writes it to the blocks of `block_table`,
+    whose first block starts at position 0. `sampling` is None for a chunk that does not complete the prompt.
+    `output_index` is the index of the sampled token in the output. `copies` lists pairs (shared block, own block):
+    before the iteration, the engine copies the shared block to the sequence's own block.
     """
 
     request_id: str
@@ -111,10 +110,9 @@ class Engine(Protocol):
     ) -> list[Sampled | None]:
         """Run one iteration. Return one entry per step: the sampled token, or None if the step samples no token.
 
-        The engine calls `on_layer(k)` when the KV of layer k of all steps is in the pool, while it computes later
-        layers. It makes these calls in the order of layers and before `run` returns, but possibly from another thread.
-        The engine calls `wait_for(k)` before it computes the attention of layer k. `wait_for(k)` blocks until the pool
-        has all cached KV of layer k that the iteration reads.
+        The engine calls `on_layer(k)` when the KV of layer k of all steps is in the pool, in the order of layers and
+        before `run` returns, possibly from another thread. It calls `wait_for(k)` before the attention of layer k, to
+        wait until the pool has all cached KV of layer k that the iteration reads.
         """
 
 
@@ -127,7 +125,7 @@ class PipelineEngine(Engine, Protocol):
     def begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: IterationDone) -> None:
         """Start an iteration of at least one step; return when the first stage has computed it.
 
-        When an iteration ends, the engine calls `ended` from another thread with the sampled tokens (see `Engine.run`).
-        Iterations end in the order in which they started. Each stage computes them in the same order, so a step may
-        read KV of an earlier iteration that has not ended.
+        When the iteration ends, the engine calls `ended` from another thread with the sampled tokens (see
+        `Engine.run`). Each stage computes iterations in their starting order, so a step may read KV of an unfinished
+        earlier iteration.
         """

@@ -32,11 +32,10 @@ class MonotonicClock:
 
 
 class LayerGroups:
-    """Groups of layers, which the emulated engine reports as complete together. Each report costs two thread wake-ups.
+    """Groups of layers that the emulated engine reports as complete together, to save thread wake-ups.
 
-    Group k ends with layer `ends[k]` − 1. The first and the last group have one layer each, because their sizes affect
-    latency: a layer-wise hand-off starts after the first group, and the last group is sent after the prefill. Groups in
-    the middle have up to 8 layers.
+    Group k ends with layer `ends[k]` − 1. The first and the last group have one layer each, because a layer-wise
+    hand-off starts after the first layer and ends after the last layer. Other groups have up to 8 layers.
     """
 
     def __init__(self, layers: int) -> None:
@@ -53,11 +52,11 @@ class LayerGroups:
         return len(self.ends)
 
     def ready(self, group: int, begin: int, end: int) -> int:
-        """Return the time when a prefill from `begin` to `end` has completed a group. All layers take equally long."""
+        """Return the time at which a prefill from `begin` to `end` completes a group. All layers take equally long."""
         return begin + (end - begin) * self.ends[group] // self.layers
 
     def layout(self, kv_bytes_per_token: int, block_size: int) -> KvLayout:
-        """Return the layout of the emulated KV cache, which has one layer for each group."""
+        """Return the layout of the emulated KV cache, with one layer for each group of layers."""
         bounds = [kv_bytes_per_token * end // self.layers for end in (0, *self.ends)]
         shapes = [LayerShape(1, high - low, 0) for low, high in pairwise(bounds)]
         return KvLayout(tuple(shapes), block_size, dtype="emulated", itemsize=1)
@@ -66,8 +65,7 @@ class LayerGroups:
 class PrefillTimes:
     """Start and end times of an instance's prefills, from which the emulated link computes when a layer can be sent.
 
-    The last block of a prompt identifies its prefill: no other prompt has this block until the hand-off has ended. A
-    block that several prompts share is never the last block of a prompt.
+    The last block of a prompt identifies its prefill, because no other prompt has it before the hand-off has ended.
     """
 
     def __init__(self, groups: LayerGroups) -> None:
@@ -89,10 +87,7 @@ class PrefillTimes:
 
 
 class RandomTokens:
-    """Generator of uniformly distributed token ids from `low` to `vocab_size` − 1.
-
-    Most vocabularies have EOS and other special tokens below `low`, so these are not generated.
-    """
+    """Generator of uniformly distributed token ids from `low` (above most special tokens) to `vocab_size` − 1."""
 
     def __init__(self, vocab_size: int) -> None:
         self.low = min(256, vocab_size // 2)
@@ -129,8 +124,8 @@ def _mix(seed: int, position: int) -> int:
 class EmulatedEngine:
     """Implementation of `twofold.engine.base.Engine` that sleeps for the durations that `timing` predicts.
 
-    The simulator uses the same durations. Unless the worker has paused, an iteration starts at the predicted end of the
-    previous iteration. Late wake-ups and work between iterations therefore cause no delay that accumulates.
+    Unless the worker has paused, an iteration starts at the predicted end of the previous one, so that delays of the
+    host do not add up.
     """
 
     def __init__(
@@ -151,10 +146,7 @@ class EmulatedEngine:
         self._warned: int | None = None
 
     def pause(self) -> None:
-        """Mark the engine as idle.
-
-        The next iteration then starts at the call of `run`, not at the end of the previous one.
-        """
+        """Mark the engine as idle: the next iteration starts when `run` is called, not at the end of the last one."""
         self._busy_until = None
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
@@ -166,7 +158,7 @@ class EmulatedEngine:
     def run(
         self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None, wait_for: OnLayer | None = None
     ) -> list[Sampled | None]:
-        """Sleep for the predicted time of one iteration (see `Engine.run`)."""
+        """Sleep for the predicted time of one iteration, and return random tokens (see `Engine.run`)."""
         if not steps:
             return []
         begin = self._begin()
@@ -200,10 +192,7 @@ class EmulatedEngine:
         return now if after is None or now - after > _MAX_LAG_PS else after
 
     def _duration(self, prompts: Iterable[SequenceStep], decodes: Sequence[SequenceStep]) -> int:
-        """Return the duration of an iteration in picoseconds.
-
-        As in the simulator, the context of a decode excludes the token that it computes.
-        """
+        """Return the duration of an iteration in picoseconds. The context of a decode excludes its new token."""
         context = sum(step.start for step in decodes)
         tokens = squares = 0
         for step in prompts:
@@ -220,5 +209,5 @@ class EmulatedEngine:
 
 
 def _decodes(step: SequenceStep) -> bool:
-    """Return whether the step decodes one token, rather than computing a prompt or a chunk of a prompt."""
+    """Return whether the step decodes one token, instead of computing a prompt or a chunk of a prompt."""
     return step.output_index > 0 and len(step.token_ids) == 1

@@ -8,7 +8,7 @@ from twofold.errors import ModelError
 
 
 def eos_token_ids(*given: object) -> tuple[int, ...]:
-    """Return the EOS ids of generation_config.json or, if it has none, those of config.json, as transformers does."""
+    """Return the EOS ids of the first configuration that has any: generation_config.json, else config.json."""
     for each in given:
         if isinstance(each, int):
             return (each,)
@@ -22,10 +22,9 @@ _NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence
 
 
 def context_length(config: PreTrainedConfig, name: str) -> int:
-    """Return the context length in tokens. Raises ModelError if the configuration has none.
+    """Return the context length in tokens; for a LongRoPE model, the original one. Raises ModelError if it is unknown.
 
-    For a LongRoPE model this is the original context length. A longer sequence would change the rotary embeddings of
-    all positions in its batch, so cached KV and the other sequences of the batch would be wrong.
+    Beyond the original length, LongRoPE would change the rotary embeddings of all sequences in the batch.
     """
     lengths = [int(value) for key in _NAMES if (value := getattr(config, key, None))]
     if not lengths:
@@ -35,9 +34,6 @@ def context_length(config: PreTrainedConfig, name: str) -> int:
 
 
 def _longrope_lengths(rope: dict[str, Any]) -> list[int]:
-    """Return the original context length of each LongRoPE parameter set in `rope`.
-
-    `rope` is one parameter set, or maps each layer type to its own set.
-    """
+    """Return the original context length of each LongRoPE parameter set in `rope` (one set, or one per layer type)."""
     sets = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return [int(s["original_max_position_embeddings"]) for s in sets if s.get("rope_type") == "longrope"]

@@ -33,7 +33,7 @@ CHAT_TEMPLATE = """\
 
 
 def train_tokenizer(vocab_size: int, max_length: int, corpus_bytes: int = _CORPUS_BYTES) -> PreTrainedTokenizerFast:
-    """Train a tokenizer of at most `vocab_size` tokens on the first `corpus_bytes` characters of the corpus.
+    """Train a tokenizer of at most `vocab_size` tokens on `corpus_bytes` characters of Python's documentation.
 
     The result depends only on the arguments and the Python release. `max_length` is the context length of the model.
     """
@@ -62,7 +62,7 @@ def train_tokenizer(vocab_size: int, max_length: int, corpus_bytes: int = _CORPU
 
 
 def _corpus(limit: int) -> Iterator[str]:
-    """Yield the first `limit` characters of the corpus: Python's help topics, then standard library files."""
+    """Yield the first `limit` characters of the training corpus: Python's help topics, then standard library files."""
     left, stdlib = limit, Path(sysconfig.get_paths()["stdlib"])
     library = (path.read_text(encoding="utf-8", errors="ignore") for path in sorted(stdlib.glob("*.py")))
     for text in itertools.chain((topics[name] for name in sorted(topics)), library):
@@ -80,7 +80,7 @@ _LOGIT_SPREAD = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Sizes of a model of the Llama architecture. The default is a model with 31 million parameters."""
+    """Sizes of a model of the Llama architecture, by default with 31 million parameters."""
 
     hidden_size: int = 512
     layers: int = 8
@@ -114,8 +114,8 @@ def create_model(
 ) -> None:
     """Write a model to `directory`. The same spec and Python release give the same model.
 
-    `report` is called with a description of each stage. Raises ConfigurationError if no model can have the sizes in
-    `spec`, if the directory is not empty and `force` is not set, or if the model cannot be written.
+    `report` is called with a description of each stage. Raises ConfigurationError for impossible sizes, for a non-empty
+    directory without `force`, and if the model cannot be written.
     """
     spec = spec or ModelSpec()
     spec.check()

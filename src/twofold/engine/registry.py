@@ -11,9 +11,8 @@ from twofold.errors import ConfigurationError
 class EngineTraits:
     """Properties of an engine. Most Boolean fields state whether the engine supports a feature.
 
-    `module` is a module of `twofold.serving.worker` that has a function `prepare(config, report)` and imports the
-    package `package`. `pip install twofold[extra]`, with the value of `extra`, installs this package. `environment`
-    maps environment variables to default values, which are set before the import.
+    `module` is a module of `twofold.serving.worker` with a function `prepare(config, report)`; it imports `package`,
+    which `pip install twofold[extra]` installs. `environment` has defaults for environment variables.
     """
 
     help: str

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class TypedPipe(Generic[T]):
-    """One end of a pipe. It receives messages of one type, or of a union of types.
+    """One end of a pipe, which receives messages of one type or of a union of types.
 
     `recv` raises EOFError if the other process has exited, and msgspec.ValidationError for a message of another type.
     """

@@ -68,7 +68,7 @@ def calibrate(
 
 
 def _busy(one: TimedIteration, others: Sequence[WorkerLog]) -> float:
-    """Return the fraction of an iteration in which another worker was also busy, averaged over the workers `others`."""
+    """Return the fraction of an iteration in which other workers were also busy, averaged over `others`."""
     return sum(other.busy_share(one.start_s, one.end_s) for other in others) / max(1, len(others))
 
 
@@ -80,8 +80,7 @@ def _slower(times: IterationTimes, log: WorkerLog, other: WorkerLog) -> float:
 def _shared(times: IterationTimes, logs: dict[str, WorkerLog], name: str, crowded: float) -> float:
     """Return the slowdown of a worker's iterations by another worker on the same core.
 
-    The result excludes the factor of 2, by which iterations slow down because the two workers take turns, and the
-    slowdown `crowded` by a worker on another core.
+    It excludes the factor of 2 for taking turns on the core, and the slowdown `crowded` by a worker on another core.
     """
     if not logs:
         return 1.0
@@ -92,15 +91,12 @@ def _shared(times: IterationTimes, logs: dict[str, WorkerLog], name: str, crowde
 
 
 def _typical(times: IterationTimes, ran: Sequence[TimedIteration]) -> float:
-    """Return the ratio of measured to predicted time of the iterations in `ran`, at least 1.
-
-    Return 1 for too few iterations.
-    """
+    """Return measured divided by predicted time of the iterations `ran`: at least 1, and 1 if there are too few."""
     return max(1.0, _slowness(times, [one.iteration for one in ran])) if len(ran) >= _ENOUGH else 1.0
 
 
 def _slowness(times: IterationTimes, iterations: Sequence[Measurement]) -> float:
-    """Return the ratio of the total measured time of iterations to their total predicted time."""
+    """Return the total measured time of iterations divided by their total predicted time."""
     return sum(one.seconds for one in iterations) / sum(one.predicted_s(times) for one in iterations)
 
 
@@ -111,10 +107,7 @@ def _front_share(observed: Sequence[GroupResult]) -> float:
 
 
 def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: float) -> Iterator[Measurement]:
-    """Yield the iterations of colocated workers with the durations that they would have without contention.
-
-    The durations exclude time lost to the other worker and to the gateway.
-    """
+    """Yield the iterations of colocated workers, without the time lost to the other worker and to the gateway."""
     prefill, decode = crowded
     for log in logs:
         others = [other for other in logs if other is not log]
@@ -125,10 +118,7 @@ def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: flo
 
 
 def _link(measured: Measurements, model: Model, times: IterationTimes) -> KvLink:
-    """Return the measured speed of KV transfers.
-
-    `sync_s` of the result is the median time by which a hand-off took longer than an ideal layer-wise transfer.
-    """
+    """Return the measured speed of KV transfers. `sync_s` is the median time beyond an ideal layer-wise transfer."""
     path = measured.link.transfer(model.kv_bytes_per_token, model.layers)
     tails = []
     for one in measured.prefill.ran:
@@ -144,10 +134,7 @@ def _link(measured: Measurements, model: Model, times: IterationTimes) -> KvLink
 
 
 def _front(measured: Measurements) -> GatewayTimes:
-    """Return the gateway's CPU times and delays.
-
-    A delay is the part of a lone request's latency that is neither CPU time of the gateway nor iteration time.
-    """
+    """Return the gateway's CPU times, and its delays: latency of lone requests beyond CPU time and iteration time."""
     request_s, step_s, token_s = _cpu_of_each(measured)
     pairs = list(_lone_prompts(measured))
     sizes = np.array([one.iteration.tokens for _, one in pairs], dtype=np.float64)
@@ -165,10 +152,7 @@ def _front(measured: Measurements) -> GatewayTimes:
 
 
 def _cpu_of_each(measured: Measurements) -> tuple[float, float, float]:
-    """Return the gateway's CPU seconds per request, iteration and token, by a least-squares fit to request groups.
-
-    The fit also has a fixed cost per group (event loop, connections) and a cost per second, which are not returned.
-    """
+    """Return the gateway's CPU seconds per request, iteration and token, by a least-squares fit to request groups."""
     rows, spent = [], []
     for one in measured.observed:
         if one.group.purpose not in {Purpose.MIXED, Purpose.SHARED}:
@@ -184,10 +168,7 @@ def _cpu_of_each(measured: Measurements) -> tuple[float, float, float]:
 
 
 def _medians(xs: Floats, ys: Floats) -> tuple[Floats, Floats]:
-    """Return the distinct values in `xs`, and the median of `ys` at each.
-
-    A line fitted to medians is robust to outliers.
-    """
+    """Return the distinct values in `xs`, and the median of `ys` at each."""
     points = np.unique(xs)
     return points, np.array([np.median(ys[xs == point]) for point in points])
 

@@ -32,9 +32,9 @@ _WARMUP = 3
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """Live and simulated values of one metric.
 
-    `live` has one value per replay. `calibrated` is simulated at the host speed of the calibration. `simulated` is the
-    mean of one simulation per replay, each at the host speed during that replay. `limit` is the accepted error. SLO
-    attainment has absolute errors, and latencies have relative errors.
+    `live` has one value per replay. `simulated` is the mean over one simulation per replay, at the host speed during
+    the replay. `calibrated` is simulated at the host speed of the calibration. `limit` is the accepted error: absolute
+    for SLO attainment, relative for latencies.
     """
 
     name: str
@@ -45,19 +45,13 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Mean difference between two live replays.
-
-        It is absolute for SLO attainment, and relative to the mean for latencies.
-        """
+        """Mean difference between two live replays: absolute for SLO attainment, relative to the mean for latencies."""
         gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
         return fmean(gaps) / self._unit if gaps else 0.0
 
     @property
     def error(self) -> float:
-        """Difference of the simulated value from the mean of the live replays.
-
-        It is positive if the simulated value is higher.
-        """
+        """Simulated value minus mean of the live replays: absolute for SLO attainment, relative for latencies."""
         return self._error(self.simulated)
 
     @property
@@ -67,7 +61,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """Whether the absolute value of the error is at most the accepted error plus the spread of the live replays."""
+        """Whether the error is, in absolute value, at most the accepted error plus the spread of the live replays."""
         return abs(self.error) <= self.limit + self.spread
 
     @property
@@ -88,8 +82,7 @@ ATTAINMENT = "SLO attainment"
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Live and simulated results of one load on one service design.
 
-    `slowness` has the host's slowdown since calibration during each replay (see `twofold.fidelity.worker_log`). Each
-    replay is simulated at its own host speed, because a service near its limits slows down far more than its host.
+    `slowness` is the host's slowdown since calibration in each replay. Each replay is simulated at its own host speed.
     """
 
     design: str
@@ -102,7 +95,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     live: tuple[Summary, ...]
 
     def figures(self) -> Iterator[Figure]:
-        """Yield the figures of SLO attainment, and of P50 and P90 of TTFT, TPOT and E2E."""
+        """Yield a `Figure` for SLO attainment, and for P50 and P90 of TTFT, TPOT and E2E."""
         yield self._figure(ATTAINMENT, _attained, ATTAINMENT_POINTS)
         for metric in _METRICS:
             for percentile, limit in (("p50", MEDIAN), ("p90", TAIL)):
@@ -133,10 +126,7 @@ def compare(
     replays: int,
     on_load: Callable[[str], None],
 ) -> list[Comparison]:
-    """Serve the design of `twin`, replay each load on this service `replays` times, and simulate each replay.
-
-    `loads` maps a rate (requests/s) to the requests to send at that rate.
-    """
+    """Serve `twin.design`, replay each load `replays` times, simulate each replay. `loads` maps rates to requests."""
     design = twin.design
     live: dict[float, list[list[Timeline]]] = {rate: [] for rate in loads}
     with tempfile.TemporaryDirectory(prefix="twofold-verify-") as journals:
@@ -161,8 +151,7 @@ def compare_endpoint(
 ) -> list[Comparison]:
     """Replay each load `replays` times on a running service, and simulate each load once with `twin`.
 
-    `loads` maps a rate (requests/s) to the requests to send at that rate. Raises ConfigurationError if the service
-    cannot be reached or fails a request.
+    `loads` maps rates (requests/s) to requests. Raises ConfigurationError if the service cannot be reached or fails.
     """
     found = []
     for rate, requests in loads.items():
@@ -212,8 +201,7 @@ def compare_replays(
 def knee(twin: Twin, make: Callable[[float], list[Request]], slo: Slo, attainment: float = 0.9) -> float:
     """Return the highest rate (requests/s, within 2%) at which the simulated SLO attainment is at least `attainment`.
 
-    This is DistServe's goodput (section 4.1), for the whole service. Raises ConfigurationError if the attainment is too
-    low even at 1/16 requests per second.
+    It is DistServe's goodput (section 4.1) of the whole service. Raises ConfigurationError below 1/16 requests/s.
     """
 
     def kept(rate: float) -> bool:

@@ -37,7 +37,7 @@ _CALIBRATION = " of the calibration"
 
 
 class Purpose(StrEnum):
-    """Situation that a group of requests creates and measures, such as prompts alone or prompts beside decodes."""
+    """Situation that a group of requests creates to measure it, such as prompts alone or prompts beside decodes."""
 
     ALONE = "prompts alone"
     TOGETHER = "prompts together"
@@ -55,10 +55,7 @@ class RequestGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def split_groups(max_model_len: int, max_num_seqs: int) -> Iterator[RequestGroup]:
-    """Yield the request groups that measure a service with separate prefill and decode workers.
-
-    The groups measure prefill alone, then decode alone, then both workers at the same time.
-    """
+    """Yield the request groups that measure separate prefill and decode workers: each alone, then both at once."""
     longest = max_model_len - _DECODES
     prompts = [size for size in _PROMPTS if size < longest]
     for repeat in range(_REPEATS):
@@ -90,11 +87,7 @@ def mixed_groups(max_model_len: int) -> Iterator[RequestGroup]:
 
 
 def _unlike(mean: int, count: int) -> list[int]:
-    """Return `count` different prompt lengths with this mean.
-
-    The lengths differ because engines may be faster on equal context lengths. They are a geometric series; the last is
-    16 times the first.
-    """
+    """Return `count` different prompt lengths with this mean, because engines may be faster on equal lengths."""
     if count == 1:
         return [mean]
     steps = [16 ** (number / (count - 1)) for number in range(count)]
@@ -114,10 +107,7 @@ def _together(purpose: Purpose, name: str, prompts: Sequence[int], output: int) 
 
 
 def _beside(purpose: Purpose, name: str, prompts: list[int], output: int, together: int = 1) -> RequestGroup:
-    """Return a group with a few long decodes of `output` tokens, and prompts that arrive while the decodes run.
-
-    `together` is the number of prompts that arrive at the same time.
-    """
+    """Return a group of long decodes (`output` tokens) and of prompts that arrive meanwhile, `together` at a time."""
     streams = _group(purpose, f"{name}-stream", _STREAMS, 64, output).requests
     short = [size for size in prompts if size <= prompts[-1] // 2] * _REPEATS
     comers = tuple(
@@ -146,9 +136,9 @@ class GroupResult:
 class Measurements:
     """Measurements of a live service for a calibration.
 
-    `prefill` and `decode` are the logs of two workers on separate cores, and `mixed` has the logs of colocated workers.
-    `shared` maps the names of two prefill workers and a decode worker, two of which share a core, to their logs. It is
-    empty if the host has enough cores for all three workers.
+    `prefill` and `decode` are logs of workers on separate cores, and `mixed` has the logs of colocated workers.
+    `shared` maps the names of the workers of 2P+1D, two of which share a core, to their logs. It is empty if no core is
+    shared.
     """
 
     observed: list[GroupResult]
@@ -165,9 +155,8 @@ class Measurements:
 def measure(model: Path, flags: Sequence[str], max_num_seqs: int, on_group: OnGroup) -> Measurements:
     """Measure `model` in a service with prefill and decode workers, then in a colocated service.
 
-    If the host has too few cores for 2P+1D, also measure that service, in which two workers share a core. `flags` are
-    additional flags of `twofold serve`. `on_group(service, done, total)` reports progress. Raises ConfigurationError if
-    a service does not start or a request fails.
+    If two workers of 2P+1D must share a core, also measure 2P+1D. `flags` are flags of `twofold serve`.
+    `on_group(service, done, total)` reports progress. Raises ConfigurationError if a service or a request fails.
     """
     observed: list[GroupResult] = []
     logs: list[dict[str, WorkerLog]] = []
@@ -195,7 +184,7 @@ def measure(model: Path, flags: Sequence[str], max_num_seqs: int, on_group: OnGr
 
 
 def _designs() -> list[ServiceDesign]:
-    """Return the services to measure: 1P+1D, colocated, and, if its workers must share a core on this host, 2P+1D."""
+    """Return the services to measure: 1P+1D, colocated, and 2P+1D if two of its workers must share a core."""
     sharing = ServiceDesign(prefill=2, decode=1)
     workers = sharing.workers()
     shares = {core for worker in workers for core in worker.cores}
@@ -233,10 +222,7 @@ def load_config(endpoint: Endpoint) -> LoadConfig:
 
 
 def send(config: LoadConfig, requests: Sequence[Request], of: str = "") -> list[Timeline]:
-    """Send requests and return their timelines.
-
-    Raises ConfigurationError if a request fails. `of` is inserted after the request's id in the message.
-    """
+    """Send requests and return their timelines. If one fails, raises ConfigurationError with `of` in the message."""
     result = asyncio.run(run_load(config, requests))
     for request_id, reason in result.errors.items():
         raise ConfigurationError(f"request {request_id}{of} failed: {reason}")

@@ -41,10 +41,7 @@ class ServiceDesign:
 
     @property
     def flags(self) -> list[str]:
-        """Flags of `twofold serve`.
-
-        They disable prefix caching, because the simulation computes every prompt in full.
-        """
+        """Flags of `twofold serve`, without prefix caching, because the simulation computes every prompt in full."""
         flags = ["--prefill", str(self.prefill), "--decode", str(self.decode)]
         if self.colocated:
             flags = ["--colocated", str(self.colocated)]
@@ -85,10 +82,7 @@ class Twin(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEndpoint:
-    """Simulation of a running service for which there is only the profile of one instance.
-
-    `path` is the profile's file.
-    """
+    """Simulation of a running service from the profile of one instance, which is in the file `path`."""
 
     design: ServiceDesign
     path: Path
@@ -99,10 +93,7 @@ class SimulatedEndpoint:
         return timelines_of(self.cluster(), requests, self.catalog)
 
     def cluster(self) -> ClusterSpec:
-        """Return the cluster spec of the service.
-
-        Batch limits are taken from the profile, and KV transfers are serialized.
-        """
+        """Return the cluster spec of the service, with the profile's batch limits and serialized KV transfers."""
         profile, design = load_profile(self.path), self.design
         counts = {Role.PREFILL: design.prefill, Role.DECODE: design.decode, Role.MIXED: design.colocated}
         chunked = profile.max_num_batched_tokens is not None
@@ -128,11 +119,7 @@ class SimulatedEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedService:
-    """Simulation of a service on a calibrated host.
-
-    For each simulated host speed, a host profile is written to `directory`. Raises ConfigurationError as `cluster_of`
-    does.
-    """
+    """Simulation of a service on a calibrated host, with a host profile in `directory` for each host speed."""
 
     design: ServiceDesign
     profile: MeasuredProfile
@@ -170,7 +157,7 @@ class _Ends(Observer):
 def cluster_of(
     design: ServiceDesign, profile: MeasuredProfile, path: Path, *, kv_capacity_tokens: int, max_num_seqs: int
 ) -> ClusterSpec:
-    """Return the cluster spec that simulates a service design. `path` is the host profile that the spec refers to.
+    """Return the cluster spec that simulates a service design with the host profile in `path`.
 
     Raises ConfigurationError if the profile was measured with another number of cores or threads.
     """

@@ -1,10 +1,9 @@
-"""Iterations and KV arrivals of workers, read from worker journals, and the host speed derived from these iterations.
+"""Iterations and KV arrivals of workers, read from their journals, and the host speed derived from these iterations.
 
 The speed of a shared host changes from minute to minute, but a profile contains only the speed at its measurement.
-Prefill is limited by compute and decode by memory bandwidth, so other tenants slow them down differently. The slowdown
-is therefore one factor per phase and time span: the measured time of iterations divided by their predicted time. The
-prediction includes contention between the workers and the gateway. It excludes scheduling, queueing and batching, which
-are simulated.
+Other tenants slow down prefill (limited by compute) and decode (by memory bandwidth) differently. The slowdown is
+therefore one factor per phase and time span: measured time of iterations divided by predicted time, which includes
+contention between the workers and the gateway.
 """
 
 import math
@@ -32,10 +31,7 @@ _SOON_S = 0.005  # iterations with a shorter gap are consecutive
 
 
 class TimedIteration(msgspec.Struct, frozen=True):
-    """An iteration from `start_s` to `end_s` (monotonic seconds). Before, the worker was idle for `idle_s` seconds.
-
-    `requests` lists the ids of the requests whose prefill this iteration completed.
-    """
+    """An iteration from `start_s` to `end_s`, after `idle_s` idle seconds. It completed the prefills of `requests`."""
 
     start_s: float
     end_s: float
@@ -70,15 +66,12 @@ class WorkerLog:
 
 
 def read_workers(directory: Path) -> dict[str, WorkerLog]:
-    """Read all worker journals in `directory`, the `--journal` directory of a service. Map worker names to logs."""
+    """Map worker names to logs, read from the journals in `directory` (the `--journal` directory of a service)."""
     return {path.stem: WorkerLog(read_journal(path)) for path in sorted(directory.glob("*-*.jsonl"))}
 
 
 def _iterations(entries: Iterable[JournalEntry]) -> Iterator[TimedIteration]:
-    """Yield the iterations in a journal.
-
-    The median gap between consecutive iterations is added to each duration as overhead.
-    """
+    """Yield the iterations in a journal. Their durations include the median gap between consecutive iterations."""
     spans = list(_spans(entries))
     pauses = [after - end for (_, end, _), (after, _, _) in pairwise(spans) if after - end < _SOON_S]
     pause = median(pauses) if pauses else 0.0
@@ -148,7 +141,7 @@ def slowness(
 ) -> Slowness:
     """Return the slowdown factors of a host since calibration, measured during `span`.
 
-    If only one kind of iteration ran, both factors are the factor of that kind. If no iteration ran, both are 1.
+    If only one kind of iteration ran, its factor stands for both kinds. If none ran, both factors are 1.
     """
     cores = available_cores()
     shared = gateway_cores(cores, ((worker.role, worker.cores) for worker in workers))
@@ -182,10 +175,10 @@ def _slowdowns(profile: MeasuredProfile, one: TimedIteration) -> ContentionFacto
 
 
 def _pace(profile: MeasuredProfile, one: TimedIteration, turns: Sequence[tuple[float, bool]]) -> float:
-    """Return the speed of an iteration, relative to the speed of the same iteration on a core with no other worker.
+    """Return the speed of an iteration, relative to the same iteration on a core with no other worker.
 
-    `turns` has a pair for each other worker on the core: the fraction of the iteration in which that worker was busy,
-    and whether it runs the other phase.
+    `turns` has, for each other worker on the core, the fraction of the iteration in which it was busy, and whether it
+    runs the other phase.
     """
     if not turns:
         return 1.0
@@ -205,7 +198,7 @@ def _meet(one: WorkerConfig, other: WorkerConfig) -> bool:
 
 
 def _front_share(front: GatewayTimes, logs: Mapping[str, WorkerLog], span: LoadSpan) -> float:
-    """Return the mean number of CPU cores that gateway and clients use during `span`, predicted by the host profile."""
+    """Return the mean number of CPU cores that gateway and clients use during `span`, as the host profile predicts."""
     steps = sum(len(log.between(span.start_s, span.end_s)) for log in logs.values())
     spent = front.request_s * span.requests + front.step_s * steps + front.token_s * span.tokens
     return spent / span.seconds

@@ -1,7 +1,4 @@
-"""Sizes and parameter counts of models from a Hugging Face config.json, with a function per family of architectures.
-
-Each parameter count equals that of the Transformers model with the same config.json.
-"""
+"""Sizes of models from a Hugging Face config.json, with the same parameter counts as in Transformers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +9,7 @@ from twofold.errors import ModelError
 
 
 class ConfigJson:
-    """A parsed config.json. Lookups accept several names for one field, because model families name it differently."""
+    """A parsed config.json. Lookups accept several names for one field, because model families differ in them."""
 
     def __init__(self, directory: Path) -> None:
         """Read config.json in `directory`. Raises ModelError if it is missing or not a JSON object."""
@@ -40,10 +37,7 @@ class ConfigJson:
         return value if value is not None else default or 0
 
     def optional_number(self, *names: str) -> int | None:
-        """Return the first field in `names` that is set, or None.
-
-        Raises ModelError for a value that is not an integer ≥ 1.
-        """
+        """Return the first field in `names` that is set, or None. Raises ModelError unless it is an integer ≥ 1."""
         for name in names:
             value = self._raw.get(name)
             if value is None:
@@ -89,10 +83,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpt2(config: ConfigJson) -> Architecture:
-    """Return the sizes of a GPT-2 model.
-
-    It has learned positions and biases, and the output shares the embedding's weights.
-    """
+    """Return the sizes of a GPT-2 model (learned positions, biases, output tied to the embedding)."""
     hidden = config.number("n_embd", "hidden_size")
     positions = config.number("n_positions", "max_position_embeddings", default=1024)
     inner = config.number("n_inner", default=4 * hidden)
@@ -101,20 +92,14 @@ def gpt2(config: ConfigJson) -> Architecture:
 
 
 def bloom(config: ConfigJson) -> Architecture:
-    """Return the sizes of a BLOOM model.
-
-    It has no position embedding (ALiBi), a norm after the embedding, and an output that shares the embedding's weights.
-    """
+    """Return the sizes of a BLOOM model (ALiBi, a norm after the embedding, output tied to the embedding)."""
     hidden = config.number("hidden_size", "n_embed")
     outside = config.number("vocab_size") * hidden + 4 * hidden
     return _multi_head(config, hidden, 4 * hidden, outside, config.optional_number("seq_length"))
 
 
 def opt(config: ConfigJson) -> Architecture:
-    """Return the sizes of an OPT model. OPT has two extra positions.
-
-    opt-350m also has a projection after its smaller embedding, and its norms follow attention and feed-forward layers.
-    """
+    """Return the sizes of an OPT model (two extra positions; opt-350m has a smaller embedding with a projection)."""
     hidden = config.number("hidden_size")
     width = config.number("word_embed_proj_dim", default=hidden)
     positions = config.number("max_position_embeddings")
@@ -125,10 +110,7 @@ def opt(config: ConfigJson) -> Architecture:
 
 
 def llama(config: ConfigJson) -> Architecture:
-    """Return the sizes of a Llama-like model.
-
-    It has grouped-query attention, and gated feed-forward layers or experts.
-    """
+    """Return the sizes of a Llama-like model (grouped-query attention, gated feed-forward layers or experts)."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     kv_heads = config.number("num_key_value_heads", default=heads)
     kind = config.text("model_type", default="")
@@ -143,11 +125,7 @@ def llama(config: ConfigJson) -> Architecture:
 
 
 def deepseek(config: ConfigJson) -> Architecture:
-    """Return the sizes of a DeepSeek V2 or V3 model.
-
-    It has latent attention (arXiv 2405.04434, section 2.1) and experts. Some experts are shared by all tokens, and the
-    others are chosen for each token.
-    """
+    """Return the sizes of a DeepSeek V2 or V3 model (latent attention: arXiv 2405.04434, section 2.1; experts)."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     latent, rope = config.number("kv_lora_rank"), config.number("qk_rope_head_dim")
     plain, value = config.number("qk_nope_head_dim"), config.number("v_head_dim")
@@ -192,10 +170,7 @@ def _gated(
 
 
 def _multi_head(config: ConfigJson, hidden: int, inner: int, outside: int, max_context: int | None) -> Architecture:
-    """Return the sizes of a model with multi-head attention and biases.
-
-    `outside` is the number of parameters that belong to no layer.
-    """
+    """Return the sizes of a model with multi-head attention. `outside` is the number of parameters outside layers."""
     layers = config.number("num_hidden_layers", "n_layer")
     heads = config.number("num_attention_heads", "n_head")
     layer = 4 * hidden * hidden + 4 * hidden + 2 * hidden * inner + inner + hidden + 4 * hidden
@@ -212,7 +187,7 @@ def _multi_head(config: ConfigJson, hidden: int, inner: int, outside: int, max_c
 
 
 def _feed_forward(config: ConfigJson, hidden: int, layers: int) -> tuple[int, int]:
-    """Return the total parameters and the active parameters of all layers' gated feed-forward networks and experts."""
+    """Return the total and the active parameters of all layers' gated feed-forward networks and experts."""
     inner = config.number("intermediate_size")
     gated = 3 * hidden * inner
     if config.flag("mlp_bias", default=False):

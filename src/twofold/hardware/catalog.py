@@ -1,7 +1,4 @@
-"""Catalog of accelerators, machines, links, storage tiers and models. Each entry in its TOML files names a source.
-
-Entries are converted to their types only after all files are merged, because a later file may override single fields.
-"""
+"""Catalog of accelerators, machines, links, storage tiers and models. Each entry in its TOML files names a source."""
 
 import datetime as dt
 import math
@@ -61,10 +58,7 @@ def parse_entries(text: str, name: str) -> Sections:
 
 
 def merge_sections(earlier: Sections, later: Sections) -> Sections:
-    """Merge the entries of two files.
-
-    If both have an entry of one name, the fields in `later` override those in `earlier`.
-    """
+    """Merge the entries of two files. Fields in `later` override those of the entry with the same name in `earlier`."""
     return {
         section: {
             **earlier[section],
@@ -78,10 +72,7 @@ def merge_sections(earlier: Sections, later: Sections) -> Sections:
 
 
 def build_entry(name: str, entry: CatalogEntry, kind: type[T]) -> T:
-    """Convert an entry to the type `kind`.
-
-    Raises ConfigurationError with file, entry and field for an invalid value.
-    """
+    """Convert an entry to the type `kind`. Raises ConfigurationError with file, entry and field if it is invalid."""
     known = [field for field in kind.__struct_fields__ if field != "name"]
     for field in entry.fields:
         if field not in known:
@@ -125,10 +116,7 @@ _FAMILY: Final = "dgx-"
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True):
-    """All catalog entries by name.
-
-    The lookup of an unknown name raises a ConfigurationError that lists the known names.
-    """
+    """All catalog entries by name. Lookups of unknown names raise ConfigurationError with the known names."""
 
     accelerators: dict[str, Accelerator]
     machines: dict[str, Machine]
@@ -154,10 +142,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
         return _find("tier", name, self.tiers)
 
     def model(self, name: str) -> Model:
-        """Look up a model by name, or read it from a directory with a Hugging Face config.json.
-
-        Raises ModelError for an unsupported directory.
-        """
+        """Look up a model by name, or read the Hugging Face directory `name`. Raises ModelError if unsupported."""
         if name in self.models:
             return self.models[name]
         directory = Path(name).expanduser()
@@ -180,8 +165,7 @@ def _find(kind: str, name: str, known: Mapping[str, T]) -> T:
 def load_catalog(extra: Sequence[Path] = ()) -> Catalog:
     """Load the package's catalog, then the files in TWOFOLD_CATALOG, then the files in `extra`.
 
-    A table in a later file overrides only the fields that it contains. For an invalid file, raises ConfigurationError
-    with file, entry and field.
+    Later files override single fields. Raises ConfigurationError with file, entry and field for an invalid file.
     """
     sections = _package_sections()
     installed = (Path(part) for part in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if part)
@@ -212,7 +196,7 @@ def _package_sections() -> Sections:
 
 
 def _with_accelerator(entry: CatalogEntry, accelerators: Mapping[str, CatalogEntry]) -> CatalogEntry:
-    """Return a machine's entry. The name of its accelerator is replaced by the fields of that accelerator."""
+    """Return a machine's entry, with the name of its accelerator replaced by the accelerator's fields."""
     name = entry.fields.get("accelerator")
     if name is None:
         return entry

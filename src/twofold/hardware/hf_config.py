@@ -22,10 +22,10 @@ class _Index(msgspec.Struct):
 
 
 def read_model(directory: Path) -> Model:
-    """Read the model in a directory with a config.json. The model is named after the directory.
+    """Read the model in a directory with a config.json, and name it after the directory.
 
-    The size of unquantized weights is computed from the dtype in config.json. The size of quantized weights is their
-    size on disk or, without weight files, computed from the bits per weight. Raises ModelError for a missing, broken or
+    The size of unquantized weights follows from the dtype in config.json. Quantized weights have their size on disk or,
+    without weight files, a size computed from the bits per weight. Raises ModelError for a missing, broken or
     unsupported file.
     """
     config = ConfigJson(directory)
@@ -73,10 +73,7 @@ def _quantized_bytes(config: ConfigJson, directory: Path, parameters: int) -> in
 
 
 def _stored_bytes(directory: Path) -> int:
-    """Return the total size of the weight files in bytes, from their index or else from the files.
-
-    Return 0 without files.
-    """
+    """Return the total size of the weight files in bytes, from their index or else from the files; 0 without files."""
     index = directory / "model.safetensors.index.json"
     try:
         return round(msgspec.json.decode(index.read_bytes(), type=_Index).metadata.total_size)

@@ -14,8 +14,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU type. FLOP/s are dense bf16 peaks, bandwidths are in bytes per second, and power is in watts.
 
-    `interconnect_bytes_per_s` is the bandwidth, in one direction, to the other accelerators of the machine. Data sheets
-    give twice this number, because they add both directions.
+    `interconnect_bytes_per_s` is the one-way bandwidth to the machine's other accelerators. Data sheets add both ways.
     """
 
     name: Text
@@ -31,10 +30,9 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """A server with `count` identical accelerators.
 
-    `network_bytes_per_s` is the bandwidth of all NICs together, in each direction. `price_per_h` is in US dollars.
-    `tdp_w` is the provisioned power in watts, and `idle_w` is the power in watts without load. The accelerators are
-    limited to the share `power_cap` of their TDP (1.0: no limit). `power_units` is the power of the machine in the unit
-    of SplitwiseSim's notebooks, or None.
+    `network_bytes_per_s` is for all NICs together, in each direction. `price_per_h` is in US dollars. `tdp_w` is the
+    provisioned power and `idle_w` the idle power, in watts. `power_cap` limits the accelerators to a share of their
+    TDP. `power_units` is the power in the unit of SplitwiseSim's notebooks.
     """
 
     name: Text
@@ -55,10 +53,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """A type of network link.
-
-    `bytes_per_s` is the bandwidth in one direction, and `latency_s` the fixed time per transfer.
-    """
+    """A type of network link: bandwidth in one direction, and a fixed time `latency_s` per transfer."""
 
     name: Text
     bytes_per_s: Positive
@@ -68,10 +63,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StorageTier(msgspec.Struct, frozen=True, kw_only=True):
-    """A storage tier for KV caches outside accelerators.
+    """A storage tier for KV caches outside accelerators. `price_per_gb_h` is in US dollars per 10^9 bytes.
 
-    `price_per_gb_h` is in US dollars; a GB is 10^9 bytes. `bytes_per_s` is the read bandwidth of one machine, summed
-    over its accelerators.
+    `bytes_per_s` is the read bandwidth of one machine, summed over its accelerators.
     """
 
     name: Text
@@ -85,9 +79,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of a decoder-only transformer.
 
     `weight_bytes` is the memory of the weights. `active_parameters` is the number of parameters that compute each
-    token: for a mixture of experts, it is less than `parameters`. `kv_latent_dims` is set only for latent attention
-    (DeepSeek), which caches a compressed vector and a rotary key per layer, not keys and values per head. It is the
-    size of both together.
+    token. It is less than `parameters` for a mixture of experts. `kv_latent_dims` is the size of the compressed vector
+    and the rotary key that latent attention (DeepSeek) caches per layer, or None for keys and values per head.
     """
 
     name: Text

@@ -22,20 +22,14 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], *, also: Iterable[str] = ()) -> ConfigurationError:
-    """Create the error for a name that is not in `known`.
-
-    The error lists the names in `known`. It may suggest a name in `also`, but does not list these names.
-    """
+    """Create the error for a name that is not in `known`. It lists `known`, and may suggest a name in `also`."""
     names = sorted(known)
     hint = suggestion(name, (*names, *also))
     return ConfigurationError(f"unknown {kind} {name!r}{hint}; choose from {', '.join(names)}")
 
 
 def explain_validation(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Convert a msgspec error to (place, reason) in words for users.
-
-    The place is empty if the whole value is invalid.
-    """
+    """Convert a msgspec error to (place, reason) in words for users. An empty place stands for the whole value."""
     found = _PLACE.fullmatch(str(error))
     place, what = (found["place"] or "", found["what"]) if found else ("", str(error))
     what = what.replace("`", "").replace("Object ", "").replace("object", "table")
@@ -62,10 +56,7 @@ def read_yaml(kind: str, path: Path) -> Any:  # noqa: ANN401
 
 
 def parse_toml(kind: str, text: str, name: str) -> dict[str, Any]:
-    """Parse `text`, the content of the TOML file `name`.
-
-    Raises ConfigurationError; its message starts with `kind` and `name`.
-    """
+    """Parse the content of the TOML file `name`. Raises ConfigurationError with `kind` and `name` in the message."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -92,10 +92,10 @@ def _write(text: str, output: str, name: str) -> None:
 
 
 def values_from(spec: ClusterSpec, catalog: Catalog, text: str, *, emulated: bool) -> Json:
-    """Return the Helm values that serve a plan. `text` is the content of the plan's file.
+    """Return the Helm values that serve a plan, whose file contains `text`.
 
-    Each instance of the plan becomes a pod with one worker on one accelerator. The pod runs on a node labelled with the
-    name of the instance's machine. Raises ConfigurationError for pools that pods cannot serve.
+    Each instance becomes a pod with one worker on one accelerator, on a node labelled with its machine's name. Raises
+    ConfigurationError for pools that pods cannot serve.
     """
     if emulated:
         return {"engine": "emulated", "plan": text}
@@ -151,10 +151,7 @@ def _workers(profile: InstanceProfile, kv_bytes_per_token: int) -> Json:
 
 
 def merged(below: Json, above: Json) -> Json:
-    """Merge Helm values as helm does.
-
-    Mappings are merged key by key. Any other value in `above` replaces the value in `below`.
-    """
+    """Merge Helm values as helm does: mappings key by key, while other values in `above` replace those in `below`."""
     made = dict(below)
     for key, value in above.items():
         under = made.get(key)
@@ -171,7 +168,7 @@ def read_values(path: Path) -> Json:
 
 
 def values_of(given: Json) -> Values:
-    """Validate Helm values and add the defaults. Raises ConfigurationError that names the path of an invalid value."""
+    """Validate Helm values and add defaults. Raises ConfigurationError that names the path of an invalid value."""
     try:
         return msgspec.convert(merged(msgspec.to_builtins(Values()), given), Values)
     except msgspec.ValidationError as error:

@@ -57,10 +57,7 @@ def _objects(name: str, values: Values) -> Iterator[Json]:
 
 
 def _gateway(name: str, values: Values) -> Json:
-    """Return the gateway's StatefulSet.
-
-    It never runs two pods at once, because a service must have only one controller.
-    """
+    """Return the gateway's StatefulSet, which never runs two pods, because a service has only one controller."""
     spec: Json = {
         "serviceName": name,
         "replicas": 1,

@@ -106,10 +106,7 @@ def gateway_pod(name: str, values: Values) -> Json:
 
 
 def worker_pod(name: str, values: Values, role: Role, workers: WorkerValues) -> Json:
-    """Return the pod template of the workers of a role.
-
-    It has no probes, because the gateway stops workers that hang.
-    """
+    """Return the pod template of a role's workers, without probes: the gateway stops workers that hang."""
     container: Json = {"args": join_args(name, values, role, workers)}
     mounts: list[Json] = []
     volumes: list[Json] = []
@@ -186,10 +183,7 @@ def _pod(
 
 
 def _key_copier(values: Values) -> Json:
-    """Return an init container that copies the cluster key into a file that only its owner can read.
-
-    The file of the Secret is group-readable, so Twofold would reject it.
-    """
+    """Return an init container that copies the cluster key from the Secret to a file that only its owner can read."""
     return {
         "name": "cluster-key",
         **_image(values),

@@ -1,8 +1,7 @@
 """Helm values of a deployment: types, defaults and descriptions, for the Helm chart and for `twofold deploy`.
 
-The values for flags of `twofold serve` and `twofold join` are derived from the settings classes of these commands.
-`make chart` generates three parts of the chart from this module: `values.yaml`, `values.schema.json` and the table in
-its README.
+The values for flags of `twofold serve` and `twofold join` are derived from these commands. `make chart` generates the
+chart's `values.yaml`, `values.schema.json` and table in the README from this module.
 """
 
 from dataclasses import fields
@@ -40,10 +39,7 @@ def _flag(settings: type[Settings], name: str) -> Meta:
 
 
 def _serve_fields() -> list[tuple[str, Any, Any]]:
-    """Return struct fields for the flags of `twofold serve`, except the flags that pods set themselves.
-
-    The value null omits the flag.
-    """
+    """Return struct fields for the flags of `twofold serve` that pods do not set themselves; null omits a flag."""
     hints, flags = get_type_hints(ServeSettings), flags_of(ServeSettings)
     made: list[tuple[str, Any, Any]] = []
     for field in fields(ServeSettings):
@@ -99,10 +95,7 @@ class SecretText(_Values, frozen=True):
 if TYPE_CHECKING:
 
     class ServeValues(_Values, frozen=True):
-        """Helm values for the flags of `twofold serve`.
-
-        The type checker sees only the fields that code uses. At run time, the class has a field for every flag.
-        """
+        """Helm values for the flags of `twofold serve`, one per flag. Type checkers see only values that code uses."""
 
         router: str | None = None
 

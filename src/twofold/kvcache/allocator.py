@@ -1,7 +1,6 @@
 """Block allocation and leases: which request owns the blocks of a paged KV cache, and which peer may write to them.
 
-A block stays allocated while its owner needs the contents or a transfer may still access the memory. The abort of a
-request therefore never frees blocks to which a peer or the running batch is still writing.
+A block stays allocated as long as its owner needs the contents or a transfer may still access the memory.
 """
 
 from collections.abc import Sequence
@@ -29,8 +28,7 @@ class BlockAllocation:
 class BlockAllocator:
     """Counts the free blocks of a KV cache with `num_blocks` blocks of `block_size` tokens each.
 
-    Every operation takes constant time. Simulations use this class directly. Live workers use subclasses (`paged.py`),
-    which also assign block ids. `num_in_flight` is the number of blocks that a transfer may still access.
+    Live workers use subclasses that also assign block ids (`paged.py`). `num_in_flight` counts the blocks in transfer.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -42,14 +40,11 @@ class BlockAllocator:
         self.num_in_flight = 0
 
     def blocks_of(self, allocation: BlockAllocation) -> Sequence[int]:
-        """Return the block ids of an allocation in token order.
-
-        Return an empty sequence if the allocator only counts blocks.
-        """
+        """Return the block ids of an allocation in token order, or () if the allocator only counts blocks."""
         return ()
 
     def blocks_for(self, tokens: int) -> int:
-        """Return the number of blocks that are needed for `tokens` tokens."""
+        """Return the number of blocks needed for `tokens` tokens."""
         return -(-tokens // self.block_size)
 
     def fits(self, tokens: int) -> bool:
@@ -57,19 +52,13 @@ class BlockAllocator:
         return -(-tokens // self.block_size) <= self.num_free
 
     def allocate(self, owner: str, tokens: int) -> BlockAllocation:
-        """Allocate blocks for `tokens` tokens.
-
-        If too few blocks are free, raise OutOfBlocksError and change nothing.
-        """
+        """Allocate blocks for `tokens` tokens. If too few are free, raise OutOfBlocksError and change nothing."""
         allocation = BlockAllocation(owner, 0)
         self.extend(allocation, tokens)
         return allocation
 
     def extend(self, allocation: BlockAllocation, tokens: int) -> None:
-        """Add blocks for `tokens` tokens to an allocation.
-
-        If too few blocks are free, raise OutOfBlocksError and change nothing.
-        """
+        """Add blocks for `tokens` tokens; if too few are free, raise OutOfBlocksError and change nothing."""
         blocks = -(-tokens // self.block_size)
         if blocks > self.num_free:
             raise OutOfBlocksError(f"{allocation.owner} needs {blocks} blocks and {self.num_free} are free")
@@ -80,10 +69,7 @@ class BlockAllocator:
             self.num_in_flight += blocks
 
     def release(self, allocation: BlockAllocation) -> None:
-        """Record that the owner no longer needs an allocation.
-
-        Its blocks become free as soon as no transfer uses them.
-        """
+        """Release the owner's allocation. Its blocks become free as soon as no transfer uses them."""
         if not allocation.owned:
             raise ValueError(f"{allocation.owner} has already released these blocks")
         allocation.owned = False
@@ -106,10 +92,7 @@ class BlockAllocator:
             self.num_in_flight += allocation.blocks
 
     def end_transfer(self, allocation: BlockAllocation) -> None:
-        """Record the end of a transfer.
-
-        The blocks become free if no other transfer uses them and the owner has released them.
-        """
+        """Record the end of a transfer. The blocks become free if released and not used by other transfers."""
         if not allocation.transfers:
             raise ValueError(f"no transfer of the blocks of {allocation.owner} is in flight")
         allocation.transfers -= 1
@@ -139,10 +122,9 @@ class _Term:
 
 
 class LeaseTable:
-    """Leases on the blocks of one instance in one epoch.
+    """Leases (rights of peers to write) on the blocks of one instance in one epoch (life of the instance).
 
-    The blocks of a lease count as in flight until the lease ends, because the source may write to them at any moment. A
-    lease expires `lease_s` seconds after the most recent heartbeat of its source. Callers pass the current time.
+    A lease expires `lease_s` seconds after its source's last heartbeat. Its blocks count as in flight until `end`.
     """
 
     def __init__(
@@ -178,19 +160,13 @@ class LeaseTable:
         return lease
 
     def renew(self, source: str | None, now: float) -> None:
-        """Renew the leases of `source`, which sent a heartbeat. They now expire `lease_s` seconds after `now`.
-
-        With `source` None, renew all leases. Use this after a time in which heartbeats could not be received.
-        """
+        """Renew the leases of `source` (None: all leases), which now expire `lease_s` seconds after `now`."""
         for term in self._terms.values():
             if source is None or term.lease.source == source:
                 term.deadline = now + self._lease_s
 
     def end(self, request_id: str, epoch: int) -> bool:
-        """End the lease of a request. Return False if the request has none.
-
-        Raises StaleEpochError for an outdated `epoch`.
-        """
+        """End the lease of a request; return False if it has none. Raises StaleEpochError for an outdated `epoch`."""
         if epoch != self.epoch:
             raise StaleEpochError(f"epoch {epoch} of {self._instance} is over; its epoch is {self.epoch}")
         term = self._terms.get(request_id)
@@ -203,17 +179,13 @@ class LeaseTable:
         return True
 
     def expired(self, now: float) -> list[Lease]:
-        """Return the leases that have expired since the previous call, because their sources sent no heartbeat in time.
-
-        The blocks of an expired lease stay in flight until `end`, because a stalled source may still write to them.
-        """
+        """Return the leases that expired since the previous call. Their blocks stay in flight until `end`."""
         late = [term for term in self._terms.values() if term.deadline < now and not term.expired]
         for term in late:
             term.expired = True
         return [term.lease for term in late]
 
     def find(self, request_id: str) -> Lease | None:
-        """Return the lease of a request, or None."""
         term = self._terms.get(request_id)
         return None if term is None else term.lease
 

@@ -23,10 +23,7 @@ class RemovalReason(StrEnum):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CacheObserver(ABC):
-    """Observer that receives every block stored in or removed from a memory, in order.
-
-    It must not change the memory.
-    """
+    """Observer of the blocks stored in and removed from a memory, in order. It must not change the memory."""
 
     @abstractmethod
     def stored(self, key: BlockKey) -> None:
@@ -91,10 +88,10 @@ class PinnedBlocks:
 class PrefixCache:
     """Prefix cache of up to `capacity` blocks in one memory. It only does bookkeeping and moves no data.
 
-    A prompt is a sequence of block keys. If two blocks have the same key, they and all blocks before them in their
-    prompts are equal. Held and pinned blocks are never evicted. `hits` is the number of blocks that requests reused,
-    `misses` the number of blocks that requests had to compute, and `removals` the number of removed blocks by reason.
-    At most `max_pinned` blocks can be pinned, by default half of the capacity.
+    Blocks with equal keys, and all blocks before them in their prompts, are equal. Held blocks (until `release`) and
+    pinned blocks (until a time) are never evicted. `hits` counts blocks that requests reused, `misses` blocks that they
+    computed, and `removals` removed blocks by reason. At most `max_pinned` blocks (None: half the capacity) can be
+    pinned.
     """
 
     def __init__(
@@ -134,7 +131,7 @@ class PrefixCache:
         return len(self._positions) < self.capacity or self._eviction.first() is not None
 
     def match(self, keys: Sequence[BlockKey]) -> int:
-        """Return the number of cached blocks at the start of a prompt, up to the first block that is not cached."""
+        """Return the number of leading blocks of a prompt that are cached."""
         positions, count = self._positions, 0
         for key in keys:
             if key not in positions:
@@ -152,9 +149,8 @@ class PrefixCache:
     def insert(self, keys: Sequence[BlockKey], start: int = 0) -> list[BlockKey]:
         """Store the blocks of a prompt, starting with index `start`. Return the evicted blocks in order.
 
-        For a block that is already cached, only the eviction policy counts a hit; `hits` does not change. Blocks of a
-        prompt are never evicted to store other blocks of the same prompt. If no other block can be evicted, the new
-        block is not stored.
+        A block that is already cached counts as a hit for the eviction policy, not in `hits`. Blocks of the prompt are
+        not evicted: if no other block can be evicted, the new block is not stored.
         """
         evicted: list[BlockKey] = []
         positions, eviction = self._positions, self._eviction
@@ -175,7 +171,7 @@ class PrefixCache:
         return evicted
 
     def put(self, key: BlockKey, position: int) -> None:
-        """Store a new block, whose index in its prompt is `position`. The caller must ensure that there is space."""
+        """Store a new block, whose index in its prompt is `position`. The caller must ensure that there is room."""
         self._positions[key] = position
         self._eviction.stored(key, position)
         if self._observer is not None:
@@ -190,10 +186,7 @@ class PrefixCache:
         return self._positions[key]
 
     def evict(self, keep: Container[BlockKey] = ()) -> tuple[BlockKey, int] | None:
-        """Evict a block that is not in `keep`.
-
-        Return its key and its index in its prompt, or None if no block can be evicted.
-        """
+        """Evict a block that is not in `keep`. Return its key and its index in its prompt, or None if there is none."""
         victim = self._eviction.first(keep)
         if victim is None:
             return None
@@ -230,10 +223,7 @@ class PrefixCache:
         return key in self._holds
 
     def pin(self, keys: Sequence[BlockKey], until: float) -> int:
-        """Pin the cached blocks at the start of a prompt until the time `until`. Return how many of them are pinned.
-
-        Blocks beyond `max_pinned` are not pinned.
-        """
+        """Pin a prompt's leading cached blocks until time `until`, within `max_pinned`. Return how many are pinned."""
         count = self.match(keys)
         for position in range(count):
             key = keys[position]
@@ -245,10 +235,7 @@ class PrefixCache:
         return count
 
     def unpin_next(self) -> bool:
-        """Unpin the block with the earliest expiry time, so that it can be evicted.
-
-        Return False if no block is pinned.
-        """
+        """Unpin the block with the earliest expiry time. Return False if no block is pinned."""
         key = self._pins.pop()
         if key is not None:
             self.release(key)

@@ -12,11 +12,10 @@ _BITS = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixIndex:
-    """Index that maps each block to a bitmap of the instances that cache this block.
+    """Index that maps each block to a bitmap of the instances that cache the block.
 
-    A lookup goes through the keys of a prompt in order, and stops at the first block such that no instance caches all
-    blocks up to this block. One bit operation per block covers all instances. Lookups ignore a lost instance at once,
-    but its bits stay in the bitmaps until a later sweep, which visits every block.
+    A lookup reads the keys of a prompt in order, with one bit operation per block for all instances, until no instance
+    has cached all blocks so far. Lookups ignore a lost instance at once; a later sweep clears its bits.
     """
 
     def __init__(self) -> None:
@@ -62,10 +61,7 @@ class PrefixIndex:
             self._sweep()
 
     def prefixes(self, keys: Sequence[BlockKey]) -> dict[str, int]:
-        """Return how many leading blocks of the prompt `keys` each instance caches.
-
-        The result maps names of instances to numbers of blocks. Instances without the first block are left out.
-        """
+        """Map each instance to its number of cached leading blocks of the prompt `keys`; leave out instances at 0."""
         holders, having, length = self._holders, self._live, 0
         found: dict[str, int] = {}
         if not having:

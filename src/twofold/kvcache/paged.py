@@ -4,10 +4,9 @@
                                                   ▲ another request with that prefix │
                                                   └──────────────────────────────────┘
 
-When a prompt starts, call `allocate_prompt` with the keys of its full blocks (`prefix.prefix_keys`, salted). The first
-`PromptAllocation.tokens` tokens are cached and need no computation. If `PromptAllocation.copy` is set, the engine must
-copy this block before the next batch with the prompt; after the copy, call `copied`. After each batch, call `publish`
-with the keys of all blocks that are now full.
+When a prompt starts, call `allocate_prompt` with the keys of its full blocks. Its first `PromptAllocation.tokens`
+tokens are cached. If `PromptAllocation.copy` is set, let the engine copy this block before the next batch with the
+prompt, and then call `copied`. After each batch, call `publish` with the keys of all blocks that are now full.
 """
 
 from collections import Counter
@@ -50,9 +49,9 @@ class PagedBlockAllocator(BlockAllocator):
 class PromptAllocation(NamedTuple):
     """Blocks of a prompt (`grant`), and the number of leading prompt tokens whose KV is cached (`tokens`).
 
-    If `copy` is set, the engine must copy the block with the first id to the block with the second id before it
-    computes the prompt. `copy` is set if the whole prompt is cached and another request uses the prompt's last block:
-    the last token must be computed again, but a shared block must not be overwritten.
+    If `copy` is (source, target), the engine must copy block `source` to block `target` before it computes the prompt.
+    This happens if the whole prompt is cached and its last block is shared: the last token must be computed again, but
+    must not overwrite a shared block.
     """
 
     grant: BlockAllocation
@@ -63,10 +62,9 @@ class PromptAllocation(NamedTuple):
 class PrefixBlockAllocator(PagedBlockAllocator):
     """Allocator that reuses the full blocks of earlier prompts by key.
 
-    A block with a key is read-only. After its last owner has released it, the block stays cached but counts as free:
-    when an allocation needs a block and the free list is empty, the eviction policy chooses one of these cached blocks.
-    Pinned blocks are evicted only if no other cached block remains. `cache` stores the keys, pins and hit counts. If
-    several allocations in transfer share a block, `num_in_flight` counts the block once for each of them.
+    A block with a key is read-only. Without owners, it stays cached but counts as free. When the free list is empty,
+    the eviction policy chooses one of these blocks, and pinned blocks last. `cache` stores the keys, pins and hit
+    counts. `num_in_flight` counts a block once for each allocation in transfer that contains it.
     """
 
     def __init__(self, block_size: int, cache: PrefixCache) -> None:
@@ -82,10 +80,8 @@ class PrefixBlockAllocator(PagedBlockAllocator):
     ) -> PromptAllocation:
         """Allocate blocks for `tokens` tokens, of which the first `prompt_tokens` are the prompt.
 
-        `keys` are the block keys of the prompt's full blocks. The allocation shares the leading blocks that are cached.
-        The last prompt token must always be computed, even if its block is cached. The allocation uses at most as many
-        free blocks as `allocate` would for the same `tokens`. Raises OutOfBlocksError and changes nothing if too few
-        blocks are free.
+        The allocation shares the cached leading blocks of `keys`, the keys of the prompt's full blocks. The last prompt
+        token is always computed. If too few blocks are free, raises OutOfBlocksError and changes nothing.
         """
         full, total = prompt_tokens // self.block_size, self.blocks_for(tokens)
         matched = self.cache.match(keys[:full])
@@ -98,11 +94,10 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return PromptAllocation(allocation, matched * self.block_size - whole, copy)
 
     def borrow(self, owner: str, keys: Sequence[BlockKey]) -> tuple[BlockAllocation, int]:
-        """Allocate the blocks of the prefix `keys`; the leading blocks that are cached are shared.
+        """Allocate the blocks of the prefix `keys`. Return the allocation and the number of cached leading blocks.
 
-        The caller can read the cached blocks, and fill and publish the remaining blocks. Returns the allocation and the
-        number of cached leading blocks. Hit counts do not change. Raises OutOfBlocksError and changes nothing if too
-        few blocks are free.
+        The caller can read the cached blocks, and fill and publish the others. Hit counts do not change. If too few
+        blocks are free, raises OutOfBlocksError and changes nothing.
         """
         cached = self.cache.match(keys)
         allocation = self._share(owner, keys[:cached], len(keys))
@@ -110,12 +105,12 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return allocation, cached
 
     def reusable_tokens(self, keys: Sequence[BlockKey], prompt_tokens: int) -> int:
-        """Return how many leading tokens of a prompt need no computation because their blocks are cached."""
+        """Return how many leading tokens of a prompt need no computation, because their blocks are cached."""
         matched = self.cache.match(keys[: prompt_tokens // self.block_size])
         return min(matched * self.block_size, prompt_tokens - 1)
 
     def blocks_taken(self, tokens: int, keys: Sequence[BlockKey], prompt_tokens: int) -> int:
-        """Return how many of the free blocks `allocate_prompt` would use up with the same arguments."""
+        """Return how many free blocks `allocate_prompt` would take with the same arguments."""
         shared = self.reusable_tokens(keys, prompt_tokens) // self.block_size
         return self._taken(self.blocks_for(tokens), [self._cached[key] for key in keys[:shared]])
 
@@ -124,16 +119,15 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return sum(self._owners[block] == owners for block, owners in leaving.items())
 
     def copied(self, allocation: BlockAllocation) -> None:
-        """Record that the engine has made the block copy that `PromptAllocation.copy` requested for this allocation."""
+        """Record that the engine has made the block copy `PromptAllocation.copy` for this allocation."""
         source = self._copies.pop(allocation, None)
         if source is not None:
             self._leave(source)
 
     def publish(self, allocation: BlockAllocation, keys: Sequence[BlockKey], start: int = 0) -> None:
-        """Make the full, written blocks of an allocation available to other requests under `keys`.
+        """Make the full, written blocks of an allocation available to other requests under `keys`, one per block.
 
-        `keys` has one key for each full block from the start of the allocation. The first `start` blocks are skipped
-        because earlier calls have published them. A block is also skipped if another block has the same key.
+        Skips the first `start` blocks, which earlier calls published, and blocks whose key another block has.
         """
         table = self._tables[allocation]
         if len(keys) > len(table):
@@ -148,11 +142,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             self.cache.hold(key)
 
     def _share(self, owner: str, keys: Sequence[BlockKey], total: int) -> BlockAllocation:
-        """Create an allocation that shares the cached blocks `keys`, and reserve free blocks for the rest of it.
-
-        The allocation has `total` blocks. All of `keys` must be cached. The caller must assign the reserved blocks to
-        the allocation.
-        """
+        """Create an allocation of `total` blocks: the cached blocks `keys`, and free blocks that the caller assigns."""
         shared = [self._cached[key] for key in keys]
         taken = self._taken(total, shared)
         if taken > self.num_free:
@@ -168,11 +158,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return allocation
 
     def _taken(self, total: int, shared: Sequence[int]) -> int:
-        """Return by how much an allocation of `total` blocks reduces `num_free`.
-
-        `shared` are the cached blocks in the allocation. A shared block that has an owner is not counted in `num_free`,
-        so it does not reduce `num_free`; every other block of the allocation does.
-        """
+        """Return how many free blocks an allocation of `total` blocks takes: all except `shared` blocks with owners."""
         return total - sum(self._owners[block] > 0 for block in shared)
 
     def _take(self) -> int:
@@ -210,10 +196,10 @@ class PrefixBlockAllocator(PagedBlockAllocator):
                 self.cache.release(key)
 
     def _rewrite_last(self, allocation: BlockAllocation, key: BlockKey) -> tuple[int, int] | None:
-        """Append a writable block for the contents of the cached block `key` to an allocation.
+        """Append a writable block with the contents of the cached block `key` to an allocation.
 
-        If the cached block has no owner, the block itself is removed from the cache and appended, and the result is
-        None. Otherwise a new block is appended, and the result is the copy (source, target) that the engine must make.
+        If the cached block has no owner, it is appended itself, and the result is None. Otherwise a new block is
+        appended, and the result is the copy (source, target) that the engine must make.
         """
         source, table = self._cached[key], self._tables[allocation]
         if not self._owners[source]:

@@ -8,7 +8,7 @@ KEY_BYTES = 16
 
 
 def prefix_keys(token_ids: Sequence[int], block_size: int, salt: bytes = b"") -> Iterator[bytes]:
-    """Yield one key of KEY_BYTES bytes per *full* block of `token_ids`: key[i] = hash(key[i−1], tokens of block i).
+    """Yield one key per *full* block of `token_ids`: key[i] = hash(key[i−1], tokens of block i).
 
     `salt` starts the chain: tenants with different salts never share a key.
     """
@@ -29,9 +29,6 @@ def next_key(key: bytes, token_ids: Sequence[int]) -> bytes:
 
 
 def tenant_salt(tenant: str, model: str = "", secret: bytes = b"") -> bytes:
-    """Return the salt of a tenant's hash chains, so that different tenants or models never share keys.
-
-    `secret` (at most 64 bytes) is a secret shared within the cluster, so that outsiders cannot compute keys.
-    """
+    """Return the salt of a tenant and model for `prefix_keys`, computable only with `secret` (at most 64 bytes)."""
     names = b"".join(len(name).to_bytes(4) + name for name in (tenant.encode(), model.encode()))
     return blake2b(names, digest_size=KEY_BYTES, key=secret).digest()

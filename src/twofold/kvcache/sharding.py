@@ -10,10 +10,9 @@ from twofold.errors import ConfigurationError
 
 
 class Sharding(msgspec.Struct, frozen=True):
-    """Tensor and pipeline parallelism of an instance.
+    """Tensor and pipeline parallelism of an instance. Ranks are numbered by stage: rank = stage · tensor + shard.
 
-    The layers are divided among `pipeline` stages. Within a stage, the heads of each layer are divided among `tensor`
-    ranks. Ranks are numbered stage by stage: rank = stage · tensor + shard.
+    The layers are divided among `pipeline` stages and, within a stage, the heads of each layer among `tensor` ranks.
     """
 
     tensor: int = 1
@@ -32,7 +31,7 @@ class Sharding(msgspec.Struct, frozen=True):
         return range(-(-stage * num_layers // self.pipeline), -(-(stage + 1) * num_layers // self.pipeline))
 
     def heads(self, rank: int, num_heads: int) -> range:
-        """Return the heads that `rank` stores of a layer with `num_heads` heads in total."""
+        """Return the heads that `rank` stores, of a layer with `num_heads` heads."""
         shard, each = rank % self.tensor, num_heads // self.tensor
         return range(shard * each, (shard + 1) * each)
 
@@ -43,8 +42,7 @@ UNSHARDED = Sharding()
 def check_sharding(sharding: Sharding, kv_heads: Sequence[int], heads: int, model: str) -> None:
     """Raise ConfigurationError if a model does not support this sharding.
 
-    `kv_heads` lists the number of key-value heads of each layer. `heads` is the number of query heads, the same in
-    every layer. Ranks do not replicate key-value heads: each byte of KV is stored on exactly one rank.
+    `kv_heads` lists the KV heads of each layer, and `heads` is the number of query heads. KV heads are not replicated.
     """
     if sharding.pipeline > len(kv_heads):
         raise ConfigurationError(
@@ -58,10 +56,7 @@ def check_sharding(sharding: Sharding, kv_heads: Sequence[int], heads: int, mode
 
 
 class ReshardPiece(NamedTuple):
-    """A piece of KV that rank `source` of the sender transfers to rank `target` of the receiver.
-
-    Layers and heads have their numbers in the whole model, not their numbers on the rank.
-    """
+    """Layers and heads (numbered as in the whole model) that rank `source` sends to rank `target` in a hand-off."""
 
     source: int
     target: int
@@ -72,8 +67,7 @@ class ReshardPiece(NamedTuple):
 def plan_reshard(source: Sharding, target: Sharding, kv_heads: Sequence[int]) -> list[ReshardPiece]:
     """Return the pieces of KV that a hand-off from sharding `source` to sharding `target` moves.
 
-    `kv_heads` lists the number of key-value heads of each layer. Every head of every layer is in exactly one piece.
-    Both shardings must fit the model (`check_sharding`).
+    `kv_heads` lists the KV heads of each layer; every head is in one piece. Both shardings must fit the model.
     """
     return [
         ReshardPiece(sender, receiver, layers, heads)
@@ -96,7 +90,7 @@ def overlap(one: range, other: range) -> range:
 
 
 def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
-    """Yield each maximal range of consecutive layers with equal head counts, together with this head count."""
+    """Yield (layers, number of heads) for each maximal run of layers with equal numbers of heads."""
     start = 0
     for count, layers in groupby(kv_heads):
         stop = start + len(list(layers))
@@ -105,14 +99,14 @@ def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 class LayerTraffic(NamedTuple):
-    """Traffic of one layer in a hand-off: the most key-value heads, and the most pieces, that any one rank sends."""
+    """Traffic of one layer in a hand-off: the most KV heads, and the most pieces, that any one rank sends."""
 
     heads: int
     pieces: int
 
 
 def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[LayerTraffic]:
-    """Return a list of the traffic of each layer in a hand-off that moves `pieces`."""
+    """Return the traffic of each layer in a hand-off that moves `pieces`."""
     found = []
     for layer in range(num_layers):
         sent: dict[int, list[int]] = {}

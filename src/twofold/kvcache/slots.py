@@ -14,10 +14,9 @@ class SlotAllocator:
         free ── lease ──▶ leased ── commit ──▶ kept ── drop ──▶ dropped ── last hold ends ──▶ free
                             └────── give_up ──▶ free
 
-    A leased slot may be accessed only by the holder of its lease. A committed slot is read-only and is kept until
-    `drop`. After `drop`, the slot becomes free when no reader holds it, so readers can finish. `lose` ends all rights
-    of a holder at once: call `lose` only after the holder can no longer access the memory. If a holder lacks the
-    required right, methods raise ValueError and change nothing.
+    Only the holder of its lease may access a leased slot. A committed slot is read-only and is kept until `drop`; then
+    it becomes free when no reader holds it. `lose` ends all rights of a holder: call `lose` only after the holder can
+    no longer access the memory. If a holder lacks the required right, methods raise ValueError and change nothing.
     """
 
     def __init__(self, count: int) -> None:
@@ -79,7 +78,7 @@ class SlotAllocator:
             self._end_holds(slot, holder)
 
     def drop(self, slot: int) -> None:
-        """Stop keeping a committed slot. The slot becomes free as soon as no reader holds it."""
+        """Stop keeping a committed slot, which becomes free as soon as no reader holds it."""
         if slot not in self._kept:
             raise ValueError(f"slot {slot} is not kept")
         self._kept.remove(slot)

@@ -12,9 +12,8 @@ from twofold.request import BlockKey
 class TieredCache:
     """Prefix cache over tiers such as host memory and disk. Every block is in one tier at a time.
 
-    New blocks enter the first tier. A block evicted from a tier moves to the next tier; a block evicted from the last
-    tier leaves the cache. A hit moves a block to the first tier. Each tier counts its own hits, misses and removals.
-    This class only decides where each block belongs; observers of the tiers move the data.
+    New and hit blocks move to the first tier. Evicted blocks move to the next tier or, from the last tier, leave the
+    cache. Each tier counts its own hits, misses and removals. Observers of the tiers move the data.
     """
 
     def __init__(self, tiers: Sequence[PrefixCache]) -> None:
@@ -27,17 +26,14 @@ class TieredCache:
         return self.tier_of(key) is not None
 
     def tier_of(self, key: BlockKey) -> int | None:
-        """Return the index of the tier that contains a block; None if it is not cached."""
+        """Return the index of the tier that contains a block, or None if it is not cached."""
         for index, tier in enumerate(self.tiers):
             if key in tier:
                 return index
         return None
 
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Return how many leading blocks of a prompt are cached in each tier.
-
-        The count stops at the first block that is in no tier, so the sum is the length of the reusable prefix.
-        """
+        """Return how many leading blocks of a prompt each tier contains, up to the first block that is in no tier."""
         counts = [0] * len(self.tiers)
         counts[0] = self._first.match(keys)
         for position in range(counts[0], len(keys)):
@@ -48,10 +44,9 @@ class TieredCache:
         return counts
 
     def touch(self, keys: Sequence[BlockKey], count: int) -> list[BlockKey]:
-        """Count the first `count` blocks of a prompt as hits, and move these blocks to the first tier.
+        """Count the first `count` blocks of a prompt as hits, and move them to the first tier unless they are held.
 
-        All `count` blocks must be cached. Held blocks stay in their tier. Returns the blocks evicted from the last
-        tier, in the order of eviction.
+        All `count` blocks must be cached. Returns the blocks evicted from the last tier, in order.
         """
         gone: list[BlockKey] = []
         for position in range(count):
@@ -64,9 +59,8 @@ class TieredCache:
     def insert(self, keys: Sequence[BlockKey], start: int = 0) -> list[BlockKey]:
         """Store the blocks of a prompt from index `start` on in the first tier.
 
-        Blocks that are cached in another tier move to the first tier and do not count as hits. Blocks of a prompt are
-        never evicted for other blocks of the same prompt. Returns the blocks evicted from the last tier, in the order
-        of eviction; the result includes any block of the prompt that no tier could store.
+        Blocks moved from other tiers do not count as hits. No block of the prompt is evicted to store another one.
+        Returns, in order, the blocks that left the cache and the blocks that fit in no tier.
         """
         gone: list[BlockKey] = []
         own = frozenset(keys)
@@ -105,8 +99,8 @@ class TieredCache:
     def _store(self, index: int, key: BlockKey, position: int, keep: Container[BlockKey], gone: list[BlockKey]) -> None:
         """Store a block in tier `index` or, if this tier cannot make room, in the next tier that can.
 
-        Each block evicted to make room is stored in the next tier in the same way. Blocks in `keep` are not evicted. A
-        block that leaves the last tier is appended to `gone`.
+        Each evicted block is stored in the next tier in the same way. Blocks in `keep` are not evicted. Blocks that
+        leave the last tier are appended to `gone`.
         """
         if index == len(self.tiers):
             gone.append(key)

@@ -1,1 +1,1 @@
-"""Performance models, which predict the time and power of an iteration. They are fitted, published or estimated."""
+"""Fitted, published and estimated performance models, which predict the time and power of an iteration."""

@@ -1,7 +1,6 @@
 """Interface of performance models, which predict the time and power of an instance's iterations.
 
-For a fixed number of sequences, the time of a decode iteration is linear in the number of KV tokens read. Every model
-returns the two coefficients of this linear function, so that a simulator can sum many iterations in closed form.
+The time of a decode iteration is linear in the KV tokens read, so that simulators can sum many iterations at once.
 """
 
 from abc import ABC, abstractmethod
@@ -14,10 +13,7 @@ from twofold.performance.cost import DecodeCost, ModelAccuracy
 
 @dataclass(kw_only=True)
 class InstancePower:
-    """Power model of an instance, in watts. The `_share` fields and `cap` are fractions of TDP.
-
-    See `twofold.performance.power`.
-    """
+    """Power of an instance in watts (see `performance.power`). `cap` and the `_share` fields are fractions of TDP."""
 
     idle_w: float
     overhead_w: float
@@ -49,9 +45,9 @@ NO_POWER = InstancePower(
 class PerformanceModel(ABC):
     """Predicts iteration times and power of an instance: one LLM on one machine type with one sharding.
 
-    `name` is for display, such as `fitted bloom-176b on dgx-h100 TP8`. In a pipeline, an iteration runs through the
-    `stages` stages one after another, and its time is the sum of the times of the stages. `power` predicts the watts:
-    it is an `InstancePower` or another performance model that predicts the same power as this model.
+    `name` is for display, such as `fitted bloom-176b on dgx-h100 TP8`. An iteration runs through the `stages` pipeline
+    stages one after another, and takes the sum of their times. `power` predicts the watts: it is an `InstancePower` or
+    another performance model.
     """
 
     name: str
@@ -66,16 +62,15 @@ class PerformanceModel(ABC):
 
     @property
     def later_stage(self) -> "PerformanceModel":
-        """Performance model of one later pipeline stage alone, including the transfer of activations to this stage."""
+        """Performance model of a later pipeline stage alone, including the transfer of activations to this stage."""
         return self
 
     @abstractmethod
     def prefill_s(self, tokens: int, squares: int) -> float:
         """Return the seconds of an iteration that contains only prompts.
 
-        `tokens` is the number of prompt tokens that the iteration computes. `squares` determines the cost of attention:
-        it is the sum of (context + tokens)² − context² over the sequences. For whole prompts, `squares` is Σ tokens².
-        The values for the chunks of a prompt add up to the value for the whole prompt.
+        `tokens` is the number of prompt tokens that the iteration computes. `squares`, which determines the cost of
+        attention, is the sum of (context + tokens)² − context² over the sequences: Σ tokens² for whole prompts.
         """
 
     @abstractmethod
@@ -92,9 +87,8 @@ class PerformanceModel(ABC):
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
         """Return (TTFT, TPOT) in seconds of a request that runs alone on the instance.
 
-        Prefill produces the first of n output tokens. The decode of token i + 1 reads the KV of the prompt and of i
-        output tokens, so the mean context over i = 1 … n − 1 is prompt + n/2. For a request with one output token, TPOT
-        is the predicted time of a second token.
+        The mean context of its decodes is `prompt_tokens` + `output_tokens` / 2. If it has one output token, TPOT is
+        the predicted time of a second one.
         """
         cost = self.decode_cost(1)
         context = prompt_tokens + max(output_tokens, 2) / 2

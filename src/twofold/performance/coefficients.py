@@ -1,9 +1,8 @@
 """Coefficients of performance models, and the TOML files that store them.
 
-`twofold calibrate fit` writes a calibration file, which has one `[[calibration]]` table for each combination of model,
-accelerator and tensor parallelism. The environment variable TWOFOLD_CALIBRATION lists additional calibration files,
-separated as in PATH; their calibrations take precedence over those of the package. This module is not compiled by
-mypyc, because mypyc does not support msgspec.
+`twofold calibrate fit` writes a calibration file, with one `[[calibration]]` table for each combination of model,
+accelerator and tensor parallelism. The environment variable TWOFOLD_CALIBRATION lists further calibration files,
+separated as in PATH, which take precedence over the package's.
 """
 
 import os
@@ -61,9 +60,8 @@ class Calibration(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields
     """Fitted coefficients of one LLM on one accelerator, with prediction errors and origin.
 
     `prefill_error` and `decode_error` are mean absolute relative errors on held-out configurations. The `max_` fields
-    are the largest measured sizes; predictions for larger sizes are extrapolations. `decode_power` is the power of
-    decoding one sequence, as a measured share of TDP. `dropped` lists the measurements excluded from the fit, with
-    reasons.
+    are the largest measured sizes. `decode_power` is the measured share of TDP that decoding one sequence draws.
+    `dropped` lists the measurements excluded from the fit, with reasons.
     """
 
     prefill: PrefillCoefficients
@@ -98,11 +96,7 @@ def read_calibrations(path: Path) -> list[Calibration]:
 
 
 def calibrations(extra: Sequence[Path] = ()) -> list[Calibration]:
-    """Return all calibrations, highest precedence first.
-
-    Calibrations from the files `extra` come first, then those from the files listed in TWOFOLD_CALIBRATION, then those
-    of the package.
-    """
+    """Return all calibrations by precedence: files `extra`, files in TWOFOLD_CALIBRATION, then the package's."""
     installed = (Path(name) for name in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if name)
     return [*(entry for path in (*extra, *installed) for entry in read_calibrations(path)), *packaged()]
 
@@ -123,17 +117,14 @@ def to_toml(fits: Sequence[Calibration], heading: str) -> str:
 
 
 def _table(values: dict[str, object]) -> Iterator[str]:
-    """Yield a TOML line for each entry of `values` that is neither None nor a dict.
-
-    Floats are formatted with repr, other values as JSON.
-    """
+    """Yield a TOML line for each entry of `values` that is neither None nor a dict."""
     for key, value in values.items():
         if value is not None and not isinstance(value, dict):
             yield f"{key} = {value!r}" if isinstance(value, float) else f"{key} = {msgspec.json.encode(value).decode()}"
 
 
 class PowerLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Formula for the power draw of accelerators, fitted by bench/splitwise/fit_power.py. Powers are fractions of TDP.
+    """Formula for the power of accelerators in fractions of TDP, fitted by bench/splitwise/fit_power.py.
 
     Decoding one sequence draws `decode + memory · (share of memory bandwidth in use)`; each further sequence adds
     `sequence`. A prefill of `saturation_tokens` or more prompt tokens draws the full TDP.
@@ -158,8 +149,7 @@ def power_law() -> PowerLaw:
 class Knots(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Points of SplitwiseSim's two latency curves for one LLM and accelerator.
 
-    For a batch with prompt size × batch size = `tokens[i]`, prefill takes `prompt_s[i]` seconds and a decode iteration
-    takes `token_s[i]` seconds.
+    At prompt size × batch size = `tokens[i]`, prefill takes `prompt_s[i]` and a decode iteration `token_s[i]` seconds.
     """
 
     tokens: list[int]

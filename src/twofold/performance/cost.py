@@ -6,9 +6,8 @@ import msgspec
 class ModelAccuracy(msgspec.Struct, frozen=True, kw_only=True):
     """Mean absolute relative errors of a performance model on held-out measurements; None if unknown.
 
-    `estimated` is set if the performance model was not fitted to measurements of its LLM on its machine. In this case,
-    the errors are from predictions of other LLMs and machines by the same method. `basis` briefly describes the
-    underlying data.
+    If `estimated` is set, the model was not fitted to its LLM on its machine, and the errors are from predictions of
+    other LLMs and machines by the same method. `basis` briefly describes the underlying data.
     """
 
     prefill: float | None

@@ -6,12 +6,11 @@ and on the number PP of stages:
     prefill = (a + b·Σl + c·Σl²) / PP + PP            + 2 + 1e-4·Σl
     decode  = (a + b·Σ(context + 1) + c·batch) / PP   + 2 + 1e-4·Σcontext
 
-The terms after the gap are an overhead of the first stage; later stages do not have it. Sending activations to a later
-stage takes no time. Decode has one set of coefficients below 95 sequences and another from 95 on, so 95 sequences can
-be faster than 94. Σcontext excludes the new tokens; it is the number of KV tokens in `DecodeCost`.
+The terms after the gap are an overhead of the first stage alone. Sending activations takes no time. Decode has other
+coefficients from 95 sequences on. Σcontext excludes the new tokens.
 
-DistServe's simulator has no mixed iterations. In this module, a mixed iteration takes the prefill time plus the decode
-time, where the decode time omits the coefficient a and the constant overhead of 2 ms.
+DistServe's simulator has no mixed iterations. Here, a mixed iteration takes the prefill time plus the decode time
+without the coefficient a and the 2 ms.
 """
 
 from functools import cache
@@ -47,10 +46,7 @@ class LatencyCoefficients(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PublishedLatency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Published coefficients of one LLM with one tensor parallelism on one engine.
-
-    `decode_small` applies to decodes of fewer than 95 sequences, `decode_large` to larger decodes.
-    """
+    """Published coefficients of one LLM, tensor parallelism and engine. `decode_large` is for 95 or more sequences."""
 
     engine: str
     model: str
@@ -119,8 +115,7 @@ def distserve_published(
 ) -> DistservePublishedModel:
     """Return the performance model of DistServe's simulator for an instance without pipeline parallelism.
 
-    DistServe published coefficients for some LLMs on A100-80GB. For any other LLM, accelerator, tensor parallelism or
-    engine, raises a ConfigurationError that lists the choices.
+    Raises ConfigurationError for an LLM, accelerator, tensor parallelism or engine without published coefficients.
     """
     line = _line(model, machine, tensor_parallel, engine)
     return DistservePublishedModel(line, model, machine, tensor_parallel)
@@ -143,7 +138,7 @@ def distserve_pipeline(
 
 
 def published_capacity(model: str, tensor_parallel: int, pipeline_parallel: int) -> int | None:
-    """Return the KV capacity in tokens that DistServe's authors measured; None for an unpublished configuration."""
+    """Return the KV capacity in tokens that DistServe's authors measured, or None for an unpublished configuration."""
     for *degrees, tokens in _latencies().capacity.get(model, ()):
         if degrees == [tensor_parallel, pipeline_parallel]:
             return tokens

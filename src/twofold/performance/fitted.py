@@ -7,13 +7,12 @@ decodes and C the number of KV tokens that the decodes read:
     decode(b, C)  = t0 + k·b + k2·max(b − 32, 0) + c·C
     mixed         = max(prefill(n, S), t0) + decode(b, C) − t0
 
-- Up to a few hundred tokens, weight reads and kernel launches limit prefill (floor). For more tokens, compute limits
-  prefill (a). The exponent p smooths the transition. The cost of attention is q·S.
+- Weight reads and kernel launches limit short prefills (floor), and compute limits long prefills (a). The exponent p
+  smooths the transition. The cost of attention is q·S.
 - Throughput falls beyond 2,048 batched tokens (Splitwise, figure 6). From 4,096 tokens on, each token costs e extra.
-  The profile has no sizes between 2,048 and 4,096, so the weight w is assumed to rise linearly from 0 to 1 there.
+  The weight w is assumed to rise linearly from 0 to 1 in between, where the profile has no sizes.
 - Each decode costs k, each decode beyond the 32nd costs k2 more, and each KV token read costs c.
-- A mixed iteration is assumed to read the weights only once, so the decodes do not add t0 again. The profile has no
-  mixed iterations to check this.
+- A mixed iteration is assumed to read the weights only once, so the decodes do not add t0 again.
 
 All coefficients are ≥ 0, so no time falls when an argument grows.
 """
@@ -78,13 +77,12 @@ def long_share(tokens: float) -> float:
 def fitted(model: Model, machine: Machine, tensor_parallel: int, *, extra: Sequence[Path] = ()) -> FittedModel:
     """Return the performance model fitted to measurements of this LLM, accelerator and tensor parallelism.
 
-    Calibrations in the files `extra` take precedence over other calibrations. If there is no calibration, raises a
-    ConfigurationError that lists the calibrated LLMs.
+    Calibrations in the files `extra` take precedence. Raises ConfigurationError if there is no calibration.
     """
     entry = require_pair(calibrations(extra), model, machine, tensor_parallel, "calibration")
     return FittedModel(entry, model, machine, tensor_parallel)
 
 
 def is_fitted(model: Model, machine: Machine, tensor_parallel: int) -> bool:
-    """Return whether a calibration exists for the LLM, the machine's accelerator and the tensor parallelism."""
+    """Return whether a calibration exists for this LLM, accelerator and tensor parallelism."""
     return find_pair(calibrations(), model, machine, tensor_parallel) is not None

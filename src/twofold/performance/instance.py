@@ -54,8 +54,7 @@ def find_pair(known: Iterable[P], model: Model, machine: Machine, tensor_paralle
 def require_pair(known: Collection[P], model: Model, machine: Machine, tensor_parallel: int, kind: str) -> P:
     """Return the entry of `known` that was measured for this LLM, accelerator and tensor parallelism.
 
-    If there is no such entry, raises a ConfigurationError that lists the known entries. `kind` is the noun for an entry
-    in the message, such as `calibration`.
+    If there is none, raises ConfigurationError with the known entries. `kind` is their noun, such as `calibration`.
     """
     check_tensor_parallel(machine, tensor_parallel)
     entry = find_pair(known, model, machine, tensor_parallel)
@@ -73,7 +72,7 @@ def instance_name(kind: str, model: Model, machine: Machine, tensor_parallel: in
 
 
 def memory_share(model: Model, machine: Machine, tensor_parallel: int, decode_s: float) -> float:
-    """Return the share of the memory bandwidth that an instance uses if it reads the active weights in `decode_s`."""
+    """Return the share of memory bandwidth that an instance uses if it reads the active weights in `decode_s`."""
     bytes_read = model.weight_bytes * model.active_parameters / model.parameters
     return bytes_read / (decode_s * tensor_parallel * machine.accelerator.memory_bytes_per_s)
 
@@ -81,15 +80,14 @@ def memory_share(model: Model, machine: Machine, tensor_parallel: int, decode_s:
 def resident_kv_bytes_per_token(model: Model, tensor_parallel: int) -> int:
     """Return the bytes of KV cache per token, summed over all accelerators of an instance.
 
-    Keys and values are sharded by KV head. With more accelerators than KV heads, heads are replicated. Latent attention
-    has one compressed vector, which cannot be sharded, so each accelerator stores the whole vector.
+    With more accelerators than KV heads, heads are replicated. Latent vectors are replicated on all accelerators.
     """
     shards = model.kv_heads if model.kv_latent_dims is None else 1
     return -(-model.kv_bytes_per_token * max(tensor_parallel, shards) // shards)
 
 
 class Pipeline(PerformanceModel):
-    """Performance model of a pipeline for one iteration at a time: one stage computes while the other stages idle."""
+    """Performance model of a pipeline that runs one iteration at a time: while one stage computes, the others idle."""
 
     def __init__(
         self, name: str, error: ModelAccuracy, first: PerformanceModel, later: PerformanceModel, stages: int
@@ -130,7 +128,7 @@ class Pipeline(PerformanceModel):
 
 
 class LayersStage(PerformanceModel):
-    """Performance model of a pipeline stage with the fraction `share` of the layers of `whole`.
+    """Performance model of a stage with the fraction `share` of the layers of `whole`.
 
     Receiving the activations of one token takes `token_s` seconds.
     """
@@ -162,9 +160,8 @@ def by_layers(
 ) -> Pipeline:
     """Return the performance model of a pipeline that divides the layers of `whole` among `pipeline_parallel` stages.
 
-    `boundary_bytes_per_s` is the bandwidth for activations between stages. The default is the bandwidth of the
-    accelerators' interconnect if all stages fit on one machine, else the stage's share of the machine's network
-    bandwidth. Raises ConfigurationError for more stages than layers.
+    `boundary_bytes_per_s` is the bandwidth between stages, by default of the interconnect if all stages fit on one
+    machine, else the stage's share of the network. Raises ConfigurationError for more stages than layers.
     """
     share = stage_layers(model, pipeline_parallel) / model.layers
     if boundary_bytes_per_s is None:
@@ -180,10 +177,7 @@ def by_layers(
 
 
 def boundary_bandwidth(machine: Machine, tensor_parallel: int, *, across: bool) -> float:
-    """Return the bandwidth from one stage to the next, in bytes per second.
-
-    If `across` is set, the stages are on different machines, else on one machine.
-    """
+    """Return the bytes per second from one stage to the next, on another machine if `across` is set."""
     if across:
         return machine.network_bytes_per_s * tensor_parallel / machine.count
     return machine.accelerator.interconnect_bytes_per_s * tensor_parallel
@@ -209,9 +203,8 @@ def kv_capacity_tokens(
 ) -> int:
     """Return the number of KV tokens that fit into an instance's memory in addition to the weights.
 
-    `utilization` is the share of accelerator memory that weights and KV may use. `kv_bytes_per_token` overrides the
-    number of bytes computed from LLM and sharding. In a pipeline, the largest stage limits the capacity. The weights
-    and the KV of a stage are assumed proportional to its number of layers. Raises ConfigurationError if the weights
+    `utilization` is the share of accelerator memory for weights and KV. `kv_bytes_per_token` overrides the computed
+    size. In a pipeline, the stage with the most layers limits the capacity. Raises ConfigurationError if the weights
     leave no room for KV.
     """
     check_tensor_parallel(machine, tensor_parallel)
@@ -235,5 +228,5 @@ def kv_capacity_tokens(
 
 
 def _share(size: int, layers: int, model: Model) -> int:
-    """Return how many of `size` bytes for all layers belong to `layers` layers, rounded up."""
+    """Return the bytes of `layers` layers, rounded up, if all layers together have `size` bytes."""
     return -(-size * layers // model.layers)

@@ -1,8 +1,8 @@
 """Power model: watts of an instance by phase and batch size.
 
-Splitwise (sections 3.6 and 3.7) measured the power of both phases. The power of prefill approaches the accelerators'
-TDP as the batch grows. Decode draws much less, and larger decode batches draw hardly more. A power cap therefore slows
-only prefill. The power model assumes:
+In Splitwise's measurements (sections 3.6 and 3.7), the power of prefill approaches the accelerators' TDP as the batch
+grows. Decode draws much less, and larger decode batches hardly more. A power cap therefore slows only prefill. The
+power model assumes:
 
 - Decode draws a share of TDP that grows with the use of memory bandwidth, and slightly with each sequence.
 - The power of prefill grows linearly with the prompt tokens, from the power of decode to full TDP at saturation.
@@ -22,8 +22,7 @@ def instance_power(
 ) -> InstancePower:
     """Return the power model of an instance on `tensor_parallel` accelerators of a machine.
 
-    `memory_share` is the share of memory bandwidth that decoding one sequence uses. `decode_share` is the measured
-    share of TDP that decoding one sequence draws; by default, this share is estimated from `memory_share`.
+    Decoding one sequence uses `memory_share` of memory bandwidth and draws `decode_share` of TDP (None: estimated).
     """
     law = power_law()
     part = tensor_parallel / machine.count

@@ -6,18 +6,15 @@ and decodes b sequences, which read C KV tokens in total:
 
     iteration(n, S, b, C) = base + p·[n > 0] + m·[n > 0 and b > 0] + f(n + b) + q·S + s·b + l·max(b − large, 0) + c·C
 
-- f is the time of the linear layers. It depends on n + b because an engine packs all tokens of an iteration into one
-  matrix. f is piecewise linear: kernels use small matrices less efficiently, and CPU libraries switch kernels at
-  certain sizes. The bends of f are found from the measurements. No slope is negative, so a larger batch is never
-  faster.
+- f is the time of the linear layers for all tokens together. f is piecewise linear, with measured bends: kernels use
+  small matrices less efficiently, and CPU libraries switch kernels at certain sizes. No slope is negative.
 - p is an additional fixed cost of iterations with prompts, for example if only pure decode iterations run as a captured
   graph. m is an additional fixed cost of iterations with both prompts and decodes.
 - q is the cost of attention within prompts, and c the cost of attention for each KV token that decodes read. s is the
   remaining cost of a decode, and l the additional cost of each decode beyond `large` decodes.
-- The same formula covers prefill, decode and mixed iterations, and is fitted to measurements of all three.
 - On a shared host, compute and memory reads slow down by different factors. `decode_factor` therefore multiplies the
   time of iterations without prompts.
-- The first iteration after an idle period takes `cold_s` longer: the core slept, and other processes used the caches.
+- The first iteration after an idle period takes `cold_s` longer.
 """
 
 from itertools import pairwise
@@ -37,11 +34,10 @@ COLD_AFTER_S: Final = 0.03  # of idling
 
 
 class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Coefficients of the formula of this module for the iteration time, in seconds.
+    """Coefficients of this module's formula for the iteration time, in seconds.
 
     `bends` are the numbers of tokens at which the slope of f changes, starting with 0. `token_s[i]` is the slope after
-    `bends[i]`. Errors are median absolute relative errors on held-out measurements of prefill, decode and mixed
-    iterations; None without such measurements. `iterations` counts the distinct measurements.
+    `bends[i]`. Errors are median absolute relative errors on held-out measurements, or None.
     """
 
     base_s: float
@@ -76,10 +72,7 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return seconds + self.prompt_s + (self.mixed_s if sequences else 0.0)
 
     def slower(self, factor: float, decodes: float | None = None) -> "IterationTimes":
-        """Return a copy with all times multiplied by `factor`.
-
-        If `decodes` is set, times of iterations without prompts are multiplied by `decodes` instead of `factor`.
-        """
+        """Return a copy with times multiplied by `factor`, or by `decodes` (if set) for iterations without prompts."""
         times = ("base_s", "square_s", "sequence_s", "context_s", "prompt_s", "mixed_s", "large_s", "cold_s")
         return msgspec.structs.replace(
             self,
@@ -96,7 +89,7 @@ def spread(tokens: float, bends: tuple[int, ...]) -> list[float]:
 
 
 class MeasuredModel(PerformanceModel):
-    """Performance model of one measured instance. `basis` describes the measurement in `ModelAccuracy.basis`."""
+    """Performance model of one measured instance. `basis` describes the measurement."""
 
     def __init__(
         self, name: str, times: IterationTimes, basis: str = "measured", power: InstancePower = NO_POWER
@@ -124,9 +117,8 @@ UNKNOWN_LINK: Final = 12.5e9  # bytes per second between machines with no measur
 class GatewayTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """CPU seconds of the gateway, and delays between clients and workers on the same host.
 
-    A request takes `request_s` of CPU time plus `prompt_token_s` per prompt token, and reaches a worker
-    `request_delay_s` after this work. The output of an iteration takes `step_s` plus `token_s` per output token, and
-    reaches the clients `step_delay_s` after this work.
+    A request takes `request_s` plus `prompt_token_s` per prompt token, and reaches a worker `request_delay_s` later. An
+    iteration's output takes `step_s` plus `token_s` per token, and reaches clients `step_delay_s` later.
     """
 
     request_s: float
@@ -140,9 +132,9 @@ class GatewayTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class KvLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Speed of KV transfers between two instances.
 
-    A transfer takes a fixed time of `latency_s` seconds in addition to the time for its bytes. A layer-wise hand-off
-    also takes `sync_s` seconds of synchronization after the first token. If `layer_wise` is False, clients measured the
-    speed as the delay of the second token; the whole transfer then counts as visible to clients.
+    A transfer takes `latency_s` seconds in addition to the time for its bytes, and a layer-wise hand-off also takes
+    `sync_s` seconds after the first token. If `layer_wise` is False, clients measured the speed as the delay of the
+    second token, and the whole transfer counts as visible.
     """
 
     bytes_per_s: float
@@ -154,9 +146,8 @@ class KvLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class ContentionFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Factors by which other workers on the same host slow down an iteration.
 
-    `crowded` applies while workers keep all other cores busy, because cores share memory bandwidth and caches. `shared`
-    applies while an iteration of the other phase (prefill or decode) runs on the same core. The two iterations also
-    take turns on the core; `shared` does not include the time lost in this way.
+    `crowded` applies while workers keep all other cores busy. `shared` applies while an iteration of the other phase
+    runs on the same core, in addition to the time lost by taking turns on the core.
     """
 
     crowded: float = 1.0
@@ -164,10 +155,9 @@ class ContentionFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class SharedHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """CPU host on which all workers and the gateway of a service share `cores` cores.
+    """CPU host on which all workers (of `threads` threads each) and the gateway of a service share `cores` cores.
 
-    Each worker computes with `threads` threads. `front` is the cost of the gateway. Other workers slow down iterations
-    with prompts by the factors `prefill`, and iterations without prompts by the factors `decode`.
+    `front` is the gateway's cost. Other workers slow down iterations with prompts by `prefill`, others by `decode`.
     """
 
     cores: int
@@ -187,7 +177,7 @@ class MeasuredPower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class MachineCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Price and power of one instance's machine, as stated by the user; 0 if unknown."""
+    """Price and power of one instance's machine, as stated by the user, or 0 if unknown."""
 
     price_per_h: float = 0.0
     tdp_w: float = 0.0
@@ -197,11 +187,9 @@ class MachineCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Measured performance of one instance of a model: iteration times, KV capacity and KV transfers.
 
-    `engine` describes the software, and `machine` is the name of the hardware in cluster specs. The instance has
-    `tensor_parallel` accelerators. `max_num_batched_tokens` and `max_num_seqs` are the engine's limits of an iteration
-    during the measurement, or None if not set. `request_s` is the time that a request takes outside the engine. `host`
-    is set if all instances share the cores of one host, and None if each instance has its own accelerators. `link` is
-    None if no KV transfer was measured.
+    `engine` describes the software, and `machine` is the hardware's name in cluster specs. `max_num_batched_tokens` and
+    `max_num_seqs` are the engine's limits in the measurement (None: unset). `request_s` is a request's time outside the
+    engine. `host` is None if each instance has its own accelerators. `link` is None if no KV transfer was measured.
     """
 
     model: Model
@@ -222,17 +210,13 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def shared_host(self) -> SharedHost:
-        """The host that all instances share. Raises ConfigurationError if the profile has no shared host."""
+        """The host that all instances share. Raises ConfigurationError if there is none."""
         if self.host is None:
             raise ConfigurationError(f"the profile of {self.source} has no shared host: measure a service on this host")
         return self.host
 
     def slower(self, prompts: float, decodes: float) -> "MeasuredProfile":
-        """Return a copy with slower iterations.
-
-        The times of the gateway and of iterations with prompts are multiplied by `prompts`. The times of iterations
-        without prompts are multiplied by `decodes`.
-        """
+        """Return a copy with times multiplied by `prompts` or, for iterations without prompts, by `decodes`."""
         host = self.shared_host
         front = {name: getattr(host.front, name) * prompts for name in host.front.__struct_fields__}
         slowed = msgspec.structs.replace(host, front=GatewayTimes(**front))
@@ -247,7 +231,7 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         )
 
     def as_machine(self) -> Machine:
-        """Return the hardware of one instance as a catalog machine, with just enough memory for the weights and KV."""
+        """Return the hardware of one instance as a catalog machine with just enough memory for weights and KV."""
         count, network = self.tensor_parallel, UNKNOWN_LINK if self.link is None else self.link.bytes_per_s
         memory = self.model.weight_bytes + self.kv_capacity_tokens * self.model.kv_bytes_per_token
         accelerator = Accelerator(

@@ -28,8 +28,7 @@ from twofold.performance.base import PerformanceModel
 def mean_ttft_s(rate: float, latency_s: float, stage_s: float) -> float:
     """Return the mean TTFT of prompts that take `latency_s` in all stages together and `stage_s` in the slowest stage.
 
-    The mean TTFT is infinite if `rate` · `stage_s` ≥ 1. Raises ConfigurationError for a rate < 0, a time ≤ 0, or
-    `stage_s` > `latency_s`.
+    It is infinite if `rate` · `stage_s` ≥ 1. Raises ConfigurationError for a negative rate and for impossible times.
     """
     if not (rate >= 0 and 0 < stage_s <= latency_s < math.inf):
         raise ConfigurationError(
@@ -43,13 +42,10 @@ def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> flo
     """Return the rate (per second) above which instance `other` has a lower mean TTFT than instance `quick`.
 
     Each argument is a pair (seconds in all stages, seconds in the slowest stage). Return 0 if `other` is better at
-    every rate. Return None if the slowest stage of `other` is at least as slow as that of `quick`, because `other` then
-    has no advantage at high rates. If `quick` is (t₁, s₁) and `other` is (t₂, s₂), the mean TTFTs are equal at the
-    rates R with
+    every rate, and None if its slowest stage is not faster. If `quick` is (t₁, s₁) and `other` is (t₂, s₂), the result
+    is the smaller root R of
 
         (1 − R·s₁)·(1 − R·s₂) = (s₁ − s₂) / (2·(t₂ − t₁) + s₁ − s₂)
-
-    The result is the smaller root, which is below 1/s₁, so both queues are stable.
     """
     (first_s, slow_s), (second_s, fast_s) = quick, other
     for times in (quick, other):
@@ -79,10 +75,9 @@ def stage_times(model: PerformanceModel, prompt_tokens: int) -> tuple[float, flo
 
 
 def quickest_by_rate(times: Mapping[str, tuple[float, float]]) -> list[tuple[float, str]]:
-    """Return the ranges of rates in which each option has the lowest mean TTFT.
+    """Return (lowest rate, name of the option with the lowest mean TTFT) for each range of rates, in ascending order.
 
-    The result has one pair (lowest rate, name of the best option) for each range, in ascending order, starting at rate
-    0. `times` maps the name of each option to a pair (seconds in all stages, seconds in the slowest stage).
+    `times` maps the name of each option to a pair (seconds in all stages, seconds in the slowest stage).
     """
     now = min(times, key=lambda name: times[name])
     found = [(0.0, now)]
@@ -102,9 +97,8 @@ _STEP: Final = 1.02  # growth of the lengths tried first; the rate is assumed to
 def saturating_tokens(prefill_s: Callable[[int], float], most: int, share: float = SHARE) -> int:
     """Return the shortest prompt, in tokens, that reaches `share` of the best prefill throughput (tokens/s).
 
-    A batch of several shorter prompts takes hardly longer than one such prompt alone, whereas batching longer prompts
-    only delays them. `prefill_s` maps the length of a prompt alone in its batch to its prefill seconds. The best
-    throughput is the maximum over all prompt lengths up to `most` tokens.
+    `prefill_s` maps the length of a prompt alone in its batch to seconds. The best throughput is over all lengths up to
+    `most` tokens. Batching longer prompts than the result only delays them.
     """
     if most < 1 or not 0.0 < share <= 1.0:
         raise ValueError(f"need at least 1 token and a share in (0, 1], not {most} and {share:g}")

@@ -56,9 +56,8 @@ def performance_model(
 ) -> PerformanceModel:
     """Create the performance model `name` for an instance with `tensor_parallel` accelerators per pipeline stage.
 
-    `boundary_bytes_per_s` is the bandwidth for activations between stages; see `instance.by_layers`. Raises
-    ConfigurationError for an unknown name, too few accelerators, more stages than layers, and configurations that this
-    performance model does not cover.
+    `boundary_bytes_per_s` is the bandwidth for activations between stages. Raises ConfigurationError for an unknown
+    name and for a configuration that the machine, the LLM or this performance model does not support.
     """
     factory = PERFORMANCE_MODELS.get(name)
     if factory is None:

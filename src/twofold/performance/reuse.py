@@ -7,13 +7,11 @@ attention, and b = 22 for the matrices of LLaMA-70B. At G FLOP/s and B bytes per
     B / G > 2·d·s / (gqa·(a·p·d + b·d²))
 
 The right-hand side falls as p grows, so longer prefixes are worth loading even over slower links. `PrefixCost` computes
-this limit from FLOPs and bytes at peak performance. `prefix_bytes_per_s` and `shortest_prefix` use a performance model
-instead, which includes the fixed cost of a prefill. Reuse does not save the fixed cost, because the rest of the prompt
-must be computed.
+this limit from FLOPs and bytes at peak performance. `prefix_bytes_per_s` and `shortest_prefix` use a performance model,
+which includes the fixed cost of a prefill. Reuse does not save this cost.
 
-Loads and stores of layers overlap with computation (Mooncake, arXiv 2407.00079, section 5.2). The attention of layer i
-waits until layer i is loaded; meanwhile, layer i + 1 starts to load. Layer i is stored after its attention. Loads,
-computation and stores are thus three parallel lanes, each of which processes the layers one after another.
+Loads, computation and stores of layers run in parallel (Mooncake, arXiv 2407.00079, section 5.2): a layer is computed
+once it is loaded, and stored once it is computed.
 """
 
 import math
@@ -30,10 +28,7 @@ _ATTENTION = 4  # FLOPs per token pair and head value: scores and weighted sum
 
 
 class PrefixCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of a prefix: `kv_bytes` bytes of KV cache per token, and FLOPs to compute the prefix.
-
-    Computing n tokens takes `flops·n + square_flops·n²` FLOPs.
-    """
+    """Cost of a prefix of n tokens: `kv_bytes`·n bytes of KV cache, and `flops`·n + `square_flops`·n² FLOPs."""
 
     kv_bytes: float
     flops: float
@@ -41,10 +36,7 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, model: Model) -> "PrefixCost":
-        """Return the cost for an LLM of the catalog, with 2 FLOPs per token and active parameter.
-
-        Attention is counted as in the paper.
-        """
+        """Return the cost for an LLM of the catalog: 2 FLOPs per token and active parameter, plus attention."""
         return cls(
             kv_bytes=model.kv_bytes_per_token,
             flops=2 * model.active_parameters,
@@ -52,15 +44,12 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def bytes_per_s(self, prefix: int, flops_per_s: float) -> float:
-        """Return the bandwidth in bytes/s above which loading a prefix is faster than computing it at `flops_per_s`.
-
-        The prefix has `prefix` tokens.
-        """
+        """Return the bytes/s above which loading `prefix` tokens is faster than computing them at `flops_per_s`."""
         _require_tokens(prefix)
         return flops_per_s * self.kv_bytes / (self.flops + self.square_flops * prefix)
 
     def shortest_prefix(self, bytes_per_s: float, flops_per_s: float) -> int:
-        """Return the shortest prefix, in tokens, whose KV cache loads faster than it can be computed."""
+        """Return the shortest prefix, in tokens, whose KV cache loads faster than it is computed."""
         _require_bandwidth(bytes_per_s)
         flops = flops_per_s * self.kv_bytes / bytes_per_s  # computed while one token's KV cache loads
         return max(0, math.floor((flops - self.flops) / self.square_flops)) + 1
@@ -83,10 +72,9 @@ def prefix_bytes_per_s(model: PerformanceModel, kv_bytes: int, prefix: int, rest
 def shortest_prefix(
     model: PerformanceModel, kv_bytes: int, bytes_per_s: float, latency_s: float = 0.0, rest: int = REST
 ) -> int | None:
-    """Return the shortest prefix, in tokens, whose KV cache loads faster than it can be computed.
+    """Return the shortest prefix, in tokens, whose KV cache loads faster than it is computed, or None.
 
-    Return None if no prefix loads faster. `latency_s` is the fixed time of a load. `rest` is the number of prompt
-    tokens after the prefix.
+    `latency_s` is the fixed time of a load. `rest` is the number of prompt tokens after the prefix.
     """
     _require_bandwidth(bytes_per_s)
 
@@ -97,7 +85,7 @@ def shortest_prefix(
 
 
 def saved_s(model: PerformanceModel, prefix: int, rest: int = REST) -> float:
-    """Return the prefill seconds that a cached prefix saves if the prompt has `rest` more tokens after the prefix."""
+    """Return the prefill seconds that a cached prefix saves if `rest` more prompt tokens follow the prefix."""
     prompt = prefix + rest
     return model.prefill_s(prompt, prompt * prompt) - reuse_s(model, prompt, prefix, 0.0)
 
@@ -121,11 +109,9 @@ def _require_tokens(prefix: int) -> None:
 def layer_wise(layers: int, *lanes: float) -> float:
     """Return the total time of parallel lanes (load, compute, store), each of which processes `layers` layers in order.
 
-    `lanes` has, for each lane, the time of all layers without waiting. All layers of a lane take equal time. A lane
-    starts layer i once it has finished layer i − 1 and the previous lane has finished layer i. The total time is
+    `lanes` has the total time of each lane with work. A lane starts layer i after its layer i − 1 and after layer i of
+    the previous lane. All layers of a lane take equal time, so the total time is
 
         Σ lanes / layers + (layers − 1) · max(lanes) / layers
-
-    Pass only lanes with work.
     """
     return (sum(lanes) + (layers - 1) * max(lanes)) / layers

@@ -17,9 +17,8 @@ hidden_size values per token; for each value, an accelerator sends and receives 
 experts, b tokens touch 1 − (1 − active/all)^b of the weights, which is the expectation for independent, even routing.
 
 Efficiencies and overheads are the same for all pairs of LLM and machine. bench/splitwise/fit_roofline.py fitted them to
-pairs measured with one serving stack of 2023; newer stacks are faster. Compared with DistServe's latency model of OPT
-on A100, which is of another stack, the mean error is 8% for prefill and 22% for decode; most predictions for large
-batches are too slow. No pair with TP 1 was measured; with TP 1, the overhead per step is 0. A power cap does not slow
+pairs measured with one serving stack of 2023; newer stacks are faster. Against DistServe's latency model of OPT on
+A100, the mean error is 8% for prefill and 22% for decode. No pair with TP 1 was measured. A power cap does not slow
 decode; it slows prefill linearly, by a factor of 1.3 at half the TDP (Splitwise).
 """
 
@@ -47,10 +46,9 @@ _CAPPED_SLOWDOWN, _CAP = 1.3, 0.5
 
 
 class RooflineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constants of the roofline formula.
+    """Constants of the roofline formula. Times are in seconds per layer.
 
-    Efficiencies are fractions of peak rates. `long_batch` is the extra cost of a token in long batches as a fraction of
-    its normal cost. The other constants are in seconds per layer.
+    Efficiencies are fractions of peak rates. `long_batch` is the relative extra cost of a token in long batches.
     """
 
     compute_efficiency: float
@@ -65,7 +63,7 @@ class RooflineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class LeftOut(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Roofline errors for one measured pair of LLM and machine, with constants fitted to all other measured pairs."""
+    """Roofline errors for one measured pair of LLM and machine, with constants fitted to all other pairs."""
 
     prefill_error: float
     decode_error: float
@@ -126,10 +124,7 @@ class RooflineModel(PerformanceModel):
 
 
 class RooflineTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Terms of the roofline formula at the accelerators' peak rates, in seconds (the `_s` fields).
-
-    `active` is the fraction of the parameters that a token uses. `steps` is layers · log2 TP.
-    """
+    """Roofline terms at peak rates. `active` is the share of parameters per token; `steps` is layers · log2 TP."""
 
     compute_s: float
     all_reduce_s: float
@@ -168,7 +163,7 @@ def roofline_with(
     tensor_parallel: int,
     error: ModelAccuracy | None = None,
 ) -> RooflineModel:
-    """Return a roofline model with custom constants. `error` is the accuracy of the model, by default unknown."""
+    """Return a roofline model with custom constants. `error` is the model's accuracy, by default unknown."""
     check_tensor_parallel(machine, tensor_parallel)
     unknown = ModelAccuracy(prefill=None, decode=None, basis="roofline with custom constants", estimated=True)
     return RooflineModel(constants, error or unknown, model, machine, tensor_parallel)
@@ -177,8 +172,8 @@ def roofline_with(
 def roofline(model: Model, machine: Machine, tensor_parallel: int) -> RooflineModel:
     """Return a performance model estimated from FLOPs and bandwidths, for any LLM on any machine.
 
-    For a measured pair of LLM and machine, `error` states how well constants fitted to all other measured pairs predict
-    this pair (see `LeftOut`). For an unmeasured pair, `error` is the mean of these errors over all measured pairs.
+    For a measured pair of LLM and machine, `error` is from constants fitted to all other measured pairs. Otherwise it
+    is the mean of these errors.
     """
     data = _data()
     known = find_pair(data.left_out, model, machine, tensor_parallel)

@@ -1,8 +1,7 @@
 """SplitwiseSim's performance model, computed exactly as in SplitwiseSim to reproduce the paper's figures.
 
-Do not plan with this model. It has two piecewise linear curves, one of prefill times and one of decode times, over
-x = prompt size × batch size. The curves interpolate between the medians of Splitwise's profile and extrapolate beyond
-both ends.
+Do not plan with this model. Its two piecewise linear curves, of prefill times and of decode times over x = prompt size
+× batch size, interpolate between the medians of Splitwise's profile and extrapolate beyond both ends.
 
 - A prefill takes the value of the prompt curve at x = all its prompt tokens.
 - A decode iteration takes the value of the token curve at x = *number of sequences*, which is far below the measured
@@ -68,10 +67,7 @@ class SplitwisePublishedModel(PerformanceModel):
         return _MIXED * self._above_zero(self._prompt_s.at(tokens + sequences), tokens + sequences)
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
-        """Return (TTFT, TPOT) in seconds of a request that runs alone, both computed from `prompt_tokens` only.
-
-        SplitwiseSim's notebooks divide measured latencies by these values.
-        """
+        """Return (TTFT, TPOT) in seconds of a lone request by `prompt_tokens` only, as in SplitwiseSim's notebooks."""
         return self._prompt_s.at(prompt_tokens), self._token_s.at(prompt_tokens)
 
     def _above_zero(self, seconds: float, tokens: int) -> float:

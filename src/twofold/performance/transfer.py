@@ -1,7 +1,6 @@
 """Duration of KV hand-offs: serialized after prefill, or layer-wise during prefill (Splitwise, section 4.3).
 
-After the first token, a layer-wise hand-off still needs synchronization, whereas a serialized hand-off still needs the
-whole transfer. Layer-wise hand-off therefore suits long prompts, and serialized hand-off suits short prompts.
+After the first token, a layer-wise hand-off needs only synchronization, so it suits long prompts.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,18 +21,16 @@ _FAST_BYTES_PER_S, _FAST_SYNC_S = 400e9, 5.064e-3
 def default_sync_s(bytes_per_s: float) -> float:
     """Return the synchronization seconds of a layer-wise hand-off over a network with this bandwidth.
 
-    Splitwise measured two machines, with 200 and 400 GB/s. The result is interpolated between these two bandwidths, and
-    constant below and above them.
+    It is interpolated between Splitwise's measurements at 200 and 400 GB/s, and constant below and above them.
     """
     share = (bytes_per_s - _SLOW_BYTES_PER_S) / (_FAST_BYTES_PER_S - _SLOW_BYTES_PER_S)
     return _SLOW_SYNC_S + min(max(share, 0.0), 1.0) * (_FAST_SYNC_S - _SLOW_SYNC_S)
 
 
 class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Timing model of one request's KV transfer between two instances, without other traffic on the path.
+    """Timing of one request's KV transfer between two instances, without other traffic on the path.
 
-    A transfer takes a fixed time of `latency_s` seconds in addition to the time for its bytes. A layer-wise hand-off
-    also takes `sync_s` seconds of synchronization after the first token.
+    It takes `latency_s` seconds in addition to the time for its bytes, and `sync_s` more if it is layer-wise.
     """
 
     kv_bytes_per_token: int
@@ -51,16 +48,15 @@ class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
     def serialized_s(self, tokens: int, late_s: float = 0.0) -> float:
         """Return the seconds from the end of prefill until `tokens` tokens of KV arrive in a serialized hand-off.
 
-        Other transfers keep the path busy for the first `late_s` seconds after prefill.
+        Other transfers keep the path busy for the first `late_s` seconds.
         """
         return late_s + self.latency_s + tokens * self.kv_bytes_per_token / self.bytes_per_s
 
     def layer_wise_s(self, tokens: int, prefill_s: float, late_s: float = 0.0) -> float:
         """Return the seconds from the end of prefill until the last layer arrives in a layer-wise hand-off.
 
-        Sending starts `late_s` seconds after the first layer is computed, because other transfers occupy the path until
-        then. If sending a layer takes less time than computing it, only the last layer is sent after prefill. Otherwise
-        the network transfers without pause until all bytes are sent.
+        Sending starts `late_s` seconds after the first layer is computed. If layers are sent faster than computed, only
+        the last layer is sent after prefill. Otherwise the network transfers without pause until all bytes are sent.
         """
         bytes_s = tokens * self.kv_bytes_per_token / self.bytes_per_s
         backlog_s = bytes_s - prefill_s * (self.layers - 1) / self.layers + late_s
@@ -69,17 +65,13 @@ class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
     def crossover_tokens(self, prefill_s: Callable[[int], float]) -> int | None:
         """Return the shortest prompt, in tokens, for which a layer-wise hand-off ends sooner than a serialized one.
 
-        `prefill_s` maps a number of tokens to prefill seconds and must not decrease. Return None if, for every prompt
-        length, synchronization takes longer than the time saved by overlapping the transfer with prefill.
+        `prefill_s` maps tokens to seconds and must not decrease. Return None if serialized hand-off is never slower.
         """
         return shortest(lambda tokens: self.layer_wise_s(tokens, prefill_s(tokens)) < self.serialized_s(tokens))
 
 
 def shortest(pays: Callable[[int], bool]) -> int | None:
-    """Return the smallest number of tokens for which `pays` is true, found by bisection.
-
-    Return None if `pays` is false up to 2^24 tokens.
-    """
+    """Return the smallest number of tokens for which `pays` is true, by bisection, or None if it exceeds 2^24."""
     high = 1
     while not pays(high):
         high *= 2
@@ -110,19 +102,15 @@ class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def fit(cls, small: tuple[int, float], large: tuple[int, float]) -> "LinkSpeed":
-        """Fit the speed to a small and a large transfer, each given as (bytes, seconds).
-
-        At least half of the time of the small transfer counts as overhead.
-        """
+        """Fit the speed to two transfers (bytes, seconds). At least half of the small transfer's time is overhead."""
         (few, few_s), (many, many_s) = small, large
         per_byte_s = max(many_s - few_s, many_s * 0.01) / (many - few)
         return cls(overhead_s=max(few_s / 2, few_s - few * per_byte_s), bytes_per_s=1.0 / per_byte_s)
 
     def transfer(self, kv_bytes_per_token: int, layers: int) -> TransferModel:
-        """Return the timing model of a layer-wise hand-off over this link.
+        """Return the timing model of a layer-wise hand-off over this link, with one transfer per layer.
 
-        Each layer is one transfer. The overhead of the last layer counts as latency, and the overhead of the other
-        layers as synchronization.
+        The overhead of the last layer counts as latency, and the overhead of other layers as synchronization.
         """
         return TransferModel(
             kv_bytes_per_token=kv_bytes_per_token,
@@ -136,9 +124,8 @@ class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
 def reshard_path(link: LinkSpeed, layer_bytes: Sequence[int], pieces: Sequence[int]) -> TransferModel:
     """Return the timing model of a layer-wise hand-off between instances with different sharding.
 
-    Several ranks send their parts of a layer in parallel, each over a link with the speed `link`. For each layer,
-    `layer_bytes` has the most bytes per token, and `pieces` the most transfers, that any one rank sends. Layers of
-    different pipeline stages are assumed to be sent one after another, although they may overlap after prefill.
+    Ranks send their parts of a layer in parallel, each at the speed `link`; layers are sent one after another. For each
+    layer, `layer_bytes` has the most bytes per token, and `pieces` the most transfers, that any one rank sends.
     """
     layers = len(layer_bytes)
     return TransferModel(

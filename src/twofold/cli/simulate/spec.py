@@ -37,9 +37,7 @@ _SAME: Final = (
 
 
 def cluster_spec(settings: SimulateSettings, catalog: Catalog) -> tuple[ClusterSpec, Catalog]:
-    """Return the cluster spec and the catalog for the flags.
-
-    The cluster spec is the one of --cluster, changed by the other flags. The catalog also contains the host of
+    """Return the cluster spec of --cluster, changed by the other flags, and the hardware catalog with the host of
     --profile. Raises ConfigurationError for invalid flags.
     """
     model, given = settings.model, _overrides(settings)
@@ -66,7 +64,7 @@ def with_batchers(spec: ClusterSpec, batchers: dict[Role, str]) -> ClusterSpec:
 
 
 def with_spare(spec: ClusterSpec, machines: int) -> ClusterSpec:
-    """Return the cluster with a pool of spare machines appended, or unchanged if `machines` is 0."""
+    """Return the cluster with `machines` spare machines added as a decode pool, or unchanged if `machines` is 0."""
     if not machines:
         return spec
     spare = msgspec.structs.replace(spec.pools[0], machines=machines, role=Role.DECODE)
@@ -74,10 +72,7 @@ def with_spare(spec: ClusterSpec, machines: int) -> ClusterSpec:
 
 
 def parse_failure(text: str) -> InstanceFailure:
-    """Parse a failure `INSTANCE@SECONDS`, or `INSTANCE@SECONDS+SECONDS` if the instance restarts.
-
-    The number after `+` is the time in seconds from the failure to the restart. Raises ConfigurationError.
-    """
+    """Parse a failure `INSTANCE@TIME` or `INSTANCE@TIME+RESTART_DELAY` (in seconds). Raises ConfigurationError."""
     found = _FAILURE.fullmatch(text.strip())
     at_s = _seconds(found["at"]) if found else None
     away_s = _seconds(found["away"]) if found and found["away"] is not None else None
@@ -99,7 +94,7 @@ def _read_cluster(text: str | None, model: str | None, catalog: Catalog) -> Clus
 
 
 def _overrides(settings: SimulateSettings) -> dict[str, Any]:
-    """Return the values that the flags set in the cluster spec, by field name."""
+    """Map the fields of the cluster spec that the flags set to their values."""
     values = {name: getattr(settings, name) for name in _SAME}
     values["swap_space_bytes"] = settings.swap_space
     if settings.link_gb_per_s is not None:
@@ -118,7 +113,7 @@ def link_bytes_per_s(gigabytes: float) -> float:
 
 
 def _control(settings: SimulateSettings, spec: ClusterSpec) -> ControlSpec | None:
-    """Return the cluster's controller settings with the changes of the flags, or None if no flag changes them."""
+    """Return the settings of the cluster's controllers as changed by the flags, or None if no flag changes them."""
     values = {
         "controllers": settings.controllers,
         "reports_every_s": settings.reports_every,

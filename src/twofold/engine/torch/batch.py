@@ -20,7 +20,7 @@ _DEVICE_GROUP_BYTES = 2**29
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The positions `first` … `end` − 1, to which the tokens of one step attend, and the blocks of these positions."""
+    """The positions `first` … `end` − 1, to which the tokens of one sequence attend, and the blocks of these."""
 
     first: int
     end: int
@@ -108,11 +108,7 @@ class AttentionPlanner:
             start = end
 
     def _group_end(self, spans: Sequence[_Span], start: int) -> int:
-        """Return the end index of the group of decodes that starts at index `start`.
-
-        A group ends where its buffer would become too large, or where more than half of a decode's buffer would be
-        padding.
-        """
+        """Return the end index of the group of decodes that starts at `start`, limited by buffer size and padding."""
         longest, end = len(spans[start].blocks), start + 1
         while end < len(spans):
             blocks = len(spans[end].blocks)
@@ -124,7 +120,7 @@ class AttentionPlanner:
         return end
 
     def _group(self, rows: slice, spans: Sequence[_Span]) -> kernels.DecodeGroup:
-        """Return one attention call for several decodes. Pad shorter block lists by repeating their last block."""
+        """Return one attention call for several decodes. Shorter block lists are padded with their last block."""
         width = max(len(span.blocks) for span in spans)
         table = [block for s in spans for block in (*s.blocks, *([s.blocks[-1]] * (width - len(s.blocks))))]
         column = torch.arange(width * self._block_size, device=self._pool.device)
@@ -144,17 +140,14 @@ class AttentionPlanner:
 
 @dataclass(frozen=True, slots=True)
 class LayerHooks:
-    """The layer callbacks of an iteration (see `Engine.run`)."""
+    """The callbacks `on_layer` and `wait_for` of an iteration (see `Engine.run`)."""
 
     announcer: LayerNotifier
     on_layer: OnLayer | None = None
     wait_for: OnLayer | None = None
 
     def written(self, layer: int) -> None:
-        """Call the callbacks of a layer.
-
-        The caller must have written its new KV, or have queued the write on the device.
-        """
+        """Call the callbacks of a layer whose new KV is written, or whose write is queued on the device."""
         if self.wait_for is not None:
             self.wait_for(layer)
         if self.on_layer is not None:
@@ -165,7 +158,7 @@ class PackedBatch:
     """The steps of an iteration as packed tensors: decodes in order of descending context, then prompts.
 
     `order[i]` is the index in `steps` of the i-th packed step. `token_ids` and `positions` have the shape [tokens].
-    `first_layer` is the index, in the whole model, of the first layer in the pool.
+    `first_layer` is the number, in the whole model, of the pool's first layer.
     """
 
     def __init__(
@@ -238,8 +231,8 @@ def paged_attention(
 ) -> tuple[Tensor, None]:
     """Write the new keys and values to the pool, call the layer callbacks of the batch, and compute attention.
 
-    `query` is [1, heads, tokens, key_dim]; `key` and `value` are [1, kv_heads, tokens, dim]. The result is [1, tokens,
-    heads, value_dim], as transformers expects.
+    Shapes: `query` [1, heads, tokens, key_dim], `key` and `value` [1, kv_heads, tokens, dim], result [1, tokens, heads,
+    value_dim].
     """
     batch = twofold_batch
     layer = int(module.layer_idx) - batch.first_layer  # type: ignore[arg-type]

@@ -14,11 +14,10 @@ from twofold.engine.torch.sampler import SamplingRow, sample
 
 
 class TorchEngine:
-    """Implements `twofold.engine.base.Engine` for `model`, with the KV cache in `pool`. Both are on the same device.
+    """Implements `twofold.engine.base.Engine` for `model`, with the KV cache in `pool` on the same device.
 
-    Batching and chunking change results only by rounding: in float32, greedy output is identical; in bfloat16, it may
-    differ where two tokens are almost equally likely. On an accelerator, `on_layer` is called from another thread once
-    the device has computed the layer, and `run` returns when the device is idle.
+    Batching and chunking change results only by rounding: greedy output is identical in float32, but may differ in
+    bfloat16 where two tokens are almost equally likely. On an accelerator, `on_layer` is called from another thread.
     """
 
     def __init__(self, model: LoadedModel, pool: KvPool) -> None:
@@ -34,7 +33,6 @@ class TorchEngine:
     def run(
         self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None, wait_for: OnLayer | None = None
     ) -> list[Sampled | None]:
-        """Run one iteration (see `Engine.run`)."""
         results: list[Sampled | None] = [None] * len(steps)
         if not steps:
             return results
@@ -58,7 +56,7 @@ class TorchEngine:
         self._announcer.finish()
 
     def _copy(self, steps: Sequence[SequenceStep]) -> None:
-        """Copy shared blocks that a sequence will write to blocks that only this sequence uses (copy on write)."""
+        """Copy each shared block that a sequence will write to the sequence's own block (copy on write)."""
         copies = [copy for step in steps for copy in step.copies]
         if copies:
             sources, targets = [source for source, _ in copies], [target for _, target in copies]

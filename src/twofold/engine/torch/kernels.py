@@ -17,7 +17,7 @@ class AttentionScoring:
     """Parameters of the attention scores of a layer.
 
     `scaling` multiplies the dot products (None: 1/√dim). `softcap` limits scores to ±softcap by tanh (Gemma 2). `sinks`
-    [heads] adds one score per head to the softmax; no value belongs to this score (gpt-oss).
+    [heads] adds one score without a value per head to the softmax (gpt-oss).
     """
 
     scaling: float | None = None
@@ -28,10 +28,10 @@ class AttentionScoring:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, scoring: AttentionScoring, mask: Tensor | None, *, causal: bool = False
 ) -> Tensor:
-    """Compute attention, and return [b, heads, n, v].
+    """Compute attention of `query` [b, heads, n, d], `key` [b, kv_heads, c, d] and `value` [b, kv_heads, c, v].
 
-    `query` is [b, heads, n, d], `key` is [b, kv_heads, c, d] and `value` is [b, kv_heads, c, v]. `mask` is added to the
-    scores and broadcasts to [b, 1, n, c]. `causal` requires n = c and no mask.
+    The result is [b, heads, n, v]. `mask` is added to the scores and broadcasts to [b, 1, n, c]. `causal` requires n =
+    c and no mask.
     """
     if scoring.softcap is not None or scoring.sinks is not None:
         return _unfused(query, key, value, scoring, _causal_mask(query) if causal else mask)
@@ -56,10 +56,7 @@ def _causal_mask(query: Tensor) -> Tensor:
 
 
 def _unfused(query: Tensor, key: Tensor, value: Tensor, scoring: AttentionScoring, mask: Tensor | None) -> Tensor:
-    """Compute attention with softcap or sinks, which the fused kernel does not support.
-
-    Only `_ROWS_AT_ONCE` query rows are computed at a time, to limit the memory for scores.
-    """
+    """Compute attention with softcap or sinks, which the fused kernel lacks, a few query rows at a time."""
     rows = query.shape[2]
     pieces = []
     for start in range(0, rows, _ROWS_AT_ONCE):
@@ -94,19 +91,13 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 class Scratch:
-    """Buffers for gathered keys and values, reused for all layers and batches.
-
-    New buffers would be slow: their page faults take longer than the copies into the buffers.
-    """
+    """Buffers for gathered keys and values, reused for all layers and batches: new buffers cause page faults."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, like: Tensor, rows: int, columns: int) -> Tensor:
-        """Return a buffer [rows, columns] with the dtype of `like`.
-
-        The next call with the same `name` overwrites it.
-        """
+        """Return a buffer [rows, columns] with the dtype of `like`, valid until the next call with the same `name`."""
         count = rows * columns
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < count or buffer.dtype != like.dtype:
@@ -116,7 +107,7 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class ContiguousKv:
-    """KV context of one sequence whose blocks are contiguous in the pool. It is read without a copy."""
+    """KV context of one sequence whose blocks are contiguous in the pool, so that it is read without a copy."""
 
     first_slot: int
     length: int
@@ -135,9 +126,9 @@ class ContiguousKv:
 class GatheredKv:
     """KV context of sequences whose blocks are scattered in the pool. The blocks are gathered into a buffer.
 
-    All sequences are padded to the same number of blocks. `blocks` lists the block ids of one sequence after another.
-    In each sequence, `length` positions are read, starting with `first`. `padding` lists the padded positions of the
-    buffer. These are set to 0, because unused memory may contain NaN.
+    `blocks` lists the block ids of one sequence after another, padded to equally many per sequence. From each sequence,
+    `length` positions are read, starting with `first`. `padding` lists the padded positions of the buffer, which are
+    set to 0 because unused memory may contain NaN.
     """
 
     blocks: Tensor
@@ -174,7 +165,7 @@ class AttentionInputs:
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Attention call for one or more decoding sequences with one new token each."""
+    """Attention call for one or more decodes, with one new token each."""
 
     rows: slice
     pool: KvPool
@@ -182,7 +173,7 @@ class DecodeGroup:
     mask: Tensor | None
 
     def attend(self, call: AttentionInputs) -> Tensor:
-        """Return the output [tokens, heads, value_dim]. The keys and values of the group must be in the pool."""
+        """Return the output [tokens, heads, value_dim]. The keys and values of the tokens must be in the pool."""
         keys = self.context.read(self.pool.keys(call.layer), "keys")
         values = self.context.read(self.pool.values(call.layer), "values")
         tokens = call.query[0, :, self.rows].transpose(0, 1).unsqueeze(2)

@@ -19,7 +19,7 @@ from twofold.errors import ModelError
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Disable transformers' progress bars in this context, because they would leave a running thread."""
+    """Disable transformers' progress bars in this context, because they would leave a thread running."""
     shown = is_progress_bar_enabled()
     disable_progress_bar()
     try:
@@ -62,14 +62,11 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", seed: int | None 
     """Load a model on the CPU.
 
     `path_or_id` is a local directory (no network access) or a hub id. `dtype` is `auto` (the checkpoint's dtype),
-    `float32`, `bfloat16` or `float16`. With `seed` the weights are random, so config.json alone suffices to measure the
-    speed of an architecture.
+    `float32`, `bfloat16` or `float16`. With `seed`, the weights are random, so that config.json suffices.
 
-    Loading does not initialize an accelerator. If the process has called `torch.set_num_threads(1)` before, loading
-    also leaves no threads, so the process may fork afterwards.
-
-    Raises ModelError if the model does not exist, if its files are incomplete or unreadable, or if the engine cannot
-    compute it with a paged KV cache.
+    Loading does not initialize an accelerator, and starts no threads after `torch.set_num_threads(1)`, so that the
+    process may fork afterwards. Raises ModelError if the model is missing, incomplete or unreadable, or does not work
+    with a paged KV cache.
     """
     name = str(path_or_id)
     config = _read_config(name)
@@ -105,10 +102,7 @@ def _read_config(name: str) -> PreTrainedConfig:
 
 
 def _read_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None) -> PreTrainedModel:
-    """Load the weights.
-
-    Raises ModelError for missing weights, because transformers would use random numbers instead.
-    """
+    """Load the weights. Raises ModelError for missing weights, which transformers would replace by random numbers."""
     path = Path(name).expanduser()
     with _model_errors(f"{name}: its weights cannot be loaded"), no_progress_bars():
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -137,7 +131,7 @@ def _draw_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None
 
 @contextmanager
 def _model_errors(what: str) -> Iterator[None]:
-    """Convert any exception to a ModelError. Its message is `what` and the first line of the original message."""
+    """Convert any exception to a ModelError with `what` and the first line of the original message."""
     try:
         yield
     except Exception as error:

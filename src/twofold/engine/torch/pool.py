@@ -21,8 +21,8 @@ _SHORT_RUN = 2
 class KvPool:
     """A KV cache of `num_blocks` blocks in `memory`, or in new memory on `device` if `memory` is None.
 
-    `memory` is a 1-D uint8 tensor of at least `layout.pool_bytes(num_blocks)` bytes, which may be shared with other
-    processes; the pool never copies it. Raises ValueError if `memory` is too small.
+    `memory` is a 1-D uint8 tensor, which may be shared with other processes and is never copied. Raises ValueError if
+    it has fewer than `layout.pool_bytes(num_blocks)` bytes.
     """
 
     def __init__(
@@ -55,10 +55,9 @@ class KvPool:
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """Run the KV copies of this context on a separate CUDA stream, and wait until they end when the context exits.
+        """Run the KV copies of this context on a separate CUDA stream, and wait for them when the context exits.
 
-        Use it on other threads than the engine's. On the engine's own stream, copies and iterations would wait for each
-        other.
+        Use it on threads other than the engine's, so that copies and iterations do not wait for each other.
         """
         if self._stream is None:
             yield
@@ -77,9 +76,8 @@ def copy_blocks(
 ) -> None:
     """Copy one layer of the blocks `source_ids` to the blocks `target_ids`, pairwise. The pools may be the same.
 
-    Both pools must have the same layout. Contiguous blocks are copied together, without the GIL. Copies between host
-    and accelerator are asynchronous: they are complete when the context `KvPool.copying` exits or when the iteration
-    ends.
+    Both pools must have the same layout. Copies between host and accelerator are asynchronous: they are complete when
+    the context `KvPool.copying` exits or when the iteration ends.
     """
     if not source_ids:
         return
@@ -104,7 +102,7 @@ def copy_all_layers(source: KvPool, target: KvPool, ids: Sequence[int]) -> None:
 
 
 class PoolHeads(NamedTuple):
-    """A range of KV heads of one layer in the given blocks of `pool`."""
+    """A range of KV heads of one layer, in the blocks `blocks` of `pool`."""
 
     pool: KvPool
     layer: int
@@ -118,10 +116,7 @@ class PoolHeads(NamedTuple):
 
 
 def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
-    """Copy heads from `source` to `target`, pairwise, and return the number of bytes.
-
-    The two may have different layer, head and block indices.
-    """
+    """Copy KV heads from `source` to `target`, pairwise, and return the number of bytes."""
     if not source.blocks:
         return 0
     runs = block_runs(source.blocks, target.blocks)
@@ -132,10 +127,7 @@ def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
 
 
 def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return runs of consecutive blocks, as (first source block, first target block, number of blocks).
-
-    In a run, both the source ids and the target ids are consecutive.
-    """
+    """Return the runs of consecutive source and target ids as (first source id, first target id, number of blocks)."""
     pairs = list(zip(source_ids, target_ids, strict=True))
     starts = [0] + [i for i, ((a, b), (c, d)) in enumerate(pairwise(pairs), 1) if (c, d) != (a + 1, b + 1)]
     ends = [*starts[1:], len(pairs)]
@@ -163,12 +155,12 @@ def _as_bytes(part: Tensor) -> Tensor:
 
 
 def _as_words(part: Tensor) -> Tensor:
-    """View rows of bytes as rows of int64, so that torch indexes fewer elements. Return other row sizes unchanged."""
+    """View rows of bytes as int64, so that torch indexes fewer elements, if the row size is a multiple of 8 bytes."""
     return part if part.shape[1] % torch.int64.itemsize else part.view(torch.int64)
 
 
 class LayerNotifier:
-    """Runs callbacks in order. Each callback runs once the device has completed all work queued before the callback.
+    """Runs callbacks in order, each as soon as the device has completed all work queued before the callback.
 
     On an accelerator, a separate thread runs the callbacks. On a CPU, `after` runs them immediately.
     """
@@ -190,10 +182,7 @@ class LayerNotifier:
         self._waiting.put((event, call))
 
     def finish(self) -> None:
-        """Wait for the device work of the calling thread and for all callbacks.
-
-        Raises the exception of a failed callback.
-        """
+        """Wait for the calling thread's device work and for all callbacks. Raises a failed callback's exception."""
         if self._device.type != "cuda":
             return
         torch.cuda.current_stream(self._device).synchronize()
@@ -215,9 +204,9 @@ class LayerNotifier:
 
 
 class PinnedMemory:
-    """Host memory that stays registered for DMA by `device` until `close`, so that copies are several times faster.
+    """Host memory, registered until `close` for DMA by `device`, so that copies are several times faster.
 
-    On a CPU, or if the system refuses the registration, the memory is used unregistered.
+    On a CPU, or if the registration fails, the memory is used unregistered.
     """
 
     def __init__(self, memory: Tensor, device: torch.device) -> None:

@@ -1,7 +1,4 @@
-"""Inspects a model's attention in a tiny forward pass.
-
-Rejects models whose attention the engine would compute wrongly.
-"""
+"""Inspects a model's attention in a tiny forward pass, and rejects models that the engine would compute wrongly."""
 
 import inspect
 import sys
@@ -26,7 +23,7 @@ MaskRule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 def read_window(visible: MaskRule, max_model_len: int, refuse: Callable[[str], ModelError]) -> int | None:
     """Return the sliding window, in tokens, of the attention mask rule `visible`, or None for full causal attention.
 
-    If the rule is neither full causal attention nor a sliding window, raise the error that `refuse(reason)` creates.
+    For any other rule, raise the error that `refuse(reason)` creates.
     """
     last = max_model_len - 1
     try:
@@ -72,7 +69,7 @@ class ProbedModel:
 
 @dataclass(slots=True)
 class _Probe:
-    """Collects a model's attention layers during its forward pass."""
+    """Collects a model's attention layers during a forward pass."""
 
     name: str
     max_model_len: int
@@ -85,14 +82,14 @@ class _Probe:
 
 
 class _NotHandedDownError(Exception):
-    """Raised if a model does not pass extra arguments of `forward` on to its attention layers."""
+    """The model does not pass extra arguments of `forward` on to its attention layers."""
 
 
 def probe_layers(model: PreTrainedModel, name: str) -> ProbedModel:
     """Return the attention layers of `model`, and switch the model to paged attention.
 
-    Raises ModelError if the model does not call transformers' attention interface exactly once per layer, keeps state
-    other than KV between tokens, or has a kind of attention that paged attention does not support.
+    Raises ModelError unless the model calls transformers' attention interface once per layer, keeps no state other than
+    KV, and has a supported kind of attention.
     """
     _check_kind(model, name)
     text = model.config.get_text_config(decoder=True)
@@ -134,10 +131,7 @@ def _run(model: PreTrainedModel, probe: _Probe) -> None:
 
 @contextmanager
 def _without_cuda_graphs() -> Iterator[None]:
-    """Disable torch's check for CUDA graph capture, because it initializes CUDA.
-
-    The process could not fork afterwards.
-    """
+    """Disable torch's check for CUDA graph capture, which would initialize CUDA and prevent forks of the process."""
     asked = torch.cuda.is_current_stream_capturing
     torch.cuda.is_current_stream_capturing = lambda: False
     try:
@@ -204,7 +198,7 @@ def _check_arguments(probe: _Probe, module: nn.Module, arguments: dict[str, obje
 def _window(probe: _Probe, mask: Tensor | None) -> int | None:
     """Return the sliding window, in tokens, of the model's mask, or None for full attention.
 
-    The window arguments of attention calls are ignored. Raises ModelError if the model has modified the mask.
+    Raises ModelError if the model has modified the mask.
     """
     if mask is None:
         return None
@@ -221,10 +215,9 @@ def _compare_with_eager(
     arguments: dict[str, object],
     window: int | None,
 ) -> Tensor:
-    """Return the attention that the engine computes for the queries, keys and values in `states`.
+    """Return the engine's attention for the queries, keys and values in `states`, [1, tokens, heads, value_dim].
 
-    The result is [1, tokens, heads, value_dim]. Raises ModelError if the model's eager attention gives another result.
-    By convention of transformers, that is the function `eager_attention_forward` in the module of the layer's class.
+    Raises ModelError if transformers' eager attention for this model gives another result.
     """
     query, key, value = (state.float() for state in states)
     scoring = AttentionScoring(arguments.get("scaling"), arguments.get("softcap"), arguments.get("s_aux"))  # type: ignore[arg-type]

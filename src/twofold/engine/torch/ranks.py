@@ -34,17 +34,14 @@ class LayerProgress:
         self._lock = threading.Lock()
 
     def computed(self, layer: int) -> None:
-        """Record that one rank has computed its part of this layer."""
+        """Record that one rank has computed its part of a layer."""
         with self._lock:
             self._computed[layer] += 1
             while self._complete < len(self._computed) and self._computed[self._complete] == self._shards:
                 self._announce()
 
     def finish(self) -> None:
-        """Call `on_layer` for all layers that are not yet announced, because the iteration has ended.
-
-        The missing messages of other ranks may still be on their way.
-        """
+        """At the end of an iteration, call `on_layer` for the layers whose messages have not arrived yet."""
         with self._lock:
             while self._complete < len(self._computed):
                 self._announce()
@@ -97,9 +94,8 @@ class _RunningIteration(NamedTuple):
 class SplitEngine:
     """Engine of a worker with several ranks, on rank 0. Implements `twofold.engine.base.PipelineEngine`.
 
-    `own` is the engine that runs rank 0's part of the model, `layout` is the KV layout of all ranks together, and
-    `others` are the connections to ranks 1, 2, …. After a failed iteration, ranks would wait for each other forever, so
-    a failure ends the worker.
+    `own` runs rank 0's part of the model, `layout` is the KV layout of all ranks together, and `others` are the
+    connections to ranks 1, 2, …. A failed iteration ends the worker, because its ranks would wait for each other.
     """
 
     def __init__(self, own: TorchEngine, layout: KvLayout, split: Sharding, others: Sequence[Connection]) -> None:
@@ -118,7 +114,6 @@ class SplitEngine:
     def run(
         self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None, wait_for: OnLayer | None = None
     ) -> list[Sampled | None]:
-        """Run one iteration on all ranks (see `Engine.run`)."""
         assert wait_for is None  # noqa: S101  (no KV store with several ranks)
         if not steps:
             return []
@@ -127,10 +122,7 @@ class SplitEngine:
         return ended.get()
 
     def begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: IterationDone) -> None:
-        """Start an iteration on all ranks (see `PipelineEngine.begin`).
-
-        With one stage, return when the iteration has ended.
-        """
+        """Start an iteration on all ranks (see `PipelineEngine.begin`). With one stage, return when it has ended."""
         try:
             self._begin(steps, on_layer, ended)
         except Exception as error:

@@ -20,8 +20,7 @@ _COLDEST = 1e-6
 class SamplingRow:
     """The sampling parameters of one row of logits.
 
-    `position` is the position of the new token in the sequence, counted from the start of the prompt. `output_index` is
-    its position in the output. Both are counted from 0.
+    `position` is the position of the new token in the sequence, and `output_index` in the output, both counted from 0.
     """
 
     sampling: SamplingParams
@@ -32,8 +31,7 @@ class SamplingRow:
 def sample(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[int]) -> list[Sampled]:
     """Sample a token for each row of `logits` [rows, vocabulary].
 
-    Log probabilities are those of the model's own logits: temperature is not applied, and stop ids are not masked for
-    `min_tokens`.
+    Log probabilities are the model's own, without temperature and without masking of stop ids for `min_tokens`.
     """
     picked = pick(logits, rows, eos_token_ids)
     wanted = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
@@ -58,7 +56,7 @@ def pick(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[in
 
 
 def _ruled_out(row: SamplingRow, eos_token_ids: Sequence[int]) -> list[int]:
-    """Return the token ids that must not be sampled: stop ids while the output has fewer than `min_tokens` tokens."""
+    """Return the token ids that must not be sampled yet: stop ids, if the output has fewer than `min_tokens` tokens."""
     sampling = row.sampling
     if row.output_index >= sampling.min_tokens:
         return []
@@ -68,8 +66,7 @@ def _ruled_out(row: SamplingRow, eos_token_ids: Sequence[int]) -> list[int]:
 def _draw(logits: Tensor, row: SamplingRow) -> int:
     """Sample a token with temperature, top_k, top_p and the Gumbel-max trick: the argmax of log probability plus noise.
 
-    Logits differ slightly, by rounding, between batch shapes. This changes an argmax only if two tokens are nearly
-    tied, while inverse-CDF sampling could return another token for any distribution.
+    Rounding differences between batch shapes change an argmax only if two tokens are nearly tied.
     """
     sampling = row.sampling
     numbers = logits.float()
@@ -105,10 +102,9 @@ def _nucleus(best: Tensor, total: Tensor, top_p: float) -> int:
 
 
 def _gumbel(seed: int, position: int, count: int) -> Tensor:
-    """Return standard Gumbel noise [count]. It depends only on the seed, the position and the index in the vocabulary.
+    """Return standard Gumbel noise [count] that depends only on the seed, the position and the index in the vocabulary.
 
-    The noise is computed from the raw bits of Philox, a counter-based generator with the same output on every platform.
-    numpy's distribution functions are not used, because numpy may change them.
+    It is computed from raw Philox bits, which are the same on every platform and in every numpy release.
     """
     bits = np.random.Philox(key=seed % 2**64, counter=position << 128).random_raw(count)
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
@@ -118,10 +114,7 @@ def _gumbel(seed: int, position: int, count: int) -> Tensor:
 def _logprobs(
     logits: Tensor, picked: Sequence[int], rows: Sequence[SamplingRow], wanted: Sequence[int]
 ) -> list[Sampled]:
-    """Return the sampled tokens of the rows `wanted`, with their log probabilities and the most likely alternatives.
-
-    Log probabilities are natural logarithms, computed in float32.
-    """
+    """Return the tokens sampled in the rows `wanted`, with natural log probabilities and likeliest alternatives."""
     logprobs = torch.log_softmax(logits[list(wanted)].float(), dim=-1)
     tokens = [picked[i] for i in wanted]
     chosen: list[float] = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()

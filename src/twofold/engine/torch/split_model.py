@@ -1,7 +1,7 @@
 """Tensor and pipeline parallelism: the process group of a worker's ranks, and the part of the model on each rank.
 
-Each pipeline stage passes hidden states to the next stage. Each tensor shard (Megatron-LM) computes some heads of each
-attention layer and a part of each feed-forward matrix, as transformers' plan for the model specifies.
+Each pipeline stage passes hidden states to the next. Each tensor shard (Megatron-LM) computes a part of the attention
+heads and of each feed-forward matrix, as transformers' plan for the model specifies.
 """
 
 import os
@@ -22,10 +22,10 @@ from twofold.kvcache.sharding import UNSHARDED, Sharding, check_sharding
 
 
 class RankGroup:
-    """Process group of a worker's ranks: gloo between CPUs, NCCL between GPUs.
+    """Process group of a worker's ranks on one host: gloo over loopback between CPUs, NCCL between GPUs.
 
-    All ranks create it at the same time. The ranks find each other through the file `store`, which is new for each
-    worker process and accessible only to its user. They communicate over loopback, or between GPUs of one host.
+    All ranks create it at the same time. They find each other through the file `store`, which is new for each worker
+    process and accessible only to its user.
     """
 
     def __init__(self, split: Sharding, rank: int, store: str, device: str) -> None:
@@ -51,10 +51,7 @@ class RankGroup:
         dist.send(hidden.contiguous(), self.rank + self.split.tensor)
 
     def receive(self, like: torch.Tensor) -> torch.Tensor:
-        """Receive hidden states from the rank of the previous stage that has the same tensor shard.
-
-        The result has the shape, dtype and device of `like`.
-        """
+        """Receive hidden states, in the shape of `like`, from the previous stage's rank with the same tensor shard."""
         hidden = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         dist.recv(hidden, self.rank - self.split.tensor)
         return hidden
@@ -87,10 +84,7 @@ class _Shape(nn.Module):
 
 
 def stage_layers(model: PreTrainedModel) -> nn.ModuleList | None:
-    """Return the decoder layers to divide into stages, or None if the model does not support pipeline parallelism.
-
-    transformers has a pipeline plan for each supported model. OPT has no plan, but is supported, too.
-    """
+    """Return the decoder layers to divide into stages, or None if the model does not support pipeline parallelism."""
     layers = getattr(model.get_decoder(), "layers", None)
     expected = model.config.get_text_config(decoder=True).num_hidden_layers
     divisible = model.supports_pp_plan or model.config.model_type == "opt"
@@ -98,10 +92,7 @@ def stage_layers(model: PreTrainedModel) -> nn.ModuleList | None:
 
 
 def keep_stage(model: PreTrainedModel, group: RankGroup) -> range:
-    """Replace the modules of other stages in `model` with placeholders, in place.
-
-    Return the indices of this rank's layers.
-    """
+    """Replace the modules of other stages in `model` by placeholders; return the indices of this rank's layers."""
     layers = stage_layers(model)
     assert layers is not None  # noqa: S101  (for the type checker: checked at startup)
     kept = group.split.layers(group.rank, len(layers))
@@ -123,10 +114,7 @@ def keep_stage(model: PreTrainedModel, group: RankGroup) -> range:
 def _replace_first(
     group: RankGroup, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a layer's arguments, with the first one replaced by hidden states from the previous stage.
-
-    The first argument may be positional or named.
-    """
+    """Return a layer's arguments, with hidden states from the previous stage as the first one, positional or named."""
     if arguments:
         return (group.receive(arguments[0]), *arguments[1:]), named
     name, placeholder = next(iter(named.items()))
@@ -151,10 +139,9 @@ _OWN_PLANS = {"opt": {f"model.decoder.layers.*.{name}": style for name, style in
 
 
 def tensor_plan(model: PreTrainedModel) -> dict[str, str]:
-    """Return the tensor-parallel plan. It maps name patterns (model.layers.*.mlp.up_proj) to styles (colwise).
+    """Return the tensor-parallel plan, which maps name patterns (model.layers.*.mlp.up_proj) to styles (colwise).
 
-    The result is empty if the model has no plan that divides the attention heads. Embeddings are not divided, because a
-    lookup is cheap and a sum over ranks is not.
+    The result is empty if the model has no plan that divides the attention heads. Embeddings stay whole on every rank.
     """
     if apply_tensor_parallelism is None:
         return {}
@@ -224,7 +211,7 @@ def check_split_model(loaded: LoadedModel, split: Sharding, name: str) -> None:
 
 
 def split_model(loaded: LoadedModel, group: RankGroup) -> LoadedModel:
-    """Return this rank's part of the model. The weights of other ranks are removed in place, on the CPU."""
+    """Return this rank's part of the model, whose other weights are removed in place, on the CPU."""
     split, rank = group.split, group.rank
     held = range(len(loaded.layers))
     if split.pipeline > 1:

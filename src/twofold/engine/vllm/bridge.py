@@ -1,7 +1,6 @@
-"""Interface between vLLM's KV connector and the worker in which vLLM runs.
+"""Interface between vLLM's KV connectors and the worker, which run in one process.
 
-vLLM creates two connectors from a class name, one for its scheduler and one for its model runner, and passes them only
-its configuration. Both are in the worker's process, so they can look up the worker's bridge in `BRIDGES`.
+vLLM passes connectors nothing but its configuration, so they look up the worker's `ConnectorBridge` in `BRIDGES`.
 """
 
 from collections.abc import Sequence
@@ -20,11 +19,7 @@ class VllmBlockCounts(NamedTuple):
 
 
 class SettledTransfers(NamedTuple):
-    """Ids of requests whose transfer has ended.
-
-    vLLM may now free the blocks of the requests in `sent`, and may use or free the blocks of the requests in
-    `received`.
-    """
+    """Ids of requests whose transfer has ended. vLLM may now free blocks of `sent` and use blocks of `received`."""
 
     sent: set[str]
     received: set[str]
@@ -40,25 +35,19 @@ class ConnectorBridge(Protocol):
         """Return whether a peer computes the KV of this request's prompt."""
 
     def allocated(self, request_id: str, blocks: Sequence[int]) -> None:
-        """Record that vLLM has allocated blocks for a prompt whose KV a peer computes.
-
-        The peer may now write to these blocks.
-        """
+        """Record that vLLM has allocated `blocks` for a prompt whose KV a peer computes. The peer may write to them."""
 
     def prefills_start(self, request_ids: Sequence[str]) -> None:
         """Record that the next iteration starts the prefills of these requests."""
 
     def prompt_completes(self, request_id: str, computed: int, blocks: Sequence[int]) -> bool:
-        """Return whether `computed` tokens complete the prompt of a request to hand off.
-
-        If so, record the request's `blocks`.
-        """
+        """Return whether `computed` tokens complete the prompt of a request to hand off; if so, record its `blocks`."""
 
     def layer_computed(self, request_ids: Sequence[str], layer: int) -> None:
         """Record that vLLM has computed this layer for these requests, or has queued the computation on the device."""
 
     def holds_blocks(self, request_id: str) -> bool:
-        """Return whether the blocks of a finished request must still be sent, so that vLLM must not free them yet."""
+        """Return whether the blocks of a finished request must still be sent. If so, vLLM must not free them yet."""
 
     def is_sending(self) -> bool:
         """Return whether blocks of finished requests are being sent."""

@@ -11,9 +11,8 @@ from twofold.errors import ModelError
 def read_layout(caches: Mapping[str, torch.Tensor], kv_heads: int) -> tuple[KvLayout, int]:
     """Return the layout of vLLM's KV cache, and the number of blocks.
 
-    `caches` maps the name of each layer, in order, to a tensor [blocks, heads, block size, numbers]. The last dimension
-    has the key and the value of one token together, so `KvLayout` describes both as one key. Raises ModelError for any
-    other layout.
+    `caches` maps the name of each layer, in order, to a tensor [blocks, heads, block size, numbers]. A token's key and
+    value together are the last dimension, which `KvLayout` describes as one key. Raises ModelError for other layouts.
     """
     shapes = {name: _shape(name, cache, kv_heads) for name, cache in caches.items()}
     num_blocks, _, size, _ = next(iter(shapes.values()))
@@ -39,10 +38,9 @@ def _shape(name: str, cache: torch.Tensor, kv_heads: int) -> tuple[int, int, int
 def move_caches(
     memory: torch.Tensor, layout: KvLayout, num_blocks: int, views: Sequence[Sequence[torch.Tensor]]
 ) -> None:
-    """Move the KV cache into `memory`, uint8 [bytes]. The contents are lost.
+    """Move the KV cache into `memory`, uint8 [bytes], without its contents.
 
-    `views` lists, for each layer, all tensors that view the layer's cache. These tensor objects are changed in place,
-    so vLLM's references to them stay valid.
+    `views` lists all tensors that view each layer's cache. They are changed in place, so vLLM's references stay valid.
     """
     numbers = memory[: layout.pool_bytes(num_blocks)].view(getattr(torch, layout.dtype))
     storage, offset = numbers.untyped_storage(), numbers.storage_offset()

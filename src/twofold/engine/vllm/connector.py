@@ -1,8 +1,7 @@
 """A KV connector, which vLLM loads from this module by its setting `kv_connector_module_path`.
 
-The connector reports allocated blocks (from vLLM's scheduler) and computed layers (from its model runner) to the
-worker's `ConnectorBridge`. The worker's threads transfer the KV. No method waits for a transfer, so no forward pass
-stalls. vLLM keeps the blocks of a request allocated until `get_finished` returns the request.
+It reports allocated blocks and computed layers to the worker's `ConnectorBridge`. The worker's threads transfer the KV,
+so no forward pass waits. vLLM keeps the blocks of a request allocated until `get_finished` returns the request.
 """
 
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ BRIDGE = "twofold_bridge"  # key in kv_connector_extra_config for the bridge's n
 
 
 class CompletingPrefills(KVConnectorMetadata):
-    """Connector metadata of an iteration: the requests to hand off whose prompts this iteration completes."""
+    """Connector metadata of an iteration: the requests to hand off whose prompts the iteration completes."""
 
     def __init__(self, request_ids: Sequence[str]) -> None:
         self.request_ids = request_ids
@@ -52,7 +51,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
     # -- model runner -----------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Move the empty cache into memory that peers can access."""
+        """Move vLLM's KV cache, which is still empty, into memory that peers can access."""
         context = self._vllm_config.compilation_config.static_forward_context
         self._layers = {name: place for place, name in enumerate(kv_caches)}
         heads = self._vllm_config.model_config.get_num_kv_heads(self._vllm_config.parallel_config)
@@ -105,7 +104,6 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         return CompletingPrefills([rid for rid, done in before.items() if self._follows(rid, done + scheduled[rid])])
 
     def _follows(self, request_id: str, computed: int) -> bool:
-        """Return whether `computed` tokens complete the prompt of a request that will be handed off."""
         manager = self._kv_cache_manager
         assert manager is not None  # noqa: S101  (vLLM binds it before scheduling)
         blocks = manager.get_block_ids(request_id)[0]

@@ -24,10 +24,9 @@ ExternalHash = int | bytes
 
 
 class CachedPromptBlocks(EventPublisher):
-    """Receives vLLM's KV cache events, and reports cached and evicted blocks by the service's block keys.
+    """Receives vLLM's KV cache events, and reports cached and evicted prompt blocks by Twofold's block keys.
 
-    vLLM identifies a block by its own hash, so this class maps vLLM's hashes to the service's keys. Blocks of outputs,
-    and of prompts whose KV a peer computes, have no key in the service and are not reported.
+    Blocks of outputs, and of prompts whose KV a peer computes, are not reported.
     """
 
     def __init__(self) -> None:
@@ -39,14 +38,14 @@ class CachedPromptBlocks(EventPublisher):
         self._changes: list[tuple[BlockKey, bool]] = []
 
     def expect(self, request_id: str, hashes: Sequence[BlockHash], keys: Sequence[BlockKey]) -> None:
-        """Record the service's keys of a prompt's full blocks, whose hashes in vLLM are `hashes`."""
+        """Record Twofold's keys of a prompt's full blocks, whose hashes in vLLM are `hashes`."""
         named = [maybe_convert_block_hash(each) for each in hashes[: len(keys)]]
         self._expected[request_id] = named
         self._names.update(zip(named, keys, strict=False))
         self._wanted.update(named)
 
     def forget(self, request_id: str) -> None:
-        """Remove a finished request. The keys of its cached blocks stay until vLLM evicts the blocks."""
+        """Remove a finished request. The keys of its cached blocks are kept until vLLM evicts the blocks."""
         for each in self._expected.pop(request_id, ()):
             self._release(each)
 
@@ -96,10 +95,7 @@ class VllmCore:
     """Runs vLLM one iteration at a time. Only `blocks` is thread-safe."""
 
     def __init__(self, name: str, bridge: ConnectorBridge, *, prefix_caching: bool, **options: Any) -> None:  # noqa: ANN401  (vLLM checks them)
-        """Start vLLM with the engine arguments `options`.
-
-        `name` is the name under which vLLM's KV connectors find `bridge`.
-        """
+        """Start vLLM with the engine arguments `options`. Its KV connectors find `bridge` under `name`."""
         BRIDGES[name] = bridge
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         transfer = KVTransferConfig(
@@ -135,7 +131,7 @@ class VllmCore:
     ) -> None:
         """Queue a request. Requests share cached blocks only if they have the same `cache_salt`.
 
-        `keys` are the service's keys of the prompt's full blocks; cache changes are reported by these keys.
+        `keys` are Twofold's keys of the prompt's full blocks, by which changes of the cache are reported.
         """
         request = EngineCoreRequest(
             request_id=request_id,
@@ -154,10 +150,10 @@ class VllmCore:
         self._core.add_request(prepared, wave)
 
     def append_first_token(self, request_id: str, token_id: int) -> bool:
-        """Append the first output token to a prompt whose KV a peer has computed, before vLLM runs the request.
+        """Append the first output token, which a peer has sampled, to a prompt before vLLM runs the request.
 
-        vLLM then continues the request after this token. The model runner has not seen the request yet, so only the
-        scheduler's record changes. Returns False for unknown requests.
+        Changes only the scheduler's record, because the model runner has not seen the request. Returns False for
+        unknown requests.
         """
         request = self._scheduler.requests.get(request_id)
         if request is None or request.is_finished():

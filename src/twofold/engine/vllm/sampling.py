@@ -1,7 +1,7 @@
 """Sampling by seed and position, as in the torch engine, so that a replayed request gets the same tokens.
 
-vLLM's own sampling would not be reproducible: the state of its random generator depends on how often it was used.
-Therefore vLLM decodes greedily, and this logits processor samples a token and masks all others.
+vLLM's random generator depends on earlier requests, so vLLM decodes greedily, and this logits processor masks all
+tokens except the sampled one.
 """
 
 from typing import Any
@@ -19,10 +19,7 @@ SAMPLING = "twofold_sampling"  # key in a request's extra_args
 
 
 class SampledRequest:
-    """A request that needs sampling or `min_tokens`.
-
-    `output` is the list to which vLLM appends the output tokens.
-    """
+    """A request that needs sampling or `min_tokens`. vLLM appends the output tokens to the list `output`."""
 
     def __init__(self, extra: dict[str, Any], prompt: list[int], output: list[int]) -> None:
         self._sampling: SamplingParams = extra["sampling"]
@@ -36,10 +33,7 @@ class SampledRequest:
 
 
 class KeyedSampling(LogitsProcessor):
-    """Logits processor that samples for each request with `SAMPLING` in its extra_args.
-
-    Other requests are decoded greedily.
-    """
+    """Logits processor that samples for requests with `SAMPLING` in their extra_args. Others are decoded greedily."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, SampledRequest] = {}
@@ -76,10 +70,9 @@ class KeyedSampling(LogitsProcessor):
 def vllm_sampling(
     sampling: SamplingParams, prompt_tokens: int, max_tokens: int, eos_token_ids: frozenset[int]
 ) -> VllmSampling:
-    """Return vLLM parameters for greedy decoding.
+    """Return vLLM parameters for greedy decoding, with the input of `KeyedSampling` for requests that need it.
 
-    If the request samples or has `min_tokens`, `extra_args` contains `sampling` for `KeyedSampling`. `prompt_tokens` is
-    the prompt length of the request; vLLM's prompt is longer if it also contains output from another worker.
+    `prompt_tokens` is the request's prompt length. vLLM's prompt may also contain output from another worker.
     """
     extra = None
     if not sampling.greedy or sampling.min_tokens:

@@ -14,7 +14,7 @@ class EvictionPolicy(ABC):
     """Ranks the blocks of one memory for eviction.
 
     The memory reports every event of a block: `stored`, each `hit`, `hold` and `release` alternately, and `forget` when
-    the block is removed, even if it is held. The time of an operation must not depend on the number of blocks.
+    the block is removed, even if held. The time of an operation must not depend on the number of blocks.
     """
 
     help: ClassVar[str] = ""  # one line for command-line help
@@ -41,7 +41,4 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:
-        """Return the block to evict next, or None if every block is held or in `keep`.
-
-        The block stays ranked until `forget`. The time of this call grows only with the number of blocks in `keep`.
-        """
+        """Return the block to evict next, or None if all are held or in `keep`. It stays ranked until `forget`."""

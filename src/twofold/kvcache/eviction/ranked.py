@@ -12,11 +12,9 @@ from twofold.request import BlockKey
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RankedEviction(EvictionPolicy):
-    """Evicts the block with the lowest rank; among blocks of equal rank, the block that entered the rank's queue first.
+    """Evicts the block with the lowest rank and, among these, the block that entered the rank's queue first.
 
-    Every hit raises the rank of a block by `step`. Each rank has a queue of the blocks that have this rank and are not
-    held. A heap orders the ranks. Ranks with empty queues may stay in the heap and are skipped; when more than half of
-    the heap's ranks have no queue, the heap is rebuilt without them.
+    Every hit raises the rank of a block by `step`. Each rank has a queue of its blocks that are not held.
     """
 
     def __init__(self, step: int) -> None:
@@ -27,7 +25,7 @@ class RankedEviction(EvictionPolicy):
         self._heap: list[int] = []
 
     def add(self, key: BlockKey, rank: int) -> None:
-        """Insert the new block `key` at the end of the queue of `rank`."""
+        """Add the new block `key` with the rank `rank`."""
         self._ranks[key] = rank
         self._enter(key, rank)
 
@@ -91,11 +89,7 @@ class RankedEviction(EvictionPolicy):
 
 
 class Lfu(RankedEviction):
-    """Evicts the block with the fewest uses since it was stored; storing counts as the first use.
-
-    Among blocks with equally many uses, the block whose latest use or release is longest ago is evicted. Eviction
-    resets the number of uses of a block.
-    """
+    """Evicts the block with the fewest uses since it was stored and, among these, the least recently used block."""
 
     help = "least frequently used since the block was stored"
 
@@ -110,11 +104,9 @@ _POSITION_BITS = 24  # a prompt has fewer than 2^24 blocks
 
 
 class LengthAware(RankedEviction):
-    """Evicts the block with the fewest uses since it was stored; among blocks with equally many uses, the block that is
-    farthest from the start of its prompt.
+    """Evicts the block with the fewest uses since it was stored and, among these, the farthest from its prompt's start.
 
-    A block is useful only together with all earlier blocks of its prompt, so the end of a prompt is evicted first.
-    Source: the LengthAwareCache of Mooncake (arXiv 2407.00079 section 4, Table 1).
+    This is Mooncake's LengthAwareCache (arXiv 2407.00079 section 4, Table 1).
     """
 
     help = "least frequently used, ends of prompts first"

@@ -1,8 +1,7 @@
 """Fit the coefficients of `twofold.performance.fitted` to a profile and estimate the prediction error.
 
-A configuration is a prompt size and a batch size. The fit minimizes the relative errors of the predictions against the
-median measurements of each configuration. Coefficients are non-negative. The prediction error is measured by k-fold
-cross-validation over configurations.
+The fit minimizes relative errors against the medians of each configuration (prompt size and batch size). Coefficients
+are non-negative. The prediction error is from k-fold cross-validation over configurations.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def non_negative_least_squares(columns: Sequence[Floats], target: Floats, scale: Floats) -> Floats:
-    """Return the coefficients x ≥ 0 that minimize the sum of ((columns · x − target) / scale)² over the measurements.
-
-    With `scale` equal to `target`, this minimizes relative errors.
-    """
+    """Return the x ≥ 0 that minimize Σ ((columns · x − target) / scale)²: relative errors if `scale` is `target`."""
     matrix = np.column_stack(columns) / scale[:, None]
     sizes = np.linalg.norm(matrix, axis=0)
     sizes[sizes == 0.0] = 1.0
@@ -40,7 +36,7 @@ _FEWEST = 3  # distinct sizes of short batches needed for floor and slope
 class FitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a fit, and the source and date of the measurements.
 
-    `notes` maps an accelerator name to a text to add to `Calibration.basis` of each calibration on this accelerator.
+    `notes` maps an accelerator to a text that is added to `Calibration.basis`.
     """
 
     source: str
@@ -95,11 +91,7 @@ def fit_pair(rows: Sequence[ProfileRow], options: FitOptions) -> Calibration:
 
 
 def fit_prefill(kept: Sequence[ProfiledBatch]) -> PrefillCoefficients:
-    """Fit the prefill coefficients.
-
-    Floor and cost per token are fitted to batches of up to 2,048 tokens. The extra cost per token in long batches and
-    the cost of attention are fitted to longer batches.
-    """
+    """Fit the prefill coefficients: floor and token cost to batches of up to 2,048 tokens, the rest to longer ones."""
     short = [one for one in kept if one.prefill_tokens <= LONG_TOKENS]
     long = [one for one in kept if one.prefill_tokens > LONG_TOKENS]
     floor_ms, token_ms, long_token_ms, square_ms = 0.0, 0.0, 0.0, 0.0
@@ -111,10 +103,7 @@ def fit_prefill(kept: Sequence[ProfiledBatch]) -> PrefillCoefficients:
 
 
 def _fit_short(kept: Sequence[ProfiledBatch], square_ms: float) -> tuple[float, float]:
-    """Return the floor and the cost per token, in milliseconds, fitted to batches without long-batch costs.
-
-    With p = KNEE, time^p is linear in floor^p and (cost per token)^p, so linear least squares finds both.
-    """
+    """Return the floor and the cost per token, in milliseconds, fitted to batches of up to 2,048 tokens."""
     tokens = _column(kept, lambda one: one.prefill_tokens)
     attention = square_ms * _column(kept, lambda one: one.squares)
     time = _column(kept, lambda one: one.prompt_time)
@@ -134,7 +123,7 @@ def _fit_long(kept: Sequence[ProfiledBatch], floor_ms: float, token_ms: float) -
 
 
 def fit_decode(kept: Sequence[ProfiledBatch]) -> DecodeCoefficients:
-    """Fit all four decode coefficients at once: the time of a decode iteration is linear in the coefficients."""
+    """Fit all four decode coefficients at once, because the time of a decode iteration is linear in them."""
     batch = _column(kept, lambda one: one.batch_size)
     large = np.maximum(batch - LARGE_BATCH, 0)
     context = _column(kept, lambda one: one.mean_context)
@@ -168,10 +157,7 @@ def _decode_error(seen: Sequence[ProfiledBatch], unseen: ProfiledBatch) -> float
 def _held_out(
     kept: Sequence[ProfiledBatch], folds: int, error: Callable[[Sequence[ProfiledBatch], ProfiledBatch], float]
 ) -> float | None:
-    """Return the mean cross-validation error over `folds` folds, or None for too few configurations or folds.
-
-    `error` fits to a list of configurations and returns the relative prediction error for another configuration.
-    """
+    """Return the mean cross-validation error over `folds` folds, or None for too few configurations or folds."""
     if len(kept) < 2 * _FEWEST or folds < 2:
         return None
     seen = [[one for index, one in enumerate(kept) if index % folds != fold] for fold in range(folds)]
@@ -183,5 +169,5 @@ def _column(kept: Sequence[ProfiledBatch], value: Callable[[ProfiledBatch], floa
 
 
 def _rounded(value: float, digits: int = 6) -> float:
-    """Round `value` to `digits` significant digits, so that all machines write the same calibration file."""
+    """Round `value` to `digits` significant digits, so that all machines write the same file."""
     return float(f"{value:.{digits}g}")

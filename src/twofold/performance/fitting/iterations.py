@@ -1,6 +1,5 @@
-"""Fit the iteration times of a measured profile: the coefficients of `IterationTimes`, its bends and its knee.
-
-The knee is the number of decodes from which each further decode costs more (`IterationTimes.large`).
+"""Fit `IterationTimes` to measured iterations, including its bends (batch sizes at which the cost per token changes)
+and its knee (number of decodes from which each further decode costs more).
 """
 
 import math
@@ -38,10 +37,7 @@ class IterationWork(NamedTuple):
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured duration of one iteration, or of several iterations in a row.
-
-    The duration includes a fixed time outside the engine, such as for HTTP, for each of `requests` requests.
-    """
+    """Measured duration of one or several successive iterations, with a fixed time outside the engine per request."""
 
     work: tuple[IterationWork, ...]
     seconds: float
@@ -59,10 +55,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         return "mixed" if any(each.sequences for each in self.work) else "prefill"
 
     def predicted_s(self, times: IterationTimes, request_s: float = 0.0) -> float:
-        """Return the duration in seconds that `times` predicts if the worker was not idle before the first iteration.
-
-        `request_s` is the time that each request takes outside the engine.
-        """
+        """Return the predicted seconds on a busy worker, plus `request_s` outside the engine for each request."""
         return sum(times.seconds(*each) for each in self.work) + request_s * self.requests
 
 
@@ -76,8 +69,7 @@ class FittedTimes(NamedTuple):
 def fit_iterations(measurements: Iterable[Measurement]) -> FittedTimes:
     """Fit iteration times to the medians of groups of similar measurements.
 
-    Raises ConfigurationError if there are too few groups. The errors in the result are from a five-fold
-    cross-validation over groups; each fold chooses bends and knee anew, without the held-out groups.
+    Raises ConfigurationError for too few groups. The errors in the result are from a five-fold cross-validation.
     """
     cells = median_measurements(measurements)
     if len(cells) < FEWEST:
@@ -88,10 +80,7 @@ def fit_iterations(measurements: Iterable[Measurement]) -> FittedTimes:
 
 
 def held_out_errors(cells: Sequence[Measurement]) -> dict[str, float | None]:
-    """Return a dict that maps each kind of measurement to its median cross-validation error.
-
-    The error is None for a kind without measurements.
-    """
+    """Map each kind of measurement to its median cross-validation error, or to None without measurements."""
     errors: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for fold in range(_FOLDS):
         seen = _fit([one for index, one in enumerate(cells) if index % _FOLDS != fold])
@@ -101,7 +90,7 @@ def held_out_errors(cells: Sequence[Measurement]) -> dict[str, float | None]:
 
 
 def median_measurements(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Group similar measurements, and return the median of each group. Medians are robust to outliers."""
+    """Group similar measurements, and return the median of each group."""
     groups: dict[tuple[int, ...], list[Measurement]] = defaultdict(list)
     for one in measurements:
         grains = (part for each in one.work for part in (_grain(each.tokens), each.sequences, _grain(each.context)))
@@ -123,17 +112,14 @@ def _median(group: Sequence[Measurement]) -> Measurement:
 
 
 class _Shape(NamedTuple):
-    """Bends of f, and the knee: the number of decodes beyond which each further decode costs more (0: no knee)."""
+    """Bends (batch sizes where the cost per token changes) and knee (decodes beyond which each costs more; 0: none)."""
 
     bends: tuple[int, ...]
     large: int
 
 
 def _fit(cells: Sequence[Measurement]) -> FittedTimes:
-    """Fit iteration times with as many bends as the data support, and with a knee if they support it.
-
-    Bends and knee are added one at a time as long as the Bayesian information criterion falls.
-    """
+    """Fit iteration times, adding bends and a knee one at a time while the Bayesian information criterion falls."""
     sizes = sorted({each.tokens + each.sequences for one in cells for each in one.work})
     bends = [bend for bend in _BENDS if sizes[0] < bend < sizes[-1]]
     large = [0, *(knee for knee in _LARGE if knee < max(each.sequences for one in cells for each in one.work))]

@@ -1,9 +1,9 @@
 """Read measured profiles and drop inconsistent measurements. A profile is a csv file with one measured run per row.
 
 All times are in milliseconds. Each row has model, hardware, tensor_parallel, prompt_size, batch_size and token_size
-(the tokens to generate per sequence). A row has one or both of prompt_time (of the prefill of the whole batch) and
-token_time (mean time of a decode iteration). Optional columns are e2e_time, which reveals generations that ended early,
-and average_power and peak_power (shares of TDP; 0 if not measured).
+(tokens to generate per sequence), and prompt_time (prefill of the whole batch), token_time (mean decode iteration) or
+both. Optional columns are e2e_time, which reveals generations that ended early, and average_power and peak_power
+(shares of TDP; 0 if not measured).
 
 `twofold characterize` adds these columns:
 
@@ -54,10 +54,7 @@ class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_context(self) -> float:
-        """Mean number of KV tokens that a decode iteration of this run read, summed over all sequences.
-
-        If the generation ended before `token_size` tokens, the number of generated tokens is computed from `e2e_time`.
-        """
+        """Mean number of KV tokens that a decode iteration of this run read, summed over all sequences."""
         generated = float(self.token_size)
         if self.token_time and self.e2e_time is not None and self.e2e_time > self.prompt_time:
             generated = min(generated, 1 + (self.e2e_time - self.prompt_time) / self.token_time)
@@ -69,7 +66,7 @@ COLUMNS = (*_SIZES, "prompt_time", "token_time")
 
 
 def read_profile(path: Path) -> list[ProfileRow]:
-    """Read all rows of a profile. For malformed data, raises a ConfigurationError that names file, line and column."""
+    """Read all rows of a profile. Raises ConfigurationError with file, line and column for malformed data."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             return list(_rows(path, csv.DictReader(file)))
@@ -92,10 +89,7 @@ def _rows(path: Path, reader: "csv.DictReader[str]") -> Iterator[ProfileRow]:
 
 
 class ProfiledBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians over all runs with one prompt size and one batch size.
-
-    Times are in milliseconds; a time of 0 was not measured.
-    """
+    """Medians over all runs with one prompt size and batch size, in milliseconds. A time of 0 was not measured."""
 
     prompt_size: int
     batch_size: int
@@ -114,10 +108,7 @@ class ProfiledBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def group_batches(rows: Iterable[ProfileRow]) -> list[ProfiledBatch]:
-    """Group rows by prompt size and batch size, and compute the medians of each group.
-
-    All rows must have the same LLM, hardware and tensor parallelism.
-    """
+    """Group rows of one LLM, hardware and tensor parallelism by prompt size and batch size, and compute medians."""
     groups: dict[tuple[int, int], list[ProfileRow]] = defaultdict(list)
     for row in rows:
         if row.prompt_time or row.token_time:
@@ -151,10 +142,9 @@ class Dropped(msgspec.Struct, frozen=True):
 def consistent_batches(rows: Sequence[ProfileRow]) -> tuple[list[ProfiledBatch], list[Dropped]]:
     """Return the medians of all consistent configurations in `rows`, and the reasons for dropping the other rows.
 
-    A configuration is a prompt size and a batch size. Two configurations contradict each other if the configuration
-    with more prompt tokens has a clearly shorter prefill. As long as there are contradictions, the configuration with
-    the most contradictions is dropped: its batch was probably too large and ran in parts. All rows must have the same
-    LLM, hardware and tensor parallelism.
+    Two configurations (prompt and batch sizes) contradict each other if the larger prefill was clearly faster, probably
+    because it ran in parts. The configuration with the most contradictions is dropped until there are none. All rows
+    must have the same LLM, hardware and tensor parallelism.
     """
     positive = [row for row in rows if _positive(row)]
     dropped = []
@@ -182,10 +172,7 @@ def _positive(row: ProfileRow) -> bool:
 
 
 def _most_at_odds(kept: Sequence[ProfiledBatch]) -> tuple[ProfiledBatch, int] | None:
-    """Return the configuration that contradicts the most other configurations, and the number of these.
-
-    Return None if no configurations contradict each other.
-    """
+    """Return the configuration that contradicts the most others, and their number; None without contradictions."""
     odds = [(sum(_contradict(one, other) for other in kept), one.prefill_tokens, one) for one in kept]
     others, _, worst = max(odds, key=lambda entry: entry[:2], default=(0, 0, None))
     return (worst, others) if worst is not None and others else None
@@ -201,9 +188,7 @@ def _contradict(one: ProfiledBatch, other: ProfiledBatch) -> bool:
 def decode_power(kept: Iterable[ProfiledBatch]) -> float | None:
     """Return the share of TDP that decoding one sequence draws, or None if not measured.
 
-    The result is the median power of runs with one sequence and a short prompt, which decode nearly all the time. Runs
-    with long prompts are excluded: they prefill for a good part of the time, and some of their average powers include
-    idle time after the run.
+    It is the median power of runs with one sequence and a short prompt, which decode nearly all the time.
     """
     shares = [
         row.average_power

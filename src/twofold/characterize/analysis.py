@@ -84,9 +84,9 @@ class Characterization(msgspec.Struct, frozen=True, kw_only=True):
         return _knee(self.longest_prefill, self.prefill_rate)
 
     def decode_knee(self, context: int = 512) -> int | None:
-        """Return the smallest batch size with 95% of the highest decode throughput, or None if above half of the largest.
+        """Return the smallest batch size with 95% of the highest decode throughput.
 
-        Throughput then still grows up to the largest measured batch.
+        Return None if it is above half of `largest_batch`, because the throughput then still grows.
         """
         knee = _knee(self.largest_batch, lambda batch: self.decode_rate(batch, context))
         return knee if knee <= self.largest_batch / 2 else None

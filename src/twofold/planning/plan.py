@@ -78,7 +78,9 @@ def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | N
 
 
 def _worst(evaluation: Evaluation) -> tuple[float, Check]:
-    """Return the largest factor by which a check misses its bound, and the check; attainment counts last."""
+    """Return the largest factor by which a check misses its bound, and this check. Attainment is considered only if no
+    latency check is missed.
+    """
     missed = [check for check in evaluation.checks if not check.met] or list(evaluation.checks)
     ceilings = [check for check in missed if not check.at_least] or missed
     return max(((_excess(check), check) for check in ceilings), key=lambda each: each[0])

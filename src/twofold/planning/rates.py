@@ -92,7 +92,9 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         return [each for each in found if each.kept is not None]
 
     async def _bracket(self, design: Design, start: int) -> dict[int, Evaluation]:
-        """Evaluate steps in doubling strides, up if the SLO is met at `start`, else down, until the result changes."""
+        """Evaluate steps of the rate grid from `start` on, upward if the SLO is met at `start`, else downward, until
+        the result changes or the range ends. Strides double each time.
+        """
         lowest, highest = (self.lowest(design), max(self.grid.step(self.bound.upper(design)), self.lowest(design)))
         step, stride = min(max(start, lowest), highest), self.grid.stride
         known = {step: await self.at(design, step)}

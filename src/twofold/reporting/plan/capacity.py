@@ -31,7 +31,7 @@ def capacity_text(plan: CapacityPlan) -> str:
 
 
 def capacities(each: TierPlan) -> list[float]:
-    """Return the table rows of a tier, in GB per node: 0, and powers of two up to the highest hit rate."""
+    """Return the capacities to tabulate, in GB per node: 0, and powers of two up to the highest hit rate."""
     full = max(curve.full_gb_per_node for curve in _curves(each).values())
     last = math.ceil(math.log2(full)) if full > 0 else 0
     return [0.0, *(2.0**power for power in range(last - _ROWS + 1, last + 1))]
@@ -49,7 +49,7 @@ def _pays(each: TierPlan) -> str:
 
 
 def _pooling(plan: CapacityPlan) -> str:
-    """Compare the hit rate of one cache for all nodes with one cache per node, at equal total size."""
+    """Compare the hit rates of one cache for all nodes and of one cache per node, at equal total size."""
     last = plan.tiers[-1]
     if last.pool is None:
         return ""
@@ -128,7 +128,7 @@ class CurveReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curves of a cache tier: `local` with one cache per node, `pool` with one for all (None for one node)."""
+    """Capacity curves of a cache tier: `local` (one cache per node) and `pool` (one for all; None for one node)."""
 
     tier: str
     price_per_gb_h: float

@@ -65,7 +65,9 @@ def cumulative(results: Mapping[str, SimulationResult], distribution: LatencyMet
 
 
 def _points(histogram: Histogram | None) -> list[tuple[float, float]]:
-    """Return (value, share of measurements up to it) points of a distribution, without the value 0 (log axis)."""
+    """Return the points (value, share of measurements up to this value) of a cumulative distribution. The value 0 is
+    left out, because a logarithmic axis cannot show it.
+    """
     if histogram is None or histogram.count == 0:
         return []
     return [(value, share) for value, share in histogram.cdf(POINTS) if value > 0]

@@ -17,8 +17,8 @@ from twofold.slo import Slo, SlowdownSlo
 
 class ReuseReport(msgspec.Struct, frozen=True, kw_only=True):
     """Prefix reuse of a run. `hits` maps each tier to its hit rate. `fetched` is the share of blocks fetched from other
-    caches. `requests` maps each instance to its number of prompts. `hottest` has (number of uses, number of caches)
-    pairs for the most used blocks. `ttft_error` is the relative error of the router's predicted TTFT.
+    caches. `requests` maps each instance to its number of prompts. `hottest` has (number of uses, number of caches with
+    the block) pairs for the most used blocks. `ttft_error` is the relative error of the router's predicted TTFT.
     """
 
     caches: int

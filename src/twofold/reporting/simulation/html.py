@@ -69,8 +69,8 @@ def html_report(
     runs: Mapping[str, GanttRuns] | None = None,
     reference: ModelAccuracy | None = None,
 ) -> str:
-    """Return the HTML page of one or several runs. `results`, `verdicts` and `runs` map names of runs. `reference` is
-    the error of the performance model that slowdowns are relative to. Raises ValueError without results.
+    """Return the HTML page of one or several runs. `results`, `verdicts` and `runs` have names of runs as keys.
+    `reference` is the error of the performance model that slowdowns are relative to. Raises ValueError without results.
     """
     if not results:
         raise ValueError("a report needs at least one result")

@@ -65,7 +65,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates per second of a run; None over 0 seconds. Arrivals count until the last arrival, all else until the end."""
+    """Rates of a run per second. The arrival rate covers the time up to the last arrival; other rates cover the whole
+    run. A rate over 0 seconds is None.
+    """
 
     arrivals_per_s: float | None
     requests_per_s: float | None
@@ -83,7 +85,8 @@ class SeriesSummary(msgspec.Struct, frozen=True, kw_only=True):
 class SimulationReport(JsonReport, frozen=True, kw_only=True):
     """JSON output of `twofold simulate --json`. Times are in seconds, energy in joules, power in watts, prices in US
     dollars. `model_errors` maps each figure to the held-out errors of the performance models behind it. Distributions
-    without measurements are None. `overload` needs --overload, `reuse` prefix caches, and `replanning` --replan.
+    without measurements are None. `overload` is present only with --overload, `reuse` only with prefix caches, and
+    `replanning` only with --replan.
     """
 
     twofold_version: str

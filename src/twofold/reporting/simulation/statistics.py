@@ -15,7 +15,9 @@ PERCENTILES: Final = (50, 90, 95, 99)
 
 
 class LatencyMetric(msgspec.Struct, frozen=True, kw_only=True):
-    """A latency metric. Its histogram is `field` of `SimulationResult`. It depends on the performance in `phases`."""
+    """A latency metric. `field` is the field of `SimulationResult` with its histogram. `phases` are the phases whose
+    performance determines it.
+    """
 
     label: str
     field: str

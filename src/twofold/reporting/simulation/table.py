@@ -37,7 +37,7 @@ def latency_rows(result: SimulationResult, reference: ModelAccuracy | None = Non
 
 
 def cells(statistics: DistributionSummary | None, *, times: bool) -> list[str]:
-    """Format statistics as the cells under HEADINGS: as times with `times`, else as multiples."""
+    """Format statistics as the cells under HEADINGS: as times if `times` is set, else as multiples."""
     if statistics is None:
         return [NOTHING] * len(HEADINGS)
     values = (*(statistics.mean, statistics.p50, statistics.p90), *(statistics.p95, statistics.p99, statistics.max))

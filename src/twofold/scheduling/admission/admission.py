@@ -87,13 +87,13 @@ class AdmissionQueue:
 class Admission(RequestSubscriber):
     """Admission control: queues requests within limits, refuses other requests, and selects the next request to run.
 
-    The driver calls `offer` for each arrival, and `next` until it returns None, again after a request has ended or
-    capacity has returned. It calls `put_back` for a request that could not be placed. `now` must not decrease.
-    Subclasses override `judge` to refuse more requests.
+    The driver calls `offer` for each arrival, then `next` until it returns None. It calls `next` again after a request
+    has ended or capacity has returned, and `put_back` for a request that could not be placed. The times `now` must not
+    decrease. Subclasses override `judge` to refuse more requests.
 
     The queue is in order of priority, then of admission. A queued request is never dropped in favor of a later request,
-    but may be delayed by more urgent requests until its deadline. `refusals` counts refused requests by reason, and
-    `expirations` the queued requests that reached their deadline.
+    but more urgent requests may delay it until its deadline. `refusals` counts refused requests by reason, and
+    `expirations` counts queued requests that reached their deadline.
     """
 
     def __init__(self, limits: AdmissionLimits) -> None:
@@ -135,7 +135,7 @@ class Admission(RequestSubscriber):
         return queued
 
     def put_back(self, queued: QueuedRequest, now: float) -> None:
-        """Return a request that could not be placed or lost its instance to its former position in the queue."""
+        """Requeue a request that could not be placed or lost its instance, at its former position in the queue."""
         del self._running[queued.id]
         self._keys[queued.key].waiting += 1
         self._queue.join(queued)
@@ -187,7 +187,7 @@ class Admission(RequestSubscriber):
         return None
 
     def _refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Return None to admit a request or else a refusal: the one with the longest wait if there are several."""
+        """Return None to admit a request, or else the refusal with the longest time until a retry."""
         refusals: list[Refusal | None] = []
         key_wait_s = self._account(queued.key, now).wait_s(now)
         if key_wait_s > 0.0:

@@ -77,8 +77,8 @@ class InstanceDecodes:
         return began
 
     def observe_iteration(self, sequences: int, seconds: float, written: float) -> None:
-        """Update `speed` with the measured time in seconds of a decode iteration of `sequences` sequences, which had
-        `written` output tokens on average.
+        """Update `speed` with the measured time in seconds of a decode iteration of `sequences` sequences, which have
+        `written` output tokens on average so far.
         """
         if self.current.sequences:
             prompt_tokens = self.current.prompt_tokens / self.current.sequences
@@ -86,7 +86,7 @@ class InstanceDecodes:
             self._speed.observe(modelled_s, seconds)
 
     def tbt_s(self, load: DecodeLoad, written: float) -> float:
-        """Predict the seconds between tokens for sequences of load `load` with `written` output tokens each so far."""
+        """Predict the seconds between tokens for the sequences of `load`, with `written` output tokens on average."""
         sequences = load.sequences
         if not sequences:
             return 0.0
@@ -193,8 +193,8 @@ class OverloadLedger(RequestSubscriber):
 
     def prefill_load(self, placed: PlacedRequest, now: float) -> float:
         """Return the prefill load of a request: its predicted TTFT with the error margin, divided by `ttft_s`. If it
-        would join an iteration with queued requests, the oldest of these requests counts, because it must not miss the
-        bound.
+        would join an iteration with queued requests, the TTFT of the oldest queued request counts, so that later
+        requests do not delay an admitted request beyond the bound.
         """
         ttft_s = self.ttft(placed, now)
         first = self._queues[placed.route.prefill].oldest_companion(_prompt(placed), now)

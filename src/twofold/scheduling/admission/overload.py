@@ -19,9 +19,9 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler
 
 
 class OverloadRule(msgspec.Struct, frozen=True):
-    """Overload rule: which loads are checked when. `phases` checks the prefill load at arrival and the decode load
-    after prefill. `decode` also checks the decode load at arrival. `coming` then counts requests in prefill as
-    decoding.
+    """Overload rule: which loads are checked at arrival and after prefill. `phases` checks the prefill load at arrival
+    and the decode load after prefill. `decode` also checks the decode load at arrival; with `coming`, this check counts
+    requests in prefill as decoding.
     """
 
     help: str

@@ -46,7 +46,7 @@ class ArrivalRate:
 
 
 class PredictionMargin:
-    """Factor for predicted times: the 90th percentile of recent ratios of actual to predicted time, from 1 to 3."""
+    """Safety factor for predicted times: 90th percentile of recent actual / predicted times, between 1 and 3."""
 
     def __init__(self) -> None:
         self.factor = 1.0
@@ -211,7 +211,9 @@ class PrefillQueue:
         return before_s + model_s * self._speed.factor
 
     def oldest_companion(self, prompt: QueuedPrompt, now: float) -> str | None:
-        """Return the oldest request's id in the iteration that `prompt` would join now; None for a new iteration."""
+        """Return the id of the oldest request in the iteration that `prompt` would join now, or None if `prompt` would
+        start a new iteration.
+        """
         self._requeue_late(now)
         joined = self._open_iteration(prompt)
         return None if joined is None else next(iter(joined.prompts))
@@ -257,7 +259,7 @@ class PrefillQueue:
         self._begin(ended)
 
     def _learn(self, tokens: int, squares: int) -> None:
-        """Update `speed` with the time of the ended iteration of `tokens` prompt tokens, unless its start is uncertain."""
+        """Update `speed` with the time of the ended iteration of `tokens` prompt tokens, if its start is certain."""
         if self._measures and self._ended is not None and self._ended > self._began:
             self._speed.observe(self._model.prefill_s(tokens, squares), self._ended - self._began)
 

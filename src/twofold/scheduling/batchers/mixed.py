@@ -12,7 +12,7 @@ from twofold.scheduling.instance.sequence import PrefillChunk
 
 class MixedContinuous(Batcher):
     """Batches all decodes with whole prompts (colocated baseline, Splitwise section 2.3). The token budget limits only
-    prompt tokens. A long prompt delays all decodes of its iteration, which separate pools avoid.
+    prompt tokens. A long prompt delays all decodes of its iteration; separate pools avoid this.
     """
 
     whole_prompts: ClassVar[bool] = True

@@ -20,7 +20,7 @@ class Router(ABC):
     fixed_roles: ClassVar[bool] = True  # instances run only the phases they were started for
     needs_forecast: ClassVar[bool] = False  # `Pools.forecast` must be set
     uses_cells: ClassVar[bool] = False  # instances are grouped into cells
-    reads_prefix_caches: ClassVar[bool] = False  # `Pools.forecast` must know which prefixes are cached
+    reads_prefix_caches: ClassVar[bool] = False  # `Pools.forecast` must index the cached prefixes
     repeats_routes: ClassVar[bool] = True  # a request routed twice, with equal loads, gets the same route
     needs_idle_events: ClassVar[bool] = False  # `ClusterScheduler.idle` must be called; live services do not
 

@@ -166,7 +166,7 @@ class InstanceScheduler(KvReceiver):
                 computing[-1].aborted.append(allocation)  # with the last chunk of its prompt
             self._release(sequence)
         if queue is self._fetching:
-            self._end_fetches()  # the batcher does not know it
+            self._end_fetches()  # not yet in a queue of the batcher
         elif queue is self.lease_queue or queue is self.arriving:
             self.blocks_freed()
         else:

@@ -1,4 +1,4 @@
-"""Requests: their sizes, for scheduling, and in a live service also their token ids and sampling parameters."""
+"""Requests: their sizes, for scheduling; for a live service, also token ids and sampling parameters."""
 
 from enum import StrEnum
 
@@ -6,14 +6,14 @@ import msgspec
 
 
 class Phase(StrEnum):
-    """The phases of a request. Splitwise (section 2.2) calls them prompt phase and token phase."""
+    """Phases of a request. Splitwise (section 2.2) calls them prompt phase and token phase."""
 
     PREFILL = "prefill"
     DECODE = "decode"
 
 
 class FinishReason(StrEnum):
-    """Reason for the end of a request. `STOP` and `LENGTH` have the same meaning as in OpenAI's API."""
+    """Reason for the end of a request. `STOP` and `LENGTH` are as in OpenAI's API."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -22,7 +22,7 @@ class FinishReason(StrEnum):
 
     @property
     def complete(self) -> bool:
-        """Whether a request with this finish reason has a complete output."""
+        """Whether the output of a request with this finish reason is complete."""
         return self is FinishReason.STOP or self is FinishReason.LENGTH
 
 
@@ -33,11 +33,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Arrival time and sizes of a request, without its text.
 
     `arrival_s` is in seconds on the clock of the simulation or service. `output_tokens` is the exact output length in a
-    trace, but only the limit (`max_tokens`) in a live service. `prefix_blocks` are the block keys of the prompt: blocks
-    with equal keys have equal tokens after equal prefixes. In traces, the keys are Mooncake's `hash_ids` of blocks of
-    512 tokens, including a partial last block. In a live service, the keys are hashes of full blocks of the engine's
-    block size, with a salt per tenant (`kvcache.prefix`). Instances keep the computed blocks in their cache for at
-    least `retain_s` seconds if memory allows.
+    trace, the limit (`max_tokens`) in a live service. `prefix_blocks` are the block keys of the prompt; equal keys mean
+    equal tokens up to the end of the block. Keys in traces are Mooncake's `hash_ids` of 512-token blocks, with a
+    partial last block. Keys in a live service are hashes of full engine blocks, salted per tenant. Instances cache the
+    computed blocks for at least `retain_s` seconds if memory allows.
     """
 
     id: str
@@ -49,12 +48,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling parameters with the names and meanings of OpenAI and vLLM.
+    """Sampling parameters, named as in OpenAI and vLLM.
 
-    A `temperature` of 0 means greedy sampling. `top_k` 0 and `top_p` 1.0 do not restrict the tokens. Random numbers
-    depend only on `seed` and token position, so a request gives the same output on every worker and in every batch.
-    `logprobs` is the number of most likely tokens to return log probabilities for, in addition to the sampled token;
-    None returns no log probabilities. Like the LLM's end-of-sequence tokens, `stop_token_ids` end the output.
+    A `temperature` of 0 means greedy sampling. `top_k` 0 and `top_p` 1.0 do not restrict the tokens. Equal seeds give
+    equal outputs on every worker and in every batch. `logprobs` is the number of most likely tokens with log
+    probabilities, in addition to the sampled token; None returns none. `stop_token_ids` end the output.
     """
 
     max_tokens: int
@@ -73,11 +71,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A live request: sizes, token ids, sampling parameters, and settings for admission and caching.
-
-    `key` is the name of the API key, or empty. Requests with a lower `priority` are served first, as in vLLM.
-    `deadline_s` is a time on the clock of `arrival_s`; None selects the default timeout. Requests with different
-    `cache_salt` share no cached prompts, as in vLLM.
+    """A live request: sizes, token ids, sampling parameters, and settings for admission and caching. `key` is the name
+    of the API key, or empty. Lower `priority` values are served first, as in vLLM. `deadline_s` is on the clock of
+    `arrival_s`; None selects the default timeout. Requests with different `cache_salt` share no cached prompts.
     """
 
     request: Request
@@ -90,11 +86,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One output token of a live request.
-
-    `index` counts output tokens from 0. `top_logprobs` has pairs (token id, log probability), most likely token first.
-    Only the last token has a `finish_reason`. Only the first token has `reused_tokens`, the number of prompt tokens
-    found in the prefix cache.
+    """One output token of a live request. `index` counts from 0. `top_logprobs` has (token id, log probability) pairs,
+    most likely first. Only the last token has a `finish_reason`. Only the first token has `reused_tokens`, the number
+    of prompt tokens found in the prefix cache.
     """
 
     index: int

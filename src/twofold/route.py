@@ -1,4 +1,4 @@
-"""Actions that a route can request before the prefill: role changes of instances, and the fetch of a prefix."""
+"""Actions that a router can request before the prefill: role changes of instances, and the fetch of a prefix."""
 
 import msgspec
 
@@ -6,16 +6,15 @@ from twofold.instance import Role
 
 
 class RoleMove(msgspec.Struct, frozen=True):
-    """Move of an instance to the pool of the role `role`."""
+    """Move of an instance to the pool of a role."""
 
     instance: str
     role: Role
 
 
 class PrefixFetch(msgspec.Struct, frozen=True):
-    """Fetch of the first `blocks` blocks of a prompt from the cache `source` to the prefill instance.
-
-    Blocks that the prefill instance has in its own cache are not fetched.
+    """Fetch of the first `blocks` blocks of a prompt from the cache `source` to the prefill instance. Blocks that the
+    instance already has are not fetched.
     """
 
     source: str

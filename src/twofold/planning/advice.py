@@ -10,12 +10,10 @@ from twofold.planning.search import Objective
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """Verdict on a plan: whether to split, and by how much.
-
-    `gain` is the factor by which the best split design is better than the best colocated design in the objective (rate,
-    dollars or watts). `gain` is None if the plan has only split or only colocated designs. `within_error` is set if the
-    difference is no larger than the errors of the performance models and of the search together. Below the rate
-    `break_even`, a colocated design is at least as good as a split design.
+    """Verdict on a plan: whether the best split design beats the best colocated design, and by how much. `gain` is the
+    ratio of their rates, prices or watts, depending on the objective: above 1 if the split design is better, None if
+    the plan has only split or only colocated designs. `within_error` is set if the difference is within the errors of
+    the performance models and the search. Below `break_even` requests/s, a colocated design is at least as good.
     """
 
     split: bool
@@ -28,10 +26,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def advise(plan: Plan, tolerance: float) -> Advice:
-    """Compare the best split design of a plan with the best colocated design.
-
-    `tolerance` is the relative error of the plan's rates.
-    """
+    """Compare the best split and colocated designs of a plan, whose rates have the relative error `tolerance`."""
     split, colocated = plan.best_split, plan.best_colocated
     if split is None or colocated is None:
         return Advice(split=split is not None, text=_one_kind(plan))
@@ -63,7 +58,6 @@ def _ratio(split: float | None, colocated: float | None) -> float | None:
 
 
 def _comparison(objective: Objective, split: DesignChoice, colocated: DesignChoice, gain: float) -> str:
-    """Return the first sentence of the verdict, which compares the best split and the best colocated design."""
     if objective is Objective.THROUGHPUT:
         dollars = _ratio(split.requests_per_dollar, colocated.requests_per_dollar)
         watts = _ratio(split.requests_per_kwh, colocated.requests_per_kwh)
@@ -84,10 +78,7 @@ def _comparison(objective: Objective, split: DesignChoice, colocated: DesignChoi
 
 
 def _below(plan: Plan, *, pays: bool) -> str:
-    """Return the second sentence of the verdict: below which rate a colocated design is as good as a split design.
-
-    The sentence is empty if a colocated design is as good even at the plan's rate, as the first sentence then states.
-    """
+    """Return the sentence of the verdict that states up to which rate a colocated design costs no more."""
     power = plan.query.objective is Objective.POWER
     what, costs = ("power", "needs no more power") if power else ("money", "costs no more")
     top = plan.query.rate or plan.best.rate
@@ -121,7 +112,7 @@ def _weight(objective: Objective, choice: DesignChoice) -> str:
 
 
 def _error(choices: Sequence[DesignChoice]) -> float:
-    """Return the largest error of the performance models used for `choices`; unknown errors count as 0."""
+    """Return the largest relative error of the performance models behind `choices`; an unknown error counts as 0."""
     errors = {pool.error for choice in choices for pool in choice.evaluation.pools}
     return max((_largest(error) for error in errors), default=0.0)
 

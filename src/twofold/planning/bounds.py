@@ -1,8 +1,5 @@
-"""Analytic upper bounds on a design's rate, computed from the performance models alone.
-
-The bounds assume no queueing and the most efficient batches. Under these assumptions, the performance models give the
-seconds that a machine needs for the prefill and for the decode of the mean request, and thus the rate of a design. If
-the router moves machines between pools, the bounds let every machine run either phase.
+"""Upper bounds on a design's rate, computed from performance models without simulation. The bounds assume no queueing
+and the most efficient batches. If the router can move machines between the pools, every machine may run either phase.
 """
 
 import math
@@ -21,7 +18,7 @@ _PREFILL_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 class MachineSeconds:
-    """Lower bounds on the seconds that one machine needs for the prefill and for the decode of the mean request."""
+    """Least time in seconds that one machine needs for the prefill and for the decode of the mean request."""
 
     def __init__(
         self, problem: Problem, shape: WorkloadShape, kind: MachineKind, tiers: list[tuple[float, float]]
@@ -36,12 +33,12 @@ class MachineSeconds:
         self.decode = per_step * shape.decode_tokens / instances
 
     def of(self, role: Role) -> float:
-        """Return the seconds that a machine with the role `role` needs for its phases of the mean request."""
+        """Return the seconds that a machine of role `role` spends on the mean request: prefill, decode or both."""
         return (self.prefill if role.prefills else 0.0) + (self.decode if role.decodes else 0.0)
 
 
 class AnalyticBounds:
-    """Implementation of `UpperBound` with performance models."""
+    """Upper bounds on the rates of designs (see `UpperBound`), computed from performance models."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -85,17 +82,12 @@ class AnalyticBounds:
 
 
 def _per(count: int, seconds: float) -> float:
-    """Return count / seconds, or infinity if `seconds` is 0.
-
-    The decode seconds are 0 if all outputs have only one token, which prefill produces.
-    """
     return count / seconds if seconds else math.inf
 
 
 def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) -> float:
-    """Return the lowest decode time per token, over all batch sizes whose iterations take at most `bound_s` seconds.
-
-    If no batch size meets this bound, the minimum is over all batch sizes up to `most`.
+    """Return the lowest decode time per token, over all batch sizes with iterations of at most `bound_s` seconds. If
+    all iterations take longer, take the minimum over all batch sizes up to `most`.
     """
     costs = [(sequences, model.decode_cost(sequences)) for sequences in _batches(most)]
     steps = [(cost.base_s + cost.context_s * context * sequences, sequences) for sequences, cost in costs]
@@ -104,7 +96,7 @@ def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) 
 
 
 def _batches(most: int) -> list[int]:
-    """Return ascending batch sizes from 1 to `most`, about 1% apart, but at least by one sequence."""
+    """Return batch sizes from 1 to `most` in ascending order, spaced by about 1%."""
     sizes = {1, most}
     size = 1.0
     while size < most:
@@ -114,10 +106,7 @@ def _batches(most: int) -> list[int]:
 
 
 def _tiers(problem: Problem, shape: WorkloadShape) -> list[tuple[float, float]]:
-    """Divide the requests into shares with different TPOT bounds.
-
-    Return pairs (share of all requests, highest TPOT in seconds that the SLO allows this share). The shares sum to 1.
-    """
+    """Return the highest TPOT that the SLO allows, as pairs (share of the requests, TPOT bound in seconds)."""
     slo = problem.slo
     if isinstance(slo, Slo):
         bound_s = math.inf if slo.tpot_s is None else slo.tpot_s

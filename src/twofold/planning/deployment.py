@@ -1,4 +1,4 @@
-"""Deployment files: the cluster that a plan chose, with its expected performance and the inputs of the plan."""
+"""Deployment files: the cluster chosen by a plan, its expected performance, and the inputs of the plan."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +23,7 @@ LAYOUT = 2
 
 
 class SloMargin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One bound of the SLO with the simulated value.
-
-    `headroom` is the distance from the value to the bound, as a share of the bound; negative if the bound is missed.
-    """
+    """A bound of the SLO, and the simulated value. `headroom` is (bound − value) / bound, negative for a miss."""
 
     check: str
     bound: float
@@ -35,11 +32,8 @@ class SloMargin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Expected performance of a deployment.
-
-    Rates are in requests per second; `highest_rate` is the highest simulated rate that met the SLO. If the SLO is in
-    seconds, `attainment` is the share of requests that must meet it. `power_w` is the mean power at `rate`, and `tdp_w`
-    the provisioned power.
+    """Expected performance of a deployment. Rates are in requests/s; `highest_rate` is the highest simulated rate that
+    met the SLO. `attainment` is the share of requests that must meet an SLO in seconds. `power_w` is the mean power.
     """
 
     workload: str
@@ -55,7 +49,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Inputs of the plan that chose a deployment. `models` describes the performance models of the pools."""
+    """Inputs of the plan that chose the deployment. `models` describes the performance models of the pools."""
 
     twofold: str
     simulation: int
@@ -76,7 +70,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def deployment_of(problem: Problem, choice: DesignChoice, objective: Objective) -> Deployment:
-    """Create the deployment of the design that a plan chose. Its pools state their tensor parallelism explicitly."""
+    """Create the deployment of the design that a plan chose. Its pools always state their tensor parallelism."""
     spec = problem.spec(choice.design)
     pools = tuple(
         msgspec.structs.replace(pool, tensor_parallel=problem.tensor_parallel_on(kind))

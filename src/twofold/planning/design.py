@@ -13,11 +13,9 @@ _SPLIT = (Role.PREFILL, Role.DECODE)
 
 
 class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Kind of unit that a design counts: a whole machine, or an instance on some accelerators of machines.
-
-    An instance has `tensor_parallel` accelerators in each of `pipeline_parallel` stages. For a whole machine,
-    `tensor_parallel` is None. One unit costs `price_per_h` dollars per hour, has `tdp_w` watts of provisioned power,
-    and has `accelerators` accelerators.
+    """Kind of unit that a design counts: a whole machine, or an instance on some accelerators of machines. An instance
+    has `pipeline_parallel` stages of `tensor_parallel` accelerators (None for a whole machine). Each unit has
+    `accelerators` accelerators, costs `price_per_h` dollars per hour and has `tdp_w` watts of provisioned power.
     """
 
     name: str
@@ -29,7 +27,7 @@ class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def short(self) -> str:
-        """Short name of the kind: `h100` for `dgx-h100`; `a100@2x4` for an instance of 4 stages of 2 accelerators."""
+        """Short name: `h100` for the machine `dgx-h100`, `a100@2x4` for an instance of 4 stages of 2 accelerators."""
         name = self.name.removeprefix(_FAMILY)
         if self.tensor_parallel is None:
             return name
@@ -38,11 +36,9 @@ class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """Set of designs that differ only in how many machines or instances of each kind they have.
-
-    `kinds` of a split family are a prefill kind and a decode kind. A colocated family has one kind and a `batcher`, and
-    may set `max_num_batched_tokens`. A family with several kinds per phase has the role of each kind in `roles`. If
-    `judged` is set, only the SLO bound of this phase counts, and designs must have enough machines for the other phase.
+    """Set of designs that differ only in the number of machines or instances of each kind. `kinds` of a split family
+    are a prefill and a decode kind. A colocated family has one kind, a `batcher` and perhaps a token budget. `roles`
+    has the role of each kind if a phase has several kinds. If `judged` is set, only the SLO bound of this phase counts.
     If `shared` is set, stage i of prefill and stage i of decode are on the same node.
     """
 
@@ -55,14 +51,14 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def role_of(self) -> tuple[Role, ...]:
-        """Role of each kind in `kinds`."""
+        """Role (prefill, decode or mixed) of each kind in `kinds`."""
         if self.roles:
             return self.roles
         return _SPLIT if len(self.kinds) == len(_SPLIT) else (Role.MIXED,)
 
     @property
     def smallest(self) -> "Design":
-        """Design with one unit of each kind."""
+        """Design with one machine or instance of each kind."""
         return Design(family=self, counts=(1,) * len(self.kinds))
 
     @property
@@ -71,7 +67,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Display name: `h100+a100` for prefill on h100 and decode on a100; `h100 mixed` for a colocated family."""
+        """Display name, such as `h100+a100` (prefill + decode) or `h100 mixed` (colocated, with batcher `mixed`)."""
         machines = "+".join(kind.short for kind in self.kinds)
         budget = f"@{self.max_num_batched_tokens}" if self.max_num_batched_tokens else ""
         if not self.split:
@@ -84,7 +80,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True):
-    """Cluster design: a family and, for each kind of the family, the number of machines or instances."""
+    """Cluster design: a family, and the number of machines or instances of each kind of the family."""
 
     family: Family
     counts: tuple[int, ...]
@@ -104,20 +100,18 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def price_per_h(self) -> float:
-        """Price of the design in dollars per hour."""
         return round(sum(count * kind.price_per_h for kind, count in self.parts()), 6)
 
     @property
     def tdp_w(self) -> float:
-        """Provisioned power of the design in watts."""
         return round(sum(count * kind.tdp_w for kind, count in self.parts()), 6)
 
     def parts(self) -> Iterator[tuple[MachineKind, int]]:
-        """Iterate over pairs (kind, number of machines or instances of this kind)."""
+        """Return the (kind, number of machines or instances) pairs of the design."""
         return zip(self.family.kinds, self.counts, strict=True)
 
     def parts_of(self, role: Role) -> Iterator[tuple[MachineKind, int]]:
-        """Iterate over pairs (kind, number of machines or instances) for the kinds with the role `role`."""
+        """Return the (kind, number of machines or instances) pairs of the kinds with the role `role`."""
         return (part for part, plays in zip(self.parts(), self.family.role_of, strict=True) if plays is role)
 
 
@@ -128,7 +122,7 @@ MAX_MACHINES = 100_000
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """Upper limits on a design; None means no limit. `of_kind` maps machine types to limits on their numbers."""
+    """Upper limits on a design; None means no limit. `of_kind` limits the number of machines by machine type."""
 
     machines: int | None = None
     price_per_h: float | None = None
@@ -140,7 +134,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return any((self.machines is not None, self.price_per_h is not None, self.tdp_w is not None))
 
     def bounds(self, family: Family) -> bool:
-        """Return whether the budget limits how large the designs of a family can be."""
+        """Return whether the budget limits the size of the designs of a family."""
         return self.bounded or all(kind.name in self.of_kind for kind in family.kinds)
 
     def allows(self, design: Design) -> bool:
@@ -150,7 +144,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return all(self._used(design, name) <= most for name, most in self.of_kind.items())
 
     def require_sensible(self) -> None:
-        """Raise ConfigurationError if a limit is out of range or allows no machine at all."""
+        """Raise ConfigurationError if a limit is out of range or allows no machine."""
         for flag, value in (
             ("--max-machines", self.machines),
             ("--max-cost", self.price_per_h),
@@ -176,10 +170,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frontier(family: Family, allows: Allows) -> list[Design]:
-    """Return the maximal designs of a family: `allows` accepts them, but refuses them with one more machine.
-
-    The designs are sorted by the number of machines of the first kind. `allows` must be monotone: if it refuses a
-    design, it also refuses all larger designs. The result is empty if `allows` refuses even the smallest design.
+    """Return the largest designs of a family that `allows` accepts: one more machine would be refused. They are in
+    ascending order of machines of the first kind. If `allows` refuses a design, it must also refuse larger designs.
     """
     if not family.split:
         most = _most(lambda count: allows(Design(family=family, counts=(count,))))
@@ -196,7 +188,7 @@ def frontier(family: Family, allows: Allows) -> list[Design]:
 
 
 def _most(allowed: Callable[[int], bool]) -> int:
-    """Return the highest count that `allowed` accepts, found by bisection; 0 if `allowed` refuses every count."""
+    """Return the highest number that `allowed` accepts, found by bisection; 0 if there is none."""
     low, high = 0, 1
     while allowed(high):
         low, high = high, high * 2

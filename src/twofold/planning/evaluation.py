@@ -1,4 +1,4 @@
-"""Trials and evaluations: a trial simulates a design at a rate, and its evaluation shows whether the SLO is met."""
+"""Trials and evaluations: a trial is one simulation of a design at a rate; its evaluation is the result."""
 
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from twofold.simulation.result import Check, PoolResult
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """One simulation in a search: a design at a rate (requests per second), with one random draw of the workload."""
+    """One simulation in a search: a design at a rate (requests/s), with random draw number `draw` of the workload."""
 
     design: Design
     rate: float
@@ -18,7 +18,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class LatencyPercentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Latency percentiles in seconds."""
+    """P50, P90 and P99 of a latency, in seconds."""
 
     p50: float
     p90: float
@@ -26,13 +26,10 @@ class LatencyPercentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a trial.
-
-    `bound_by` is the phase that is closest to missing the SLO, or None if undetermined. If `stopped` is set, the
-    simulation ended early because the design could no longer meet the SLO, and all numbers cover only the simulated
-    part. `checks` has the checks of the SLO; for an SLO in seconds, it also has a check of each latency at the required
-    percentile. `slo_scale` is the smallest factor such that the design meets an SLO with all bounds multiplied by this
-    factor.
+    """Result of a trial. `bound_by` is the phase closest to missing the SLO, or None if undetermined. If `stopped` is
+    set, the simulation ended early because the SLO was out of reach, and all numbers cover only the simulated part.
+    `checks` compares each bound of the SLO with its simulated value. `slo_scale` is the smallest factor by which all
+    bounds could be multiplied with the SLO still met.
     """
 
     met: bool
@@ -55,32 +52,29 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """Evaluation of a trial, with the CPU seconds of its simulation."""
+    """Evaluation of a trial, with the CPU time of its simulation in seconds."""
 
     evaluation: Evaluation
     cpu_s: float
 
 
 class Evaluate(Protocol):
-    """Interface for evaluating trials.
-
-    Searches assume that a design that meets the SLO still meets it with more machines or at a lower rate.
-    """
+    """Interface for evaluating trials. Searches assume that more machines or a lower rate never lead to an SLO miss."""
 
     async def __call__(self, trial: Trial) -> Evaluation: ...
 
 
 class UpperBound(Protocol):
-    """Interface for analytic bounds on a design's highest rate, in requests per second."""
+    """Interface for analytic bounds on the highest rate of a design, in requests/s."""
 
     def upper(self, design: Design) -> float:
-        """Return an upper bound on the design's highest rate: above this rate, the design cannot meet the SLO."""
+        """Return a rate above which the design cannot meet the SLO."""
         ...
 
     def estimate(self, design: Design) -> float:
-        """Return an approximation of the design's highest rate, from which a search can start."""
+        """Return the approximate highest rate of the design, as the start of a search."""
         ...
 
     def suggest(self, family: Family, rate: float) -> tuple[int, ...]:
-        """Return approximately how many machines of each kind of the family are needed for `rate`, at least 1 each."""
+        """Return the approximate number of machines of each kind of the family needed for `rate`, at least 1 each."""
         ...

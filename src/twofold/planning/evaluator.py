@@ -1,4 +1,4 @@
-"""Evaluation of trials by an executor. Evaluations are stored under a hash of the trial's inputs and reused."""
+"""Evaluation of trials by an executor, with a store that keeps evaluations for reuse by later plans."""
 
 import asyncio
 import hashlib
@@ -23,10 +23,10 @@ from twofold.slo import SlowdownSlo
 
 
 class Executor(AbstractContextManager["Executor"], Protocol):
-    """Interface for running trials concurrently. Leaving the context manager drops trials that have not started."""
+    """Interface for running trials in parallel. Leaving the context manager cancels trials that have not started."""
 
     def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
-        """Submit a trial. The future returns the result, or an error message if the simulation raised UserError."""
+        """Submit a trial. Its future has the result, or an error message if the simulation raised UserError."""
         ...
 
 
@@ -36,14 +36,14 @@ _DATA = (("twofold.performance", "data"), ("twofold.workload", "data"))
 
 
 class Keys:
-    """Storage keys of the trials of one problem. Trials with equal keys have equal results."""
+    """Storage keys for the evaluations of one problem's trials. Trials with equal keys have equal results."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._common = hashlib.sha256(_canonical(_facts(problem))).hexdigest()
 
     def of(self, trial: Trial) -> str:
-        """Return the key of a trial: a hash of the trial's inputs, the code version and the package's data files."""
+        """Return the key of a trial: a hash of its inputs, the code version and the package's data files."""
         spec = self._problem.spec(trial.design)
         machines = [self._problem.catalog.machine(pool.machine) for pool in spec.pools]
         facts = [self._common, spec, machines, trial.rate, trial.draw, trial.design.family.judged]
@@ -71,7 +71,7 @@ def _canonical(facts: object) -> bytes:
 
 @cache
 def _data_digest() -> str:
-    """Return a hash of the package's data files for performance models and workloads."""
+    """Return a hash of the package's data files on performance and workloads."""
     digest = hashlib.sha256()
     for package, folder in _DATA:
         for file in sorted(files(package).joinpath(folder).iterdir(), key=lambda each: each.name):
@@ -86,9 +86,8 @@ _CREATE = "CREATE TABLE IF NOT EXISTS evaluations (key TEXT PRIMARY KEY, trial T
 
 
 class EvaluationStore(AbstractContextManager["EvaluationStore"]):
-    """Store of evaluations in a SQLite file, which several plans may share. `put` commits before it returns.
-
-    With the path `:memory:`, the store is in memory. Methods raise ConfigurationError if the file cannot be used.
+    """Store of evaluations in a SQLite file, which several plans may use at a time; `:memory:` stores them in memory.
+    Each `put` is committed at once. Methods raise ConfigurationError if the file is unusable.
     """
 
     def __init__(self, path: Path) -> None:
@@ -137,9 +136,8 @@ class EvaluationStore(AbstractContextManager["EvaluationStore"]):
 
 
 class Effort(msgspec.Struct, kw_only=True):
-    """Effort of a search: the number of new simulations, and the number of evaluations reused from the store.
-
-    `requests` and `cpu_s` are the simulated requests and the CPU seconds of all new simulations together.
+    """Effort of a search: numbers of new simulations and of evaluations reused from the store. `requests` and `cpu_s`
+    are the totals of simulated requests and CPU seconds over all new simulations.
     """
 
     simulations: int = 0
@@ -156,7 +154,7 @@ Listener = Callable[[Effort, Trial, Evaluation], None]
 
 
 class Evaluator:
-    """Implementation of `Evaluate` with an executor and a store. Each trial is simulated at most once."""
+    """Evaluates trials with an executor and a store (see `Evaluate`). Each trial is simulated at most once."""
 
     def __init__(
         self, executor: Executor, store: EvaluationStore, key: Callable[[Trial], str], listener: Listener | None = None
@@ -172,7 +170,7 @@ class Evaluator:
         return await asyncio.shield(asked)
 
     def answered(self) -> dict[Trial, Evaluation]:
-        """Return the finished trials with their evaluations, sorted by design name and rate."""
+        """Return the evaluations of all finished trials, sorted by design name and rate."""
         done = [(trial, asked.result()) for trial, asked in self._asked.items() if asked.done()]
         return dict(sorted(done, key=lambda each: (each[0].design.name, each[0].rate)))
 

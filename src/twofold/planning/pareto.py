@@ -1,4 +1,4 @@
-"""Pareto front of designs in rate, price and power, and the latency of one design at several rates."""
+"""Pareto front of designs in rate, price and power, and latencies of one design at several rates."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from twofold.planning.rates import RateSearch
 
 
 class ParetoPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A design and a rate (requests per second) at which it meets the SLO."""
+    """A design and a rate (requests/s) at which it meets the SLO."""
 
     design: Design
     rate: float
@@ -24,10 +24,7 @@ class ParetoPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pareto_front(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:
-    """Return the Pareto-optimal points in ascending order of rate.
-
-    Of several equally good points, only one with the fewest machines is returned.
-    """
+    """Return the Pareto-optimal points in ascending order of rate; of equal points, one with the fewest machines."""
     front: list[ParetoPoint] = []
     # In this order, only earlier points can cover a point.
     for point in sorted(points, key=_order):
@@ -47,10 +44,8 @@ _SHARES = (0.25, 0.5, 0.75)  # of a choice's machines
 async def front_of(
     search: RateSearch, choices: Sequence[DesignChoice], found: Iterable[ParetoPoint]
 ) -> tuple[ParetoPoint, ...]:
-    """Return the Pareto front of a plan, with each design at its highest rate.
-
-    The front is chosen among the designs of `choices`, smaller versions of the Pareto-optimal designs of `choices`, and
-    the points `found`, which met the SLO during the search.
+    """Return the Pareto front of a plan: each design on it has its highest rate. Candidates are the designs of
+    `choices`, smaller versions of these designs, and the points `found` during the search.
     """
     best = pareto_front(ParetoPoint(design=choice.design, rate=choice.highest_rate) for choice in choices)
     smaller = {design: None for point in best for design in _smaller(point.design)}
@@ -75,7 +70,7 @@ RateCurve = dict[float, Evaluation]
 
 
 async def rate_curve(search: RateSearch, choice: DesignChoice) -> RateCurve:
-    """Evaluate a design at several rates up to its highest rate. Evaluations that were stopped early are left out."""
+    """Evaluate a design at several rates up to its highest rate, without simulations that stopped early."""
     steps = sorted({search.grid.step(choice.highest_rate * share) for share in _CURVES_SHARES})
     rates = [search.grid.rate(step) for step in steps]
     told = await asyncio.gather(*(search.evaluate(Trial(choice.design, rate)) for rate in rates))

@@ -1,4 +1,4 @@
-"""Plans: the best design of every family, the best of all designs, and the break-even rate of splitting."""
+"""Plans: the best design of each family, and the rate up to which splitting prefill and decode does not pay."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,9 +15,8 @@ from twofold.simulation.result import Check
 
 
 def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -> None:
-    """Raise ConfigurationError if the budget allows no design of any family.
-
-    If `bounded` is set, also raise ConfigurationError unless the budget limits the size of every family's designs.
+    """Raise ConfigurationError if the budget allows no design of any family, or if `bounded` is set and the budget does
+    not limit the size of every family's designs.
     """
     budget.require_sensible()
     if bounded and not all(budget.bounds(family) for family in families):
@@ -37,10 +36,7 @@ def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -
 async def unmet(
     search: RateSearch, families: Sequence[Family], budget: Budget, rate: float | None
 ) -> ConfigurationError:
-    """Create the error for a plan that found no design: either `rate` is too high, or the SLO cannot be met at all.
-
-    The SLO cannot be met at all if even nearly idle designs miss it.
-    """
+    """Create the error for a plan without a design: `rate` is too high, or even nearly idle designs miss the SLO."""
     largest = [design for family in families for design in _largest(search, family, budget, rate)]
     told = await asyncio.gather(*(search.at(design, search.lowest(design)) for design in largest))
     idle = list(zip(largest, told, strict=True))
@@ -55,7 +51,7 @@ async def unmet(
 
 
 async def _too_much(search: RateSearch, designs: Sequence[Design], rate: float) -> ConfigurationError:
-    """Create the error for designs that meet the SLO only at rates below `rate`."""
+    """Create the error for designs that meet the SLO only below `rate`."""
     best = max(await search.highest_of(designs), key=lambda each: (each.rate, each.design.name))
     return ConfigurationError(
         f"no design within the budget meets the SLO at {rate:g} requests/s: {best.design.name} meets it up to "
@@ -72,7 +68,7 @@ def _described(check: Check) -> str:
 
 
 def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | None) -> list[Design]:
-    """Return the family's design with the highest estimated rate, in a list; empty if the budget allows no design."""
+    """Return a list with the family's design with the highest estimated rate; empty if the budget allows no design."""
     if budget.bounds(family):
         designs = frontier(family, budget.allows)
     else:
@@ -82,9 +78,8 @@ def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | N
 
 
 def _worst(evaluation: Evaluation) -> tuple[float, Check]:
-    """Return (factor, check) for the check that misses its bound by the largest factor.
-
-    Attainment is considered only if no latency check is missed.
+    """Return the largest factor by which a check misses its bound, and this check. Attainment is considered only if no
+    latency check is missed.
     """
     missed = [check for check in evaluation.checks if not check.met] or list(evaluation.checks)
     ceilings = [check for check in missed if not check.at_least] or missed
@@ -106,10 +101,7 @@ def _takes(design: Design) -> str:
 
 
 class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Goal of a plan.
-
-    `rate` (requests/s) is required for the objectives cost and power, and None for the objective throughput.
-    """
+    """Goal of a plan. `rate` (requests/s) is required for lowest cost or power, None for highest throughput."""
 
     objective: Objective
     families: tuple[Family, ...]
@@ -118,11 +110,7 @@ class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The best design of a family.
-
-    `evaluation` is the result at `rate`, which is the requested rate or, if none was requested, the design's highest
-    rate.
-    """
+    """The best design of a family, evaluated at `rate`: the requested rate or, if none is, its highest rate."""
 
     design: Design
     rate: float
@@ -137,17 +125,15 @@ class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requests_per_kwh(self) -> float | None:
-        """Requests per kWh at the highest rate and the provisioned power; None if the power is unknown."""
+        """Requests per kWh at the highest rate and the provisioned power; None if this power is unknown."""
         return 3.6e6 * self.highest_rate / self.design.tdp_w if self.design.tdp_w else None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of planning: the best design of each family that meets the SLO, best first.
-
-    `without` names the families without a design that meets the SLO. Up to approximately the rate `break_even`, the
-    cheapest colocated design costs no more than the cheapest split design. If splitting does not pay even at the plan's
-    rate, `break_even` is the plan's rate. `break_even` is None if splitting pays at all searched rates, or if only
-    split or only colocated designs meet the SLO.
+    """Result of planning: the best design of each family that meets the SLO, best first. `without` names the families
+    without such a design. Up to about the rate `break_even`, which is at most the plan's rate, the cheapest colocated
+    design costs no more than the cheapest split design. `break_even` is None if splitting pays at all searched rates,
+    or if only split or only colocated designs meet the SLO.
     """
 
     query: PlanQuery
@@ -172,10 +158,8 @@ Found = Callable[[DesignChoice], None]
 
 
 async def make_plan(search: RateSearch, query: PlanQuery, found: Found = lambda _: None) -> Plan:
-    """Find the best design of each family, searching all families concurrently.
-
-    `found` is called with the best design of a family as soon as it is known. Raises ConfigurationError if the budget
-    allows no design or no design meets the SLO.
+    """Find the best design of each family, and call `found` with each as soon as it is complete. Raises
+    ConfigurationError if the budget allows no design or no design meets the SLO.
     """
     bounded = query.objective is Objective.THROUGHPUT
     require_room(query.families, query.budget, bounded=bounded)
@@ -223,7 +207,7 @@ async def _at_rate(search: RateSearch, design: Design, rate: float) -> DesignCho
 
 
 async def _break_even(search: RateSearch, query: PlanQuery, choices: Sequence[DesignChoice]) -> float | None:
-    """Return the break-even rate (see `Plan`) between the families of `choices`, ignoring the budget."""
+    """Return the break-even rate (see `Plan`) of the families of `choices`, without the budget."""
     kinds = [choice.design.family for choice in choices]
     if len({family.split for family in kinds}) < 2:
         return None
@@ -232,10 +216,7 @@ async def _break_even(search: RateSearch, query: PlanQuery, choices: Sequence[De
 
 
 def _rank(objective: Objective, choice: DesignChoice) -> tuple[float | str, ...]:
-    """Return the key that sorts choices best first.
-
-    Ties are broken by the other criteria (rate, price, power, number of machines), and finally by name.
-    """
+    """Return the key that sorts choices best first. Ties are broken by the other criteria, then by name."""
     design = choice.design
     if objective is Objective.THROUGHPUT:
         return -choice.rate, design.price_per_h, design.tdp_w, design.machines, design.name

@@ -1,4 +1,4 @@
-"""Planning problems (LLM, workload, SLO and cluster settings), and the families of designs to search."""
+"""Planning problem (LLM, workload, SLO and cluster settings), and the families of designs to search."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -22,12 +22,10 @@ COLOCATED_ROUTER = "jsq-pending"
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """A planning problem: everything that determines a plan except families, budget and rate.
-
-    `template` is a cluster without pools. `tensor_parallel` is the number of accelerators per instance; None means all
-    accelerators of a machine. If `slo` is an `Slo`, `attainment` is the share of requests that must meet it. If `slo`
-    is a `SlowdownSlo`, slowdowns are relative to the machine type `reference`. `batchers` maps roles to batchers that
-    replace the default batchers.
+    """A planning problem: everything that determines a plan except families, budget and rate. `template` is a cluster
+    without pools. An instance has `tensor_parallel` accelerators; None means a whole machine. `attainment` is the share
+    of requests that must meet an SLO in seconds. For an SLO in slowdowns, these are relative to the machine type
+    `reference`. `batchers` replaces the default batchers of roles.
     """
 
     template: ClusterSpec
@@ -41,23 +39,17 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def colocated_batching(self) -> tuple[tuple[str, int | None], ...]:
-        """Pairs (batcher, token budget) of the colocated designs to search."""
+        """(batcher, token budget) pairs of the colocated designs; None stands for the template's budget."""
         batcher = self.batchers.get(Role.MIXED)
         return COLOCATED if batcher is None else ((batcher, None),)
 
     def kind(self, machine: str) -> MachineKind:
-        """Return the kind that counts whole machines of the type `machine`.
-
-        Raises ConfigurationError for an unknown type.
-        """
+        """Return the kind of whole machines of type `machine`. Raises ConfigurationError if the type is unknown."""
         found = self.catalog.machine(machine)
         return MachineKind(name=found.name, price_per_h=found.price_per_h, tdp_w=found.tdp_w, accelerators=found.count)
 
     def instance(self, machine: str, tensor_parallel: int, pipeline_parallel: int = 1) -> MachineKind:
-        """Return the kind that counts instances on machines of the type `machine`.
-
-        The price and power of an instance are proportional to its share of the machine's accelerators.
-        """
+        """Return the kind of instances on machines of type `machine`, with their share of its price and power."""
         whole = self.kind(machine)
         accelerators = tensor_parallel * pipeline_parallel
         share = accelerators / whole.accelerators
@@ -92,20 +84,20 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return kind.tensor_parallel or self.tensor_parallel or self.catalog.machine(kind.name).count
 
     def instances_on(self, kind: MachineKind) -> int:
-        """Return the number of instances on one unit of `kind`, which is a whole machine or a single instance."""
+        """Return the number of instances on one unit of `kind`: 1 unless the unit is a whole machine."""
         if kind.tensor_parallel is not None:
             return 1
         return self.catalog.machine(kind.name).count // self.tensor_parallel_on(kind)
 
     def slo_of(self, design: Design) -> Slo | SlowdownSlo:
-        """Return the SLO that a design must meet. If its family sets `judged`, only the bound of this phase remains."""
+        """Return the SLO for a design; if its family judges only one phase, only the bound of this phase."""
         slo, judged = self.slo, design.family.judged
         if judged is None or isinstance(slo, SlowdownSlo):
             return slo
         return Slo(ttft_s=slo.ttft_s) if judged is Phase.PREFILL else Slo(tpot_s=slo.tpot_s)
 
     def reference_model(self) -> PerformanceModel | None:
-        """Return the performance model of the reference machine for slowdowns, or None for an SLO in seconds."""
+        """Return the performance model that slowdowns are relative to; None for an SLO in seconds."""
         if isinstance(self.slo, Slo):
             return None
         machine = self.catalog.machine(self.reference)
@@ -125,10 +117,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"--duration must be more than 0 seconds, not {self.workload.duration_s:g}")
 
     def _nearby(self, family: Family) -> ClusterSpec:
-        """Return the cluster template for evaluating one phase of `family`.
-
-        If the family has shared nodes, KV transfers use the links within a node.
-        """
+        """Return the cluster template for simulating one phase. On shared nodes, KV transfers stay within a node."""
         if not family.shared:
             return self.template
         links = [self.catalog.machine(kind.name).accelerator.interconnect_bytes_per_s for kind in family.kinds]
@@ -153,10 +142,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _machines(self, kind: MachineKind, count: int, design: Design) -> int:
-        """Return the number of machines for `count` instances of `kind`. A pipeline stage never spans machines.
-
-        A design with shared nodes needs one machine if that has room for the whole design, else one machine for each
-        pipeline stage.
+        """Return the number of machines for `count` instances of `kind`. A pipeline stage never spans machines. A
+        design on shared nodes has one machine per pipeline stage, or a single machine if that suffices.
         """
         whole = self.catalog.machine(kind.name).count
         if design.family.shared and design.family.judged is None:
@@ -175,11 +162,10 @@ COLOCATED = (("mixed", None), ("chunked-prefill", 512), ("chunked-prefill", 2048
 def parse_families(
     problem: Problem, families: Sequence[str], machines: str | None, *, split: bool, colocated: bool
 ) -> tuple[Family, ...]:
-    """Return the families that the options `--family` and `--machines` select.
-
-    `families` are the values of `--family`: PREFILL+DECODE, AA, HH, HA or HHcap. `machines` selects all pairs of the
-    named machine types. The default is Splitwise's four families. If `colocated` is set, there is also a family for
-    each pair of machine type and colocated batcher. Raises ConfigurationError for invalid options.
+    """Return the families that the options `--family` and `--machines` select, by default Splitwise's four families.
+    `families` has values of `--family`: PREFILL+DECODE, AA, HH, HA or HHcap. `machines` selects all pairs of the named
+    machine types. If `colocated` is set, each machine type also has a family per colocated batcher. Raises
+    ConfigurationError for invalid options.
     """
     if families and machines:
         raise ConfigurationError("give either --family or --machines, not both")
@@ -202,9 +188,8 @@ def parse_families(
 
 
 def fitting(problem: Problem, families: Iterable[Family]) -> tuple[tuple[Family, ...], tuple[str, ...]]:
-    """Return the families whose machines have enough memory for the LLM, and the reasons for rejecting other machines.
-
-    Raises ConfigurationError if no family remains.
+    """Return the families whose machines have enough memory for the LLM, and the reasons for leaving out other
+    machines. Raises ConfigurationError if no family remains.
     """
     reasons: dict[str, str] = {}
     fit = []

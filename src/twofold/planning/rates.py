@@ -1,7 +1,5 @@
-"""Highest rate at which a design meets the SLO, by bisection over a grid of rates.
-
-All designs use the same grid, so their highest rates are comparable and simulations can be reused. The relative
-distance between two successive rates of the grid is the tolerance of the search.
+"""Highest rate at which a design meets the SLO, by bisection over a grid of rates. All designs use the same grid, so
+that simulations can be reused. Neighbouring rates differ by the relative tolerance of the search.
 """
 
 import asyncio
@@ -28,7 +26,7 @@ class RateGrid(msgspec.Struct, frozen=True):
         return float(f"{(1.0 + self.tolerance) ** step:.{_DIGITS}g}")
 
     def step(self, rate: float) -> int:
-        """Return the highest step of the grid with a rate of at most `rate`."""
+        """Return the highest step whose rate is at most `rate`."""
         step = math.floor(math.log(rate) / math.log1p(self.tolerance)) + 1
         while self.rate(step) > rate:
             step -= 1
@@ -40,11 +38,8 @@ class RateGrid(msgspec.Struct, frozen=True):
 
 
 class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Highest rate at which a design meets the SLO.
-
-    The design meets the SLO at `step` of the grid. It misses the SLO at the next step, or the next step is above the
-    analytic bound. `kept` is the evaluation at `step`. If the design misses the SLO at the lowest rate tried, `rate` is
-    0, and `step` and `kept` are None.
+    """Highest rate at which a design meets the SLO: `step` of the grid, with the evaluation `kept`. If the design meets
+    the SLO at no rate tried, `rate` is 0, and `step` and `kept` are None.
     """
 
     design: Design
@@ -54,9 +49,8 @@ class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """Search for the highest rate on a grid at which a design meets the SLO, for one random draw of the workload.
-
-    `colocated_batching` lists the (batcher, token budget) pairs of the colocated designs to search.
+    """Search for the highest rate on a grid at which a design meets the SLO, for random draw number `draw` of the
+    workload. `colocated_batching` has the (batcher, token budget) pairs of the colocated designs to search.
     """
 
     evaluate: Evaluate
@@ -69,7 +63,7 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         return await self.evaluate(Trial(design, self.grid.rate(step), self.draw))
 
     def lowest(self, design: Design) -> int:
-        """Return the lowest step to try, at which the design is nearly idle."""
+        """Return the lowest step of the grid to try; at its rate, the design is nearly idle."""
         return self.grid.step(self.bound.upper(design) * _IDLE)
 
     def could(self, design: Design, rate: float) -> bool:
@@ -77,10 +71,8 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         return self.bound.upper(design) >= rate
 
     async def highest(self, design: Design, start: int | None = None) -> MaxRate:
-        """Find the highest rate of a design. The search starts at step `start`, by default at the analytic estimate.
-
-        The search never exceeds the analytic bound: at higher rates, a short simulation may still meet the SLO, but
-        only because its queues have not yet grown.
+        """Find a design's highest rate, starting at step `start`, by default at the analytic estimate. Rates above the
+        analytic bound are not tried: a short simulation might meet the SLO there, before queues have grown.
         """
         step = self.grid.step(self.bound.estimate(design)) if start is None else start
         known = await self._bracket(design, step)
@@ -95,15 +87,13 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         return MaxRate(design=design, rate=self.grid.rate(kept), step=kept, kept=known[kept])
 
     async def highest_of(self, designs: Iterable[Design]) -> list[MaxRate]:
-        """Return the highest rate of each design. Designs that meet the SLO at no rate are left out."""
+        """Return the highest rate of each design, without designs that meet the SLO at no rate."""
         found = await asyncio.gather(*map(self.highest, designs))
         return [each for each in found if each.kept is not None]
 
     async def _bracket(self, design: Design, start: int) -> dict[int, Evaluation]:
-        """Evaluate steps of the grid from `start` on, upward if the design meets the SLO at `start`, else downward.
-
-        Strides double each time. The search ends at the first step whose SLO result differs from the result at `start`,
-        or at the end of the range.
+        """Evaluate steps of the rate grid from `start` on, upward if the SLO is met at `start`, else downward, until
+        the result changes or the range ends. Strides double each time.
         """
         lowest, highest = (self.lowest(design), max(self.grid.step(self.bound.upper(design)), self.lowest(design)))
         step, stride = min(max(start, lowest), highest), self.grid.stride

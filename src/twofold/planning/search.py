@@ -1,4 +1,4 @@
-"""Searches over designs: for the cheapest design, for the highest rate, and for the break-even rate of splitting."""
+"""Searches for the cheapest design, the highest rate, and the rate up to which splitting the phases does not pay."""
 
 import asyncio
 import math
@@ -18,12 +18,11 @@ _NEIGHBOURS = (1, 2, 4)
 async def find_passing(
     search: RateSearch, designs: Sequence[Design], rate: float, start: int | None = None
 ) -> Design | None:
-    """Find, by bisection, a design that meets the SLO at `rate`; return None if no design does.
+    """Find a design that meets the SLO at `rate` by bisection; return None if the search finds none.
 
-    `designs` is a frontier in ascending order of the number of prefill machines. If a design misses the SLO because of
-    prefill, all designs before it miss the SLO as well. If a design misses the SLO because of decode, all designs after
-    it miss the SLO as well. Designs with an analytic bound below `rate` are skipped. `start` is the index of the first
-    design to try; the default is the design with the highest estimated rate.
+    `designs` is a frontier in ascending order of prefill machines. A miss caused by prefill rules out all earlier
+    designs; a miss caused by decode, all later designs. Designs with an analytic bound below `rate` are skipped.
+    `start` is the index of the first design tried, by default the design with the highest estimated rate.
     """
     open_places = [place for place, design in enumerate(designs) if search.could(design, rate)]
     if not open_places:
@@ -87,11 +86,8 @@ def by_accelerators(design: Design) -> tuple[float, ...]:
 async def cheapest(
     search: RateSearch, family: Family, rate: float, allows: Allows, weigh: CostFunction
 ) -> Design | None:
-    """Find the cheapest design of a family that meets the SLO at `rate`; return None if no design does.
-
-    The search starts from any design that meets the SLO, and removes unneeded machines from it. It then tests the
-    largest designs that are cheaper than the result. If one of these meets the SLO, the search continues from this
-    design; otherwise the search ends.
+    """Find the cheapest design of a family that meets the SLO at `rate`; None if there is none. The search removes
+    unneeded machines from a design that meets the SLO, then looks for a cheaper design that meets it, and repeats.
     """
     best = await _first(search, family, rate, allows)
     while best is not None:
@@ -106,10 +102,7 @@ async def cheapest(
 
 
 async def _first(search: RateSearch, family: Family, rate: float, allows: Allows) -> Design | None:
-    """Return a design that `allows` accepts and that meets the SLO, or None if there is no such design.
-
-    Designs near the analytic suggestion are tried first.
-    """
+    """Return an allowed design that meets the SLO, preferably near the analytic suggestion; None if there is none."""
     suggested = search.bound.suggest(family, rate)
     most = _grown(family, suggested, _GROWTH[-1])
     for growth in _GROWTH:
@@ -123,10 +116,7 @@ async def _first(search: RateSearch, family: Family, rate: float, allows: Allows
 
 
 async def _shrunk(search: RateSearch, design: Design, rate: float) -> Design:
-    """Reduce the number of machines of each kind to the smallest number with which the design meets the SLO.
-
-    The last kind is reduced first.
-    """
+    """Reduce the number of machines of each kind, the last kind first, to the smallest that meets the SLO."""
     for place in reversed(range(len(design.counts))):
         low, high = 0, design.counts[place]  # too few, enough
         while high - low > 1:
@@ -159,10 +149,8 @@ def _cheapest_nearest(designs: list[Design], design: Design) -> int:
 
 
 async def most_throughput(search: RateSearch, designs: Sequence[Design]) -> MaxRate:
-    """Find the design with the highest rate in a non-empty frontier.
-
-    The search looks for a design that meets the SLO one grid step above the highest rate of the best design so far,
-    which takes one simulation per design. The highest rate of a design is searched only if this simulation succeeds.
+    """Find the design with the highest rate in a non-empty frontier. One simulation per design tests whether it beats
+    the best design so far by a step of the rate grid; only then is its highest rate searched.
     """
     best = await search.highest(designs[_best_estimate(search, designs, range(len(designs)))])
     while True:
@@ -179,10 +167,8 @@ _CLOSE = 1.1  # precision of the break-even rate
 
 
 async def break_even(search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction) -> float | None:
-    """Find the approximate rate up to which the cheapest colocated design costs no more than any split design.
-
-    The search goes from `rate` to lower rates. Return `rate` if splitting does not pay at `rate`. Return None if
-    splitting pays at all lower rates, down to a rate at which designs with one machine per phase are nearly idle.
+    """Find the approximate rate up to which the cheapest colocated design costs no more than any split design, at most
+    `rate`. Return None if splitting pays at all rates, down to the rate at which the smallest designs are nearly idle.
     """
     pays, step = search.grid.step(rate), search.grid.step(_RUNG)
     if not await _splitting_pays(search, families, search.grid.rate(pays), weigh):
@@ -206,10 +192,7 @@ async def break_even(search: RateSearch, families: Sequence[Family], rate: float
 
 
 async def _splitting_pays(search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction) -> bool:
-    """Return whether splitting pays at `rate`.
-
-    Splitting pays if a split design that meets the SLO costs less than every colocated design that meets the SLO.
-    """
+    """Return whether a split design meets the SLO at `rate` at a lower cost than every colocated design does."""
 
     def weight(design: Design) -> tuple[float, ...]:
         return weigh(design)[:1]  # ties need not be broken
@@ -232,7 +215,7 @@ async def _lighter(search: RateSearch, family: Family, rate: float, weigh: CostF
 
 
 def _anything(_: Design) -> bool:
-    """Return True for every design. The break-even search ignores the budget, because it concerns small clusters."""
+    """Allow every design: the break-even search ignores the budget."""
     return True
 
 
@@ -246,7 +229,7 @@ class Objective(StrEnum):
 
     @property
     def weigh(self) -> CostFunction:
-        """Cost function of the objective: it weighs a design by its watts, its accelerators or its dollars per hour."""
+        """Cost function of the objective: price per hour, watts or accelerators of a design, then tie breakers."""
         if self is Objective.GOODPUT:
             return by_accelerators
         return by_power if self is Objective.POWER else by_price

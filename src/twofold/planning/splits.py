@@ -1,4 +1,4 @@
-"""Search for the best split of equal instances into prefill and decode instances, by short simulations of traffic."""
+"""Search for the best split of equal instances into prefill and decode instances, by short simulations."""
 
 import time
 from collections.abc import Iterator
@@ -29,26 +29,21 @@ _HEADROOM = 0.03
 
 
 class SplitPlanner:
-    """Implementation of `ReplanSearch` that simulates splits of the instances of `spec`.
-
-    `attainment` is the share of requests that must meet `slo`. If `replicas` is set, the search returns the fewest
-    instances with which this share is reached; otherwise it splits all running instances.
+    """Finds the best split (see `ReplanSearch`) by simulating the cluster `spec`. With `replicas`, it has the fewest
+    instances that let the share `attainment` of requests meet `slo`; otherwise, all running instances.
     """
 
     def __init__(
         self, spec: ClusterSpec, catalog: Catalog, slo: Slo, *, attainment: float = 0.9, replicas: bool = False
     ) -> None:
-        """Raise ConfigurationError if the instances are not interchangeable, or if `slo` has no bounds."""
+        """Raise ConfigurationError if the instances are not interchangeable or `slo` has no bounds."""
         require_movable(spec, instance_profiles(spec, catalog))
         require(slo != Slo(), "re-planning needs an SLO in seconds, as in ttft=2,tpot=0.1")
         self._spec, self._catalog, self._slo = replace(spec, failures=()), catalog, slo
         self._enough, self._replicas = attainment + _HEADROOM, replicas
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """Find the best split for `traffic`, and forecast the SLO attainment of the running split.
-
-        See `ReplanSearch.search`.
-        """
+        """Find the best split of up to `stock` instances for `traffic`, and forecast the running split's attainment."""
         began = time.process_time()
         search = _Search(self._spec, self._catalog, self._slo, list(synthetic_requests(traffic)))
         now = search.forecast(running)
@@ -64,10 +59,7 @@ class SplitPlanner:
         )
 
     def _fewest(self, search: "_Search", stock: int) -> SplitForecast:
-        """Return the best split of as few instances as possible that reaches the required attainment.
-
-        If not even `stock` instances reach it, return the best split of `stock` instances.
-        """
+        """Return the best split of the fewest instances with enough attainment, or else of `stock` instances."""
         best = search.best_of(stock)
         low, high = 2, stock
         while low < high and best.attainment >= self._enough:
@@ -81,7 +73,7 @@ class SplitPlanner:
 
 
 class _Search:
-    """Forecasts of splits, by simulation of one sequence of requests. Each split is simulated at most once."""
+    """Forecasts of splits, simulated with one sequence of requests. Each split is simulated at most once."""
 
     def __init__(self, spec: ClusterSpec, catalog: Catalog, slo: Slo, requests: list[Request]) -> None:
         self.known: dict[RoleSplit, SplitForecast] = {}
@@ -106,18 +98,14 @@ class _Search:
         return self.known[split]
 
     def best_of(self, instances: int) -> SplitForecast:
-        """Return the split of `instances` instances with the highest attainment.
-
-        Among splits with equal attainment, the split whose latencies are farthest below their bounds is returned.
-        """
+        """Return the split of `instances` instances with the highest attainment; ties go to the lowest latencies."""
         tried = range(1, instances) if instances - 1 <= _ALL else self._bisected(instances)
         forecasts = [self.forecast(RoleSplit(prefill, instances - prefill)) for prefill in tried]
         return max(forecasts, key=lambda each: (each.attainment, -self._strain[each.split]))
 
     def _bisected(self, instances: int) -> list[int]:
-        """Search for the best split by bisection: each step gives more instances to the phase that limits the split.
-
-        Return the numbers of prefill instances tried, and the two numbers next to the last number tried.
+        """Return the numbers of prefill instances to consider, by bisection: each step gives more instances to the
+        phase that is closer to missing the SLO. Both neighbours of the last number are included.
         """
         low, high, tried = 1, instances - 1, list[int]()
         while low <= high:
@@ -131,10 +119,8 @@ class _Search:
 
 
 def synthetic_requests(traffic: TrafficSample) -> Iterator[Request]:
-    """Generate requests with the rate, burstiness and lengths of `traffic`. Equal traffic gives equal requests.
-
-    Prompt and output lengths are drawn independently, because a traffic sample does not record which prompt had which
-    output. In the traces examined, the two lengths are nearly uncorrelated (see `twofold.workload.distributions`).
+    """Generate requests with the rate, burstiness and lengths of `traffic`; equal traffic gives equal requests. Prompt
+    and output lengths are drawn independently, because `traffic` does not record which belong together.
     """
     count = round(min(max(_SIMULATED_S * traffic.rate, _FEWEST), _MOST))
     times = islice(gamma(traffic.rate, traffic.burstiness, 0), count)
@@ -145,7 +131,7 @@ def synthetic_requests(traffic: TrafficSample) -> Iterator[Request]:
 
 
 def _strain(result: SimulationResult, slo: Slo) -> float:
-    """Return the largest ratio of a P90 latency to the SLO bound of this latency."""
+    """Return the largest ratio of a P90 latency to its SLO bound."""
     pairs = ((result.ttft_s, slo.ttft_s), (result.tpot_s, slo.tpot_s), (result.e2e_s, slo.e2e_s))
     shares = [(histogram.percentile(90), bound_s) for histogram, bound_s in pairs if bound_s is not None]
     return max((value / bound_s for value, bound_s in shares if value is not None), default=0.0)

@@ -1,4 +1,4 @@
-"""Simulation of one trial. The simulation stops early when the SLO can no longer be met."""
+"""Simulation of one trial, which stops early when the SLO can no longer be met."""
 
 import math
 import time
@@ -23,7 +23,7 @@ _CLEARLY = 1.001  # beyond a bound, more than histogram rounding
 
 
 class SloUnreachable:
-    """Stop condition of a simulation: returns True once the requests can no longer meet the SLO."""
+    """Stop condition of a simulation: True once the requests can no longer meet the SLO."""
 
     def __init__(self, requests: Sequence[Request], slo: Slo | SlowdownSlo, attainment: float) -> None:
         self._requests = len(requests)
@@ -49,10 +49,8 @@ class SloUnreachable:
 
 
 def _beyond(histogram: Histogram, bounds: dict[int, float], total: int) -> bool:
-    """Return whether the values so far make it certain that some percentile of all values will exceed its bound.
-
-    `histogram` has the values so far, `bounds` maps percentiles to bounds, and `total` is the final number of values.
-    Percentile p is at least the value of rank floor((total − 1)·p/100), counted from 0.
+    """Return whether some percentile of all `total` values must exceed its bound, given the values in `histogram` so
+    far. `bounds` maps percentiles to bounds.
     """
     count = histogram.count
     for percentile, bound in bounds.items():
@@ -65,10 +63,7 @@ def _beyond(histogram: Histogram, bounds: dict[int, float], total: int) -> bool:
 
 
 def try_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> SimulatedTrial | str:
-    """Simulate a trial and check the SLO. If the simulation raises UserError, return the error's message.
-
-    Unlike the error, the message can be sent to other processes.
-    """
+    """Simulate a trial. If this raises UserError, return its message, which can be sent to other processes."""
     try:
         return simulate_trial(problem, trial, abandoned)
     except UserError as error:
@@ -76,7 +71,7 @@ def try_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = la
 
 
 def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> SimulatedTrial:
-    """Simulate a trial and check the SLO. Raises UserError for invalid inputs, or when `abandoned` returns True."""
+    """Simulate a trial and check the SLO. Raises UserError for invalid inputs, or once `abandoned` returns True."""
     began = time.process_time()
     slo = problem.slo_of(trial.design)
     requests = _requests(problem.workload.drawn(trial.draw), trial.rate)
@@ -121,10 +116,7 @@ def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool]
 
 
 def _ceilings(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float) -> Iterator[Check]:
-    """Yield a check for each latency bound of an SLO in seconds; yield nothing for an SLO in slowdowns.
-
-    The check is that percentile 100 · `attainment` of the latency is within the bound.
-    """
+    """Yield a check of percentile 100 · `attainment` for each latency bound, if the SLO is in seconds."""
     percentile = 100 * attainment
     if not isinstance(slo, Slo):
         return
@@ -140,10 +132,7 @@ def _ceilings(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: floa
 
 
 def bound_by(result: SimulationResult, slo: Slo | SlowdownSlo) -> Phase | None:
-    """Return the phase that is closer to missing its SLO bounds, or None if undetermined.
-
-    If both phases are equally close, return the phase with the busier instances.
-    """
+    """Return the phase closer to missing its SLO bound. On a tie, return the busier phase, or None if there is none."""
     if isinstance(slo, Slo):
         prefill, decode = _misses(result.ttft_s, slo.ttft_s), _misses(result.tpot_s, slo.tpot_s)
     else:
@@ -162,7 +151,7 @@ def _misses(histogram: Histogram, bound_s: float | None) -> float:
 
 
 def _excess(histogram: Histogram | None, bounds: dict[int, float]) -> float:
-    """Return the largest ratio of a percentile to the bound of this percentile. `bounds` maps percentiles to bounds."""
+    """Return the largest ratio of a percentile to its bound. `bounds` maps percentiles to bounds."""
     if histogram is None:
         return 0.0
     values = ((histogram.percentile(percentile), bound) for percentile, bound in bounds.items())
@@ -175,11 +164,10 @@ def _latency(histogram: Histogram) -> LatencyPercentiles | None:
 
 
 def _first_tokens(requests: Sequence[Request]) -> tuple[Request, ...]:
-    """Return copies of the requests with outputs of one token, for evaluating prefill without decode."""
+    """Return copies of the requests with one output token, for simulating prefill without decode."""
     return tuple(replace(request, output_tokens=1) for request in requests)
 
 
 @lru_cache(maxsize=4)
 def _requests(workload: WorkloadArguments, rate: float) -> tuple[Request, ...]:
-    """Return the requests of a workload at `rate`. Results are cached, because families are tried at the same rates."""
     return tuple(workload.requests(rate))

@@ -1,4 +1,4 @@
-"""Workload that the trials of a plan simulate at different rates, and the mean request of a workload."""
+"""Workload that a plan simulates at different rates, and its mean request."""
 
 import hashlib
 from functools import lru_cache
@@ -16,10 +16,8 @@ _SAMPLE = 4096  # requests averaged
 
 
 class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """Arguments of `twofold.workload.source.workload` except the rate.
-
-    Requests arrive during `duration_s` seconds, or longer if fewer than `min_requests` requests would arrive. The seed
-    is the same at all rates, so all designs are compared with the same random numbers.
+    """Arguments of `twofold.workload.source.workload` except the rate. Requests arrive for `duration_s` seconds, or
+    longer until there are `min_requests`. The seed is the same at all rates, so that designs are compared fairly.
     """
 
     workload: str
@@ -33,23 +31,23 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def drawn(self, draw: int) -> "WorkloadArguments":
-        """Return the workload with the seed of random draw number `draw`. Draw 0 has the seed of this workload."""
+        """Return the workload of random draw number `draw`. Draw 0 is this workload."""
         return replace(self, seed=self.seed + draw) if draw else self
 
     @property
     def random(self) -> bool:
-        """Whether different seeds give different requests. False for a trace replayed with its own arrival times."""
+        """Whether different seeds give different requests; False for a trace replayed with its own arrival times."""
         return is_named(self.workload) or self.arrival not in (None, REPLAY)
 
     def requests(self, rate: float) -> list[Request]:
-        """Generate the requests at `rate` per second. Raises ConfigurationError if there are none."""
+        """Generate the requests at `rate` requests/s. Raises ConfigurationError if there are none."""
         duration_s = max(self.duration_s, self.min_requests / rate)
         found = self._requests(rate, duration_s=duration_s)
         require(bool(found), f"workload {self.workload} gives no request in {duration_s:g} s at {rate:g} requests/s")
         return found
 
     def shape(self) -> "WorkloadShape":
-        """Return the mean request of the workload, computed from a sample."""
+        """Return the mean request, computed from a sample."""
         return WorkloadShape.of(self._requests(1.0, num_requests=_SAMPLE))
 
     def digest(self) -> str:
@@ -67,10 +65,8 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean request of a workload.
-
-    `prompt_tokens` and `decode_tokens` are mean numbers of tokens; each decode token takes one iteration.
-    `context_tokens` is the mean number of KV tokens that all decode iterations of a request read together.
+    """Mean request of a workload, in tokens. `decode_tokens` are the output tokens after the first. `context_tokens`
+    are the KV tokens that all decode iterations of a request read together.
     """
 
     prompt_tokens: float
@@ -91,7 +87,7 @@ class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def context(self) -> float:
-        """Mean number of KV tokens that decoding one token reads."""
+        """Mean number of KV tokens read to decode one token."""
         return self.context_tokens / self.decode_tokens if self.decode_tokens else 0.0
 
 

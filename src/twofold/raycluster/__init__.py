@@ -1,1 +1,1 @@
-"""Connection to a Ray cluster and its nodes. These modules import Ray only when a function needs it."""
+"""Connection to a Ray cluster and its nodes. These modules import Ray only inside the functions that need it."""

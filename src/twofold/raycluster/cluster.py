@@ -16,7 +16,7 @@ Bundle = Mapping[str, float]  # amounts by resource, allocated together on one n
 
 
 class RayNode(msgspec.Struct, frozen=True, kw_only=True):
-    """Live node of a Ray cluster. `total` maps resources to their total amounts, `free` to their free amounts."""
+    """Live node of a Ray cluster, with the total and the free amount of each resource."""
 
     id: str
     address: str
@@ -26,7 +26,7 @@ class RayNode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def accelerator(self) -> str | None:
-        """Ray's name of the node's accelerator type, such as H100; None if the node has no accelerator."""
+        """Ray's name of the node's accelerator type, such as H100; None for a node without accelerators."""
         named = (name.removeprefix(_ACCELERATOR) for name in self.total if name.startswith(_ACCELERATOR))
         return next(named, None)
 
@@ -39,7 +39,7 @@ class RayNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_nodes(ray: Any, *, with_room: bool = False) -> tuple[RayNode, ...]:  # noqa: ANN401  (the module, which has no types)
-    """Return the live nodes, sorted by id. If `with_room` is set, the nodes have their `free` resources."""
+    """Return the live nodes, sorted by id. Without `with_room`, their `free` resources are left empty."""
     free: dict[str, dict[str, float]] = {}
     if with_room:
         from ray._private.state import available_resources_per_node  # noqa: PLC0415  (an extra)
@@ -64,11 +64,9 @@ _PROBE_S: Final = 5.0
 
 
 def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which has no types)
-    """Connect this process to the Ray cluster at `address`, and return the `ray` module.
-
-    If the process is connected to a cluster already, it stays connected to that cluster. `address` is HOST:PORT,
-    `auto`, `local`, or ray://HOST:PORT for Ray's client. Raises ConfigurationError if there is no cluster, or if Ray is
-    not installed. In the second case, the error names `what`, the feature that needs Ray.
+    """Connect this process to the Ray cluster at `address`, unless it is already connected, and return the `ray`
+    module. `address` is HOST:PORT, `auto`, `local`, or ray://HOST:PORT for Ray's client. Raises ConfigurationError if
+    there is no cluster or Ray is not installed; the error names `what`, the feature that needs Ray.
     """
     try:
         import ray  # noqa: PLC0415  (an extra)
@@ -87,9 +85,8 @@ def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which
 
 
 def head_endpoint(address: str) -> TcpEndpoint:
-    """Return the endpoint of the head of the Ray cluster at `address`. For `auto`, find the head as Ray does.
-
-    Raises ConfigurationError if `address` is invalid, or if it is `auto` and no cluster is found.
+    """Return the endpoint of the head of the Ray cluster at `address`; for `auto`, of the cluster that Ray would
+    choose. Raises ConfigurationError for an invalid address or if there is no cluster.
     """
     found = _known_here() if address == AUTO_ADDRESS else address
     if "://" in found:
@@ -104,9 +101,8 @@ def head_endpoint(address: str) -> TcpEndpoint:
 
 
 def _known_here() -> str:
-    """Return the environment variable RAY_ADDRESS or, if unset, the address of this host's latest cluster.
-
-    `ray.init` chooses the address in the same way. Raises ConfigurationError if this host has no cluster.
+    """Return the address in RAY_ADDRESS or, if unset, of the latest cluster on this host, as `ray.init` does. Raises
+    ConfigurationError if there is none.
     """
     named = os.environ.get("RAY_ADDRESS")
     file = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")  # noqa: S108  (Ray's place)
@@ -119,7 +115,7 @@ def _known_here() -> str:
 
 
 def _probe(address: str) -> None:
-    """Raise ConfigurationError if the cluster's head is unreachable. Ray itself would retry for a long time first."""
+    """Raise ConfigurationError if the cluster's head is unreachable; Ray would retry for a long time."""
     head = head_endpoint(address)
     try:
         socket.create_connection((head.host.strip("[]"), head.port), _PROBE_S).close()

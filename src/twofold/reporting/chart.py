@@ -21,10 +21,7 @@ _SOLID: Final[Layout] = {"width": 1.5}
 
 
 class ReportChart(msgspec.Struct, frozen=True, kw_only=True):
-    """Chart of an HTML report, with plotly.js traces and layout.
-
-    `id` must be unique on the page. `note` is a text below the title.
-    """
+    """Chart of an HTML report, as plotly.js traces and layout. `id` must be unique on the page."""
 
     id: str
     title: str
@@ -38,7 +35,7 @@ def run_colour(index: int) -> str:
 
 
 def axis(title: str, **more: object) -> Layout:
-    """Return a plotly axis with the title `title`, which should include the unit."""
+    """Return a plotly axis with a title, which should include the unit."""
     return {
         "title": {"text": title},
         "gridcolor": _GRID,
@@ -54,10 +51,7 @@ def log_axis(title: str) -> Layout:
 
 
 def grid(rows: int, columns: int, axes: Sequence[tuple[Layout, Layout]], **more: object) -> Layout:
-    """Return the plotly layout of a grid of `rows` × `columns` plots.
-
-    `axes` has the x axis and the y axis of each plot, row by row.
-    """
+    """Return the plotly layout of `rows` × `columns` plots. `axes` has the x and y axis of each plot, row by row."""
     layout: Layout = {
         "height": _ROW_PX * rows + 80,
         "margin": {"l": 60, "r": 20, "t": 20, "b": 60},
@@ -77,19 +71,19 @@ def grid(rows: int, columns: int, axes: Sequence[tuple[Layout, Layout]], **more:
 
 
 def on(plot: int) -> dict[str, object]:
-    """Return the attributes that assign a plotly trace to plot number `plot` of a grid, counted from 0."""
+    """Return the attributes that put a plotly trace on plot number `plot` of a grid, counted from 0."""
     return {"xaxis": f"x{suffix(plot)}", "yaxis": f"y{suffix(plot)}"}
 
 
 def suffix(plot: int) -> str:
-    """Return the suffix of the axis names of plot number `plot`: plotly calls the x axes x, x2, x3, …"""
+    """Return the suffix of the axis names of plot number `plot`, counted from 0: plotly's x axes are x, x2, x3, …"""
     return "" if plot == 0 else str(plot + 1)
 
 
 def line(
     name: str, x: Iterable[float], y: Iterable[float], colour: str, look: Layout = _SOLID, /, **more: object
 ) -> Trace:
-    """Return a plotly trace that draws a line. `look` sets the line's width in pixels, its dashes and its shape."""
+    """Return a plotly line trace. `look` sets the line's width in pixels, dashes and shape."""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -102,10 +96,10 @@ def line(
 
 
 def labelled(run: str, text: str, runs: int) -> str:
-    """Return `text`, a title or legend entry. If the page shows several runs, add the name of the run in front."""
+    """Return the title or legend entry `text`, with the name of the run in front if the page shows several runs."""
     return text if runs == 1 else f"{run}: {text}"
 
 
 def rounded(values: Iterable[float]) -> list[float]:
-    """Round values to six significant digits, to keep the page small."""
+    """Round values to six significant digits, for a small page."""
     return [float(f"{value:.6g}") for value in values]

@@ -1,4 +1,4 @@
-"""Tables and JSON, shared by all reports."""
+"""Terminal tables and JSON, shared by all reports."""
 
 from collections.abc import Container, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from rich.table import Table
 
 
 def table(title: str | None, headings: Sequence[str], right: Container[int] = (), *, show_header: bool = True) -> Table:
-    """Create an empty terminal table. The columns whose indices are in `right` are right-aligned."""
+    """Create an empty terminal table. `right` has the indices of the right-aligned columns."""
     made = Table(title=title, title_justify="left", show_header=show_header)
     for index, heading in enumerate(headings):
         made.add_column(heading, justify="right" if index in right else "left")
@@ -19,14 +19,10 @@ class JsonReport(msgspec.Struct, frozen=True, kw_only=True):
     """Base class of reports that are printed as JSON."""
 
     def json(self) -> str:
-        """Format the report as indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
 
 def same_fields(kind: type[msgspec.Struct], source: object, *, without: Container[str] = ()) -> dict[str, Any]:
-    """Return the values of `source` for all fields that the struct type `kind` has in common with `source`.
-
-    The result maps names of fields to values. Fields in `without` are left out.
-    """
+    """Return the fields of `source` that the struct type `kind` has too, by name, except the fields in `without`."""
     names = (name for name in kind.__struct_fields__ if name not in without)
     return {name: getattr(source, name) for name in names if hasattr(source, name)}

@@ -1,7 +1,5 @@
-"""HTML pages in a single file, with tables and charts, and PNG files of charts.
-
-Pages have light or dark colours, depending on the preference of the reader's system. Each chart has a light and a dark
-PNG file.
+"""HTML pages in a single file, with tables and charts, and PNG files of charts. Pages follow the light or dark mode of
+the reader's system; each chart has a PNG file for both.
 """
 
 from collections.abc import Sequence
@@ -44,7 +42,7 @@ for (const data of document.querySelectorAll('script[data-picture]')) {
 
 
 def html_page(title: str, body: Sequence[str]) -> str:
-    """Return an HTML page with a title and the lines of the body. The page includes plotly.js, which has about 5 MB."""
+    """Return an HTML page with a title and the lines of the body. The page includes plotly.js (5 MB)."""
     from plotly.offline import get_plotlyjs  # noqa: PLC0415 (slow to import)
 
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
@@ -72,10 +70,7 @@ def _cell(text: str, kind: str, tag: str) -> str:
 
 
 def html_chart(chart: ReportChart) -> str:
-    """Return the HTML of a chart: a container, and a script element with the chart's data.
-
-    Every `<` in the data is escaped.
-    """
+    """Return the HTML of a chart: a container, and a script element with its data, in which each `<` is escaped."""
     figure = {"traces": chart.traces, "layout": chart.layout, "dark": dark_changes(chart.layout)}
     name, safe = escape(chart.id), msgspec.json.encode(figure).decode().replace("<", "\\u003c")
     note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
@@ -84,7 +79,7 @@ def html_chart(chart: ReportChart) -> str:
 
 
 def dark_changes(layout: Layout) -> dict[str, str]:
-    """Return the changes that give a plotly layout dark colours, in the form that `Plotly.relayout` accepts."""
+    """Return the changes for `Plotly.relayout` that give a plotly layout dark colours."""
     axes = [name for name in layout if name.startswith(("xaxis", "yaxis"))]
     return {
         "paper_bgcolor": _DARK_BACKGROUND,
@@ -95,10 +90,8 @@ def dark_changes(layout: Layout) -> dict[str, str]:
 
 
 def write_plots(charts: Sequence[ReportChart], folder: Path) -> list[Path]:
-    """Write each chart to `folder` as ID.png and ID-dark.png, and return the paths.
-
-    Images are 800 pixels wide, at double resolution. Raises ConfigurationError if the package kaleido or a browser
-    (Chrome or Chromium) is missing.
+    """Write each chart to `folder` as ID.png and ID-dark.png, 800 pixels wide at double resolution; return the paths.
+    Raises ConfigurationError if the package kaleido or a browser (Chrome or Chromium) is missing.
     """
     import plotly.io  # noqa: PLC0415 (slow to import)
 
@@ -123,7 +116,7 @@ def write_plots(charts: Sequence[ReportChart], folder: Path) -> list[Path]:
 
 
 def _changed(layout: Layout, changes: dict[str, str]) -> dict[str, Any]:
-    """Return a copy of a layout with some values replaced. `changes` maps dotted paths to new values."""
+    """Return a copy of a plotly layout with new values, given by dotted path in `changes`."""
     made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(layout))
     for path, value in changes.items():
         *above, last = path.split(".")

@@ -1,4 +1,4 @@
-"""Summary of a run: rates and latencies, computed from the timelines of its requests, and terminal tables."""
+"""Summary of a run: rates and latencies from the timelines of its requests, and terminal tables."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,11 +15,7 @@ from twofold.timeline import Moment, Timeline
 
 
 class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean, percentiles and maximum of a latency, in seconds.
-
-    Percentiles are numpy's `linear` percentiles: percentile p of n sorted values is at rank p/100 · (n − 1),
-    interpolated between the neighbouring values.
-    """
+    """Mean, percentiles and maximum of a latency, in seconds. Percentiles are interpolated linearly (as in numpy)."""
 
     mean: float
     p50: float
@@ -29,7 +25,7 @@ class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "LatencyDistribution | None":
-        """Return the distribution of `values` (in seconds), ignoring None. Return None if there are no other values."""
+        """Return the distribution of `values` (in seconds) without None; None if no values are left."""
         array = np.fromiter((value for value in values if value is not None), dtype=np.float64)
         if array.size == 0:
             return None
@@ -40,11 +36,9 @@ class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Counts, rates and latencies of a run. Values without measurements are None.
 
-    `sent` is the sum of `completed`, `failed` and `unfinished`. Failed requests ended in an error; `errors` maps
-    reasons to numbers of failed requests. Unfinished requests were running when the run stopped. Tokens and latencies
-    include only completed requests. Rates are per second of `duration_s`. `itl_s` is the distribution over all gaps
-    between tokens of all completed requests. `slo_attainment` is the share of completed and failed requests that meet
-    all bounds of `slo`; `goodput` is the rate of requests that do.
+    `sent` is the sum of `completed`, `failed` and `unfinished`. `errors` maps reasons to numbers of failed requests.
+    Tokens and latencies cover only completed requests. Rates are per second of `duration_s`. `itl_s` covers all gaps
+    between tokens. `slo_attainment` is the share of completed and failed requests that meet all bounds of `slo`.
     """
 
     sent: int
@@ -74,10 +68,8 @@ def summarize(
     slo: Slo | None = None,
     errors: Mapping[str, str] | None = None,
 ) -> Summary:
-    """Summarize the finished timelines of a run.
-
-    `duration_s` defaults to the time from the first arrival to the last event. `errors` maps ids of failed requests to
-    reasons; the reason of any other failed request is "error".
+    """Summarize the timelines of a run. `duration_s` defaults to the time from the first arrival to the last event.
+    `errors` maps ids of failed requests to reasons; the default reason is "error".
     """
     ended = list(timelines)
     completed = [timeline for timeline in ended if timeline.complete]
@@ -127,7 +119,7 @@ STATISTICS = (("mean", "mean"), ("P50", "p50"), ("P90", "p90"), ("P99", "p99"), 
 
 
 def summary_table(summary: Summary, title: str | None = None, notes: Mapping[str, str] | None = None) -> Table:
-    """Return a table of one run: latencies, counts and rates. `notes` maps labels of further rows to texts."""
+    """Return a table of one run: latencies, counts and rates. `notes` has further rows (label and text)."""
     drawn = table(title, ("", *(heading for heading, _ in STATISTICS)), range(1, 1 + len(STATISTICS)))
     for name, attribute in LATENCIES:
         values = [_statistic(getattr(summary, attribute), field) for _, field in STATISTICS]
@@ -139,7 +131,7 @@ def summary_table(summary: Summary, title: str | None = None, notes: Mapping[str
 
 
 def comparison_table(runs: Mapping[str, Summary], title: str | None = None) -> Table:
-    """Return a table that compares several runs, with one column per run."""
+    """Return a table that compares several runs, one column per run."""
     drawn = table(title, ("", *runs), range(1, 1 + len(runs)))
     for name, attribute in LATENCIES:
         for heading, field in STATISTICS:
@@ -153,7 +145,7 @@ def comparison_table(runs: Mapping[str, Summary], title: str | None = None) -> T
 
 
 def seconds(value: float | None) -> str:
-    """Format a time of less than one second in milliseconds, and a longer time in seconds. None gives `-`."""
+    """Format a time: in ms below one second, else in s. None gives `-`."""
     if value is None:
         return NOTHING
     if abs(value) < 1.0:
@@ -199,5 +191,5 @@ def _rate(value: float | None) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """Format a rate with two decimals if it is below 100, else without decimals."""
+    """Format a rate, with two decimals below 100."""
     return f"{rate:,.2f}" if rate < 100.0 else f"{rate:,.0f}"

@@ -27,9 +27,8 @@ Context = zmq.Context[Socket]
 
 
 class Guard:
-    """Protection of the sockets of a ZeroMQ context: CURVE encryption, and authentication by the cluster key.
-
-    `refused` counts the refused connections. A refusal is logged when the count is a power of two.
+    """Protection of a ZeroMQ context's sockets: CURVE encryption, and authentication by the cluster key. `refused`
+    counts refused connections. A refusal is logged when the count is a power of two.
     """
 
     def __init__(self, context: Context, key: ClusterKey) -> None:
@@ -45,10 +44,8 @@ class Guard:
         self._thread.start()
 
     def listen(self, socket: Socket, address: str, *, bulk: bool = False) -> None:
-        """Require the cluster key from clients of `socket`. Call this before binding `socket` to `address`.
-
-        Connections whose heartbeats stop are dropped. `bulk` turns heartbeats off, because large messages would delay
-        them.
+        """Require the cluster key from clients of `socket`. Call this before binding `socket` to `address`. Connections
+        whose heartbeats stop are dropped; `bulk` turns heartbeats off, because large messages would delay them.
         """
         socket.curve_secretkey = self._server_secret
         socket.curve_server = True
@@ -67,7 +64,7 @@ class Guard:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
 
     def close(self) -> None:
-        """Stop accepting connections. Call this before the ZeroMQ context ends."""
+        """Stop accepting connections. Call this before closing the ZeroMQ context."""
         self._closing.set()
         self._thread.join()
         for socket in (self._zap, *self._monitors):

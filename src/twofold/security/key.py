@@ -1,4 +1,4 @@
-"""The cluster key: one secret in a file, from which both ends of a connection derive their key pairs."""
+"""The cluster key: a secret in a file, from which both ends of a connection derive their key pairs."""
 
 import hashlib
 import os
@@ -15,10 +15,8 @@ _NOTE = "# Twofold cluster key. Its holders can join the service and read and wr
 
 
 class ClusterKey:
-    """Curve25519 secret keys (32 bytes each) of servers and clients, derived from one secret.
-
-    With separate keys, a message of a server cannot be replayed as a message of a client, or vice versa. `repr` shows
-    no secrets.
+    """Curve25519 secret keys (32 bytes each) of servers and clients, derived from one secret. Because the two differ, a
+    server's message cannot be replayed as a client's, or vice versa. `repr` shows no secrets.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -32,7 +30,7 @@ class ClusterKey:
 
 
 def write_key(path: Path) -> None:
-    """Write a new key to a file that only its owner can read. Raises ConfigurationError if the file already exists."""
+    """Write a new key to a file that only its owner can read. Raises ConfigurationError if the file exists."""
     try:
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(fd, "w", encoding="ascii") as file:
@@ -45,7 +43,7 @@ def write_key(path: Path) -> None:
 
 
 def read_key(path: Path) -> ClusterKey:
-    """Read a key file. Raises ConfigurationError for an invalid file; the error does not quote the file's contents."""
+    """Read a key file. Raises ConfigurationError, without the file's contents, if the file is invalid."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
@@ -66,10 +64,7 @@ def read_key(path: Path) -> ClusterKey:
 
 @contextmanager
 def held_key(text: str) -> Iterator[Path]:
-    """Yield the path of an in-memory file that contains the key `text`.
-
-    This process and its children can read the file until the context ends.
-    """
+    """Yield the path of an in-memory file with the key `text`, which this process and its children can read."""
     fd = os.memfd_create("twofold-key", os.MFD_CLOEXEC)
     try:
         os.fchmod(fd, 0o600)

@@ -12,10 +12,7 @@ _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<p
 
 
 class HostNetwork(msgspec.Struct, frozen=True, kw_only=True):
-    """Network settings of one host in a service of several hosts.
-
-    The fields are the host's name, its address for other hosts, its key file and the controller's inbox.
-    """
+    """Network settings of one host of a service: its name, address for other hosts, key file and controller's inbox."""
 
     host: str
     address: str
@@ -34,7 +31,7 @@ class TcpEndpoint(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str, flag: str) -> "TcpEndpoint":
-        """Parse a TCP endpoint. Raises ConfigurationError if the host or the port is missing."""
+        """Parse a TCP endpoint. Raises ConfigurationError without a host or port."""
         match = _ADDRESS.fullmatch(text)
         if match is None or not 0 < int(match["port"]) < 1 << 16:
             raise ConfigurationError(f"invalid {flag} {text!r}: write tcp://ADDRESS:PORT")
@@ -53,9 +50,8 @@ class TcpEndpoint(msgspec.Struct, frozen=True):
 
 
 def own_host(host: str, flag: str) -> str:
-    """Return the numeric address of this host, for binding sockets.
-
-    Raises ConfigurationError for an unknown name and for wildcard addresses, to which other hosts cannot connect.
+    """Return the numeric address of this host, for binding sockets. Raises ConfigurationError for an unknown name or a
+    wildcard address, to which other hosts cannot connect.
     """
     if host in {"*", "0.0.0.0", "[::]"}:  # noqa: S104  (refused here)
         raise ConfigurationError(f"{flag} {host} is a wildcard: use the address at which other hosts reach this one")

@@ -29,12 +29,11 @@ DEFAULT_VOCAB_SIZE = 32_000  # of emulated models
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of the engine in each worker.
 
-    `engine` is a key of `engine.registry.ENGINES`. For the emulated engine, `model` is a name in the catalog, and
-    `vocab_size` is the size of the vocabulary. `tokenizer` is the directory of the tokenizer, unless the model's
-    directory contains it. `kv_cache_bytes` is per worker; None selects a default for the device. With `swap_bytes`,
-    sequences allocate KV blocks as they grow, and each decode worker can swap sequences out to this much host memory.
-    With `prefix_caching`, the KV of prompts stays cached until its blocks are needed. Requests may pin up to
-    `retained_share` of the blocks. `eviction` is a policy of `kvcache.eviction`, for engine memory and host stores.
+    `engine` is a key of `engine.registry.ENGINES`. `model` of the emulated engine is a name in the catalog. `tokenizer`
+    is a directory, by default the model's. `kv_cache_bytes` is per worker; None selects a default for the device. With
+    `swap_bytes`, sequences allocate KV blocks as they grow, and decode workers swap them out to this much host memory.
+    With `prefix_caching`, prompt KV stays cached until its blocks are needed. Requests may pin up to `retained_share`
+    of the blocks. `eviction` is a policy of `kvcache.eviction`, for engine memory and host stores.
     """
 
     model: str
@@ -57,10 +56,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return ENGINES[self.engine]
 
     def context(self, model_len: int) -> int:
-        """Return `max_model_len` or, if unset, `model_len`.
-
-        Raises ConfigurationError if `max_model_len` exceeds `model_len`.
-        """
+        """Return `max_model_len` or, if unset, `model_len`. Raises ConfigurationError if the former is larger."""
         if self.max_model_len is None:
             return model_len
         if self.max_model_len > model_len:
@@ -69,11 +65,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of one worker: role, batcher and CPU cores (an empty `cores` means all cores).
-
-    With `measures_budget`, the worker measures its token budget at start, up to `max_num_batched_tokens`. `split` is
-    the worker's tensor and pipeline parallelism. The worker's ranks are numbered from `first_rank`; no two ranks of the
-    service have the same number.
+    """Configuration of one worker. Empty `cores` mean all CPU cores. With `measures_budget`, the worker measures its
+    token budget at start, up to `max_num_batched_tokens`. `split` is its tensor and pipeline parallelism. Its ranks are
+    numbered from `first_rank`; no two ranks of the service have the same number.
     """
 
     instance: str
@@ -88,13 +82,13 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration for workers that join from other hosts: a batcher for each role, and the token budget per batch."""
+    """Configuration for workers that join from other hosts: batcher per role, and token budget per batch."""
 
     batchers: dict[Role, str]
     max_num_batched_tokens: TokenBudget | None = None
 
     def worker(self, instance: str, role: Role) -> WorkerConfig:
-        """Return the configuration of a joining worker, without CPU cores, which the worker's host assigns later."""
+        """Return the configuration of a joining worker, without CPU cores, which its host assigns later."""
         batcher, budget = self.batchers[role], self.max_num_batched_tokens
         return WorkerConfig(
             instance=instance,
@@ -106,10 +100,8 @@ class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplanConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of re-planning: the cluster to simulate, the SLO and the attainment to reach.
-
-    With `replicas`, re-planning may also retire and restart workers. `catalog` lists files that extend the catalog for
-    `cluster`. A search is stopped after `search_limit_s` seconds.
+    """Configuration of re-planning: cluster to simulate, SLO and attainment to reach. With `replicas`, workers may also
+    be retired and restarted. `catalog` lists files that extend the catalog. A search ends after `search_limit_s`.
     """
 
     cluster: ClusterSpec
@@ -122,10 +114,8 @@ class ReplanConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverloadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of overload control, which rejects requests that would miss the `slo`.
-
-    `rule` is a name in `scheduling.admission.overload`. `cluster` describes the speed of the workers. `catalog` lists
-    files that extend the catalog for `cluster`.
+    """Configuration of overload control, which rejects requests that would miss the SLO. `rule` is a name in
+    `scheduling.admission.overload`. `cluster` describes the speed of the workers; `catalog` lists more catalog files.
     """
 
     rule: str
@@ -135,17 +125,15 @@ class OverloadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InlineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of the batcher `inlined`, which keeps iteration times, predicted by `times`, below `tbt_s`."""
+    """Configuration of the batcher `inlined`, which keeps iteration times predicted by `times` below `tbt_s` s."""
 
     times: IterationTimes
     tbt_s: float
 
 
 class ForecastConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Source of predicted prefill times for prediction-based routers.
-
-    The source is the performance models of `cluster` or, if `cluster` is None, measurements of the workers. `catalog`
-    lists files that extend the catalog for `cluster`.
+    """Source of predicted prefill times for routers: the performance models of `cluster` or, if None, measurements of
+    the workers. `catalog` lists files that extend the catalog for `cluster`.
     """
 
     cluster: ClusterSpec | None = None
@@ -153,7 +141,7 @@ class ForecastConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of the KV store on each host: bytes in memory, and bytes on disk if `disk_dir` is set."""
+    """Configuration of the KV store on each host: bytes in memory and, if `disk_dir` is set, on disk."""
 
     memory_bytes: int
     disk_dir: str | None = None
@@ -163,12 +151,12 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of a complete service.
 
-    `run_dir` holds the service's sockets. Decision journals are written to `journal_dir`, if set. The delay before a
-    failing worker restarts grows up to `max_restart_delay_s`. In an emulated service, `cluster` is the emulated
-    cluster, and `catalog` lists files that extend the catalog for it. Optional features are None if off: `network`
-    names this host in a service over several hosts; `terms` configures workers that join from other hosts; `replan`
-    changes roles when traffic shifts; `overload` rejects requests that would miss the SLO; `inline` limits the time of
-    iterations with prompts and decodes; `forecast` feeds prediction-based routers; `store` keeps prefixes on this host.
+    `run_dir` holds the service's sockets. Journals of scheduling decisions are written to `journal_dir`, if set. The
+    delay before a failing worker restarts grows up to `max_restart_delay_s`. `cluster` and `catalog` describe the
+    cluster of an emulated service. Features are None if off: `network` (name of this host among several), `terms`
+    (workers that join from other hosts), `replan` (role changes when traffic shifts), `overload` (rejection of requests
+    that would miss the SLO), `inline` (limited time of mixed iterations), `forecast` (prediction-based routers),
+    `store` (prefixes kept on this host).
     """
 
     engine: EngineConfig
@@ -198,9 +186,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return HOME if self.network is None else self.network.host
 
     def measures(self, worker: WorkerConfig) -> bool:
-        """Return whether `worker` measures prefill speed and links.
-
-        A worker measures them if it may hand off KV and its engine runs a model.
+        """Return whether `worker` measures prefill speed and links. This needs a worker that may hand off KV, and an
+        engine that runs a model.
         """
         roles = {each.role for each in self.workers}
         moves = self.router not in FIXED_ROLE_ROUTERS
@@ -209,15 +196,14 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.engine.traits.runs_model and splits and (moves or worker.role is Role.PREFILL)
 
     def reuses(self, worker: WorkerConfig) -> bool:
-        """Return whether `worker` caches prefixes.
-
-        A worker caches them if prefix caching is on, it may prefill, and its batcher supports prefix reuse.
+        """Return whether `worker` caches prefixes. This needs prefix caching, a worker that may prefill, and a batcher
+        that supports prefix reuse.
         """
         prefills = worker.role.prefills or self.router not in FIXED_ROLE_ROUTERS
         return self.engine.prefix_caching and prefills and BATCHERS[worker.batcher].reuses_prefix
 
     def measured_pairs(self) -> list[tuple[str, str]]:
-        """Return the (source, target) worker pairs between which links are measured when the service starts."""
+        """Return the (source, target) pairs of workers whose links are measured when the service starts."""
         return [
             (source.instance, target.instance)
             for source in self.workers
@@ -230,7 +216,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return f"ipc://{self.run_dir}/{name}.sock"
 
     def worker_inbox(self, instance: str, pid: int) -> str:
-        """Return the inbox address of the worker process with `pid`. After a restart, the address differs."""
+        """Return the inbox address of the worker process with `pid`, which differs after a restart."""
         return self.inbox(f"{instance}-{pid}")
 
     @property
@@ -242,7 +228,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def store_inbox(self) -> str:
-        """Inbox address of this host's KV store, which stays the same when the store restarts."""
+        """Inbox address of this host's KV store, unchanged by a restart of the store."""
         return self.inbox(STORE)
 
 

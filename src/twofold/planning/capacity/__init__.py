@@ -1,1 +1,1 @@
-"""KV cache capacity planning: hit rate and saved accelerator time for every cache size."""
+"""Capacity planning of KV caches: hit rate and saved accelerator time at every cache size."""

@@ -1,9 +1,8 @@
-"""Hit rate and value of a cache tier at every capacity, from LRU stack distances.
+"""Hit rate of a cache tier, and accelerator time saved by its hits, at every capacity of the tier.
 
-An LRU cache holds the most recently used blocks, so a larger cache holds all blocks of a smaller cache (Mattson et al.,
-Evaluation techniques for storage hierarchies, IBM Systems Journal 1970). For each use of a block, there is therefore a
-smallest capacity with a hit. Tiers that demote evicted blocks and promote used blocks together form one LRU cache, and
-its most recently used blocks are in the first tier.
+A larger LRU cache holds all blocks of a smaller LRU cache (Mattson et al., Evaluation techniques for storage
+hierarchies, IBM Systems Journal 1970). For each use of a block, there is thus a smallest capacity with a hit. Several
+tiers are modelled as one LRU cache, with its most recently used blocks in the first tier.
 """
 
 from collections.abc import Sequence
@@ -23,11 +22,9 @@ NEVER = np.iinfo(np.int64).max
 
 
 def least_capacities(prompts: Sequence[Sequence[BlockKey]]) -> Blocks:
-    """Return, for each block of each prompt in order, the size in blocks of the smallest cache in which the block hits.
-
-    A block hits only if all earlier blocks of its prompt hit, so the sizes never fall within a prompt. NEVER marks a
-    block that hits in no cache. The sizes are exact for caches that can hold a whole prompt. They are approximate for
-    smaller caches, which keep the start of a prompt (see `PrefixCache`) instead of the last used blocks.
+    """Return, for each block of each prompt, the capacity in blocks of the smallest LRU cache in which the block hits.
+    NEVER marks a block that hits in no cache. A block hits only if all earlier blocks of its prompt hit. The result is
+    approximate for caches smaller than a prompt, in which `PrefixCache` keeps the start of the prompt.
     """
     keys = list(chain.from_iterable(prompts))
     distances = np.minimum(stack_distances(keys), len(keys) + 1)
@@ -50,7 +47,7 @@ def stack_distances(keys: Sequence[BlockKey]) -> Blocks:
 
 
 def _previous(keys: Sequence[BlockKey]) -> Blocks:
-    """Return, for each use of a key, the index of the previous use of this key, or −1 for a first use."""
+    """Return, for each position in `keys`, the previous position of the same key; −1 for its first position."""
     latest: dict[BlockKey, int] = {}
     previous = []
     for place, key in enumerate(keys):
@@ -60,12 +57,9 @@ def _previous(keys: Sequence[BlockKey]) -> Blocks:
 
 
 def _greater_before(values: Blocks) -> Blocks:
-    """Return, for each value, the number of greater values before it in the array. Takes O(n log n) time.
-
-    The values must be distinct and non-negative. The algorithm processes one bit at a time, from the highest bit. Of
-    two values that agree in all higher bits, the value with a 1 in this bit is greater. Values are grouped by their
-    higher bits and keep their order within a group. For a value with a 0, the number of ones before it in its group is
-    thus the number of greater values that differ from it first in this bit.
+    """Return, for each value, the number of greater values before it. Values must be distinct and not negative. The
+    function takes O(n log n) time. It goes through the bits from the highest to the lowest, in groups of values that
+    agree in all higher bits. A value with a 0 in this bit is smaller than all values of its group with a 1.
     """
     count = np.zeros(len(values), dtype=np.int64)
     order = np.arange(len(values))
@@ -81,11 +75,9 @@ def _greater_before(values: Blocks) -> Blocks:
 
 
 def savings_s(model: PerformanceModel, prompt_tokens: int, loads_s: Sequence[float]) -> list[float]:
-    """Return, for each block of a cached prefix, the prefill seconds saved by also loading this block.
-
-    `loads_s` has the load time in seconds of each block, in order. Loading overlaps with computing the rest of the
-    prompt. A block saves nothing if loading it takes longer than computing it. The last token of a prompt is always
-    computed.
+    """Return, for each block of a cached prefix, the prefill seconds saved by loading this block after all earlier
+    blocks. `loads_s` has the load time of each block in seconds. Loads overlap with computing the rest of the prompt;
+    the last token is always computed. A block that loads more slowly than it is computed saves nothing.
     """
     whole_s = model.prefill_s(prompt_tokens, prompt_tokens * prompt_tokens)
     most_s = load_s = 0.0
@@ -104,11 +96,9 @@ _ROUNDING = 1e-6  # of a block, so that converting blocks to GB and back is exac
 
 
 class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Factors that convert the blocks of a cache tier to GB, and saved time to accelerators and dollars.
-
-    The tier consists of `caches` equal caches: one for each of `nodes` nodes, or one for all nodes. The trace lasts
-    `duration_s` seconds and has `blocks` blocks. An instance has `accelerators` accelerators and costs `second_price`
-    dollars per second. The tier costs `gb_price` dollars per GB and hour.
+    """Factors that convert cache blocks to GB, and saved time to accelerators and dollars. The tier has `caches` equal
+    caches, one per node or one for all `nodes`, and costs `gb_price` dollars per GB and hour. The trace has `blocks`
+    blocks in `duration_s` s. An instance has `accelerators` accelerators and costs `second_price` dollars/s.
     """
 
     caches: int
@@ -121,20 +111,18 @@ class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
     gb_price: float
 
     def blocks_of(self, gb_per_node: float) -> int:
-        """Return the number of blocks that fit into each cache of a tier with `gb_per_node` GB per node."""
+        """Return the number of blocks that fit into each cache if the tier has `gb_per_node` GB per node."""
         return int(gb_per_node * self.nodes / self.caches / self.block_gb + _ROUNDING)
 
     def gb_of(self, blocks: int) -> float:
-        """Return the GB per node of the tier if each of its caches has room for `blocks` blocks."""
+        """Return the GB per node that the tier needs if each cache has room for `blocks` blocks."""
         return blocks * self.block_gb * self.caches / self.nodes
 
 
 class CapacityPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Hit rate and value of a cache tier at one capacity.
-
-    `hit_rate` is the share of the trace's blocks found in this tier or a higher tier. On average, hits in this tier
-    free `accelerators` accelerators, which would cost `saved_per_h` dollars per hour. The tier costs `price_per_h`
-    dollars per hour.
+    """Hit rate and value of a cache tier at one capacity. `hit_rate` is the share of the trace's blocks found in this
+    or a higher tier. Hits in this tier free `accelerators` accelerators on average, worth `saved_per_h` dollars per
+    hour. The tier costs `price_per_h` dollars per hour.
     """
 
     gb_per_node: float
@@ -145,16 +133,14 @@ class CapacityPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gain_per_h(self) -> float:
-        """Net savings in dollars per hour: the price of the freed accelerators minus the price of the tier."""
+        """Net savings in dollars per hour: price of the freed accelerators minus price of the tier."""
         return self.saved_per_h - self.price_per_h
 
 
 class CapacityCurve:
-    """Hit rate and value of one cache tier at every capacity.
-
-    For each block of the trace, `least` has the smallest capacity of this tier (in blocks) at which the block hits: 0
-    if a higher tier holds the block, NEVER if no capacity suffices. `saved_s` has the instance seconds saved by the
-    hit.
+    """Hit rate and value of one cache tier at every capacity. `least` is the smallest capacity of this tier, in blocks,
+    at which each block of the trace hits: 0 if a higher tier holds the block, NEVER if no capacity suffices. `saved_s`
+    is the instance time saved by each hit, in seconds.
     """
 
     def __init__(self, terms: CapacityTerms, least: Blocks, saved_s: Seconds) -> None:
@@ -183,7 +169,7 @@ class CapacityCurve:
         )
 
     def best(self) -> CapacityPoint:
-        """Return the point with the highest net savings. If no capacity saves money, this is the point at 0 GB."""
+        """Return the point with the highest net savings, which is the point at 0 GB if no capacity saves money."""
         terms = self.terms
         saved = self._saved_s / terms.duration_s * terms.second_price * 3600
         paid = np.arange(len(saved)) * (terms.caches * terms.block_gb * terms.gb_price)

@@ -1,4 +1,4 @@
-"""KV cache capacity planning: DRAM and disk sizes for a trace, with one cache per node or one shared by all nodes."""
+"""Capacity planning of KV caches: DRAM and disk sizes for a trace, with one cache per node or one for all nodes."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -23,12 +23,10 @@ from twofold.workload.rescale import BLOCK_TOKENS
 
 
 class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefill nodes and cache tiers of a capacity plan.
-
-    Each node is a `machine` with instances of `accelerators` accelerators. The number of `nodes` defaults to the nodes
-    that prefilling the trace keeps busy without reuse. `dram_gb` is the DRAM per node in GB; the default is the size
-    with the highest net savings. Reads from other nodes have the bandwidth `link_bytes_per_s`; the default is the
-    instance's share of the machine's network bandwidth.
+    """Prefill nodes and cache tiers of a capacity plan. Each node is a `machine` with instances of `accelerators`
+    accelerators. The default of `nodes` is the number that prefilling the trace without reuse keeps busy. `dram_gb` is
+    the DRAM per node; its default is the size with the highest net savings. An instance reads from other nodes at
+    `link_bytes_per_s`; the default is its share of the machine's network bandwidth.
     """
 
     model: Model
@@ -52,10 +50,8 @@ class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curves of one cache tier, for blocks that are not in the `behind_gb` GB of DRAM per node.
-
-    `local` is the curve with one cache per node and round-robin routing. `pool` is the curve with one cache shared by
-    all nodes; it is None if there is only one node.
+    """Capacity curves of one cache tier, for blocks that are not in the `behind_gb` GB of DRAM per node. `local`
+    assumes one cache per node and round-robin routing; `pool`, one cache shared by all nodes (None for a single node).
     """
 
     tier: StorageTier
@@ -65,16 +61,14 @@ class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def preferred(self) -> CapacityCurve:
-        """Capacity curve with a shared cache, or with a local cache if there is only one node."""
+        """Capacity curve of the shared cache, or of the local cache if there is only one node."""
         return self.pool or self.local
 
 
 class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curves of all cache tiers for one trace.
-
-    `busy` is the mean number of accelerators that prefilling the trace keeps busy without reuse. `disk_alone` has the
-    curves of the disk tier without a DRAM tier. `highest_reuse` is the share of blocks that occurred earlier in the
-    trace; no cache can have a higher hit rate.
+    """Capacity curves of all cache tiers for one trace. `busy` is the mean number of accelerators that prefilling the
+    trace without reuse keeps busy. `disk_alone` is the disk tier without a DRAM tier. `highest_reuse` is the share of
+    blocks seen earlier in the trace: the highest possible hit rate.
     """
 
     query: CapacityQuery
@@ -89,10 +83,7 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def capacity_plan(requests: Sequence[Request], query: CapacityQuery) -> CapacityPlan:
-    """Evaluate DRAM and disk capacities for a trace.
-
-    Raises ConfigurationError if the trace lacks block ids or a duration.
-    """
+    """Evaluate DRAM and disk sizes for a trace. Raises ConfigurationError if it lacks block ids or a duration."""
     blocks = sum(len(request.prefix_blocks) for request in requests)
     require(blocks > 0, "--kv-capacity needs a trace with block ids, such as Mooncake's: this trace has none")
     duration_s = requests[-1].arrival_s - requests[0].arrival_s
@@ -124,10 +115,7 @@ def _whole_s(query: CapacityQuery, request: Request) -> float:
 
 
 class _Trace:
-    """Requests of a trace and their `least_capacities`.
-
-    Both are stored twice: for one cache shared by all nodes, and for one cache per node with round-robin routing.
-    """
+    """Requests of a trace, and the cache size at which each block hits: with one cache, and with one per node."""
 
     def __init__(
         self, requests: Sequence[Request], query: CapacityQuery, nodes: int, blocks: int, duration_s: float
@@ -167,10 +155,8 @@ class _Trace:
         return CapacityCurve(terms, np.where(least < NEVER, np.maximum(least - above, 0), NEVER), np.concatenate(saved))
 
     def _saved_s(self, request: Request, least: Blocks, above: int, first_s: float, tier_s: float) -> Seconds:
-        """Return, for each block of a request, the prefill seconds that a hit in this tier saves.
-
-        The value is 0 for blocks that hit in DRAM. `above` is the capacity of the DRAM in blocks. Loading a block takes
-        `first_s` from DRAM and `tier_s` from this tier.
+        """Return, for each block of a request, the prefill seconds saved by a hit in this tier; 0 for a block found in
+        the `above` blocks of DRAM. Loading a block takes `first_s` s from DRAM and `tier_s` s from this tier.
         """
         there, in_first = int((least < NEVER).sum()), int((least <= above).sum())
         saved_s = np.zeros(len(least))
@@ -180,7 +166,7 @@ class _Trace:
         return saved_s
 
     def _block_s(self, tier: StorageTier, caches: int) -> float:
-        """Return the mean seconds to load a block. With one cache for all nodes, most blocks are on other nodes."""
+        """Return the mean seconds to load a block. A shared cache is spread evenly over all nodes."""
         query = self._query
         own = tier.bytes_per_s * query.share
         network = query.link_bytes_per_s or query.machine.network_bytes_per_s * query.share

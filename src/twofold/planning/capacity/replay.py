@@ -10,7 +10,7 @@ from twofold.request import BlockKey, Request
 
 
 class HitRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Hits and evictions of one simulated prefix cache. `rate` is the share of the trace's blocks that hit."""
+    """Hits and evictions of a simulated prefix cache of `capacity` blocks. `rate` is the share of blocks that hit."""
 
     eviction: str
     capacity: int
@@ -20,10 +20,7 @@ class HitRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceReuse(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefix reuse of a trace.
-
-    `highest` is the share of blocks that occurred earlier in the trace, or None if the trace has no blocks.
-    """
+    """Prefix reuse of a trace. `highest` is the share of blocks seen earlier in the trace; None without blocks."""
 
     requests: int
     blocks: int
@@ -33,9 +30,8 @@ class TraceReuse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trace_reuse(requests: Iterable[Request], capacities: Sequence[int], evictions: Sequence[str]) -> TraceReuse:
-    """Replay a trace through a prefix cache for each pair of capacity (in blocks) and eviction policy.
-
-    Raises ConfigurationError for an unknown eviction policy.
+    """Replay a trace through a prefix cache of each capacity (in blocks) and eviction policy. Raises ConfigurationError
+    for an unknown eviction policy.
     """
     caches = {
         (name, capacity): PrefixCache(capacity, create_eviction(name)) for name in evictions for capacity in capacities
@@ -67,7 +63,7 @@ def trace_reuse(requests: Iterable[Request], capacities: Sequence[int], eviction
 
 
 def replay_prompt(cache: PrefixCache, request: Request) -> int:
-    """Look up the blocks of a prompt in the cache, then insert the missing blocks. Return the number of hits."""
+    """Look up a prompt's blocks in the cache, insert the missing blocks, and return the number of hits."""
     keys = request.prefix_blocks
     found = cache.match(keys)
     cache.touch(keys, found)

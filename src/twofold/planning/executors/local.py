@@ -1,4 +1,4 @@
-"""Executor on local CPU cores. Its worker processes are forked from a server process that has loaded the code."""
+"""Executor that runs trials on local CPU cores, in processes forked from a server that has loaded the code."""
 
 import ctypes
 import multiprocessing
@@ -19,15 +19,11 @@ from twofold.planning.trials import try_trial
 
 
 def cores() -> int:
-    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 class LocalExecutor(Executor):
-    """Executor that runs trials in `jobs` worker processes.
-
-    Leaving the context manager cancels waiting trials and stops running trials.
-    """
+    """Executor that runs trials in `jobs` processes. Leaving the context manager cancels waiting and running trials."""
 
     def __init__(self, problem: Problem, jobs: int) -> None:
         require(jobs >= 1, f"--jobs must be at least 1, not {jobs}")
@@ -48,7 +44,7 @@ class LocalExecutor(Executor):
 
 
 def _start_server() -> None:
-    """Start the fork server with SIGINT blocked, so that Ctrl-C during its startup prints no traceback."""
+    """Start the fork server with SIGINT blocked: Ctrl-C during its start would print a traceback."""
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         ensure_running()

@@ -1,4 +1,4 @@
-"""Executor on a Ray cluster, and inventory of the cluster's machines for planning."""
+"""Executor that runs trials on a Ray cluster, and inventory of the cluster's machines for planning."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -18,10 +18,7 @@ _MAKERS = ("nvidia-", "tesla-", "amd-", "instinct-")
 
 
 class RayInventory(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of whole machines and of accelerators in a Ray cluster, by machine name of the catalog.
-
-    `left_out` has an explanation for each ignored node.
-    """
+    """Numbers of machines and accelerators in a Ray cluster, by catalog machine. `left_out` explains ignored nodes."""
 
     machines: dict[str, int]
     accelerators: dict[str, int]
@@ -29,7 +26,7 @@ class RayInventory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ray_inventory(nodes: Iterable[RayNode], catalog: Catalog) -> RayInventory:
-    """Count the machines and accelerators of the nodes of a Ray cluster. Each node is matched to a catalog machine."""
+    """Count the machines and accelerators of a Ray cluster, as machines of the catalog."""
     machines, accelerators, left_out = Counter[str](), Counter[str](), []
     for node in nodes:
         if not node.accelerators:
@@ -47,9 +44,8 @@ def ray_inventory(nodes: Iterable[RayNode], catalog: Catalog) -> RayInventory:
 
 
 def _machine_of(node: RayNode, catalog: Catalog) -> Machine | None:
-    """Return a catalog machine with the node's accelerator and no power cap; None if the catalog has no such machine.
-
-    A machine with as many accelerators as the node is preferred.
+    """Return the catalog machine with the node's accelerator, no power cap and, if possible, the node's number of
+    accelerators. Return None if the catalog has no machine with this accelerator.
     """
     if node.accelerator is None:
         return None
@@ -62,7 +58,7 @@ def _machine_of(node: RayNode, catalog: Catalog) -> Machine | None:
 
 
 def _is(ray_type: str, name: str) -> bool:
-    """Return whether Ray's accelerator type `ray_type` (such as H100 or A100-80G) is the catalog accelerator `name`."""
+    """Return whether Ray's accelerator type, such as H100 or A100-80G, is the catalog accelerator `name`."""
     word = ray_type.lower().removesuffix("-oam")
     for maker in _MAKERS:
         word = word.removeprefix(maker)
@@ -70,10 +66,8 @@ def _is(ray_type: str, name: str) -> bool:
 
 
 class RayExecutor(Executor):
-    """Executor that runs trials as one-core tasks on the Ray cluster at `address`.
-
-    The cluster must have the same version of Twofold installed. Raises ConfigurationError if Ray is not installed or
-    the cluster is not reachable.
+    """Executor that runs trials as one-core tasks on the Ray cluster at `address`, where the same version of Twofold
+    must be installed. Raises ConfigurationError if Ray is not installed or the cluster is unreachable.
     """
 
     def __init__(self, problem: Problem, address: str) -> None:

@@ -1,4 +1,1 @@
-"""DistServe's placement search (OSDI'24), which maximizes goodput per accelerator.
-
-The search chooses the parallelism and the number of instances of each phase.
-"""
+"""DistServe's placement search (OSDI'24): the placement of both phases with the highest goodput per accelerator."""

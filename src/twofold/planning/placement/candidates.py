@@ -1,9 +1,6 @@
-"""Placement candidates: the goodput of each phase alone, and combinations of both phases worth a simulation.
-
-Unlike DistServe, Twofold also plans for stocks of several machine types. In this case, the accelerators of each type
-are divided between the phases. The highest goodput of a phase on a number of accelerators is a knapsack problem over
-instance kinds. The Pareto-optimal divisions of each type are combined with those of the other types. The best
-combination has the highest goodput in its weaker phase.
+"""Placement candidates: the goodput of each phase alone, and combinations of both phases to simulate. Unlike DistServe,
+Twofold also places on a stock of several machine types. The accelerators of each type are divided between the phases;
+the instances of a phase with the highest total goodput are found as in a knapsack problem.
 """
 
 import math
@@ -35,12 +32,9 @@ class PhaseGoodput(msgspec.Struct, frozen=True, kw_only=True):
 async def goodputs(
     search: RateSearch, kinds: Sequence[MachineKind], *, shared: bool = False
 ) -> tuple[tuple[PhaseGoodput, ...], tuple[PhaseGoodput, ...]]:
-    """Return the simulated goodputs of prefill and of decode for each instance kind (DistServe, Algorithm 1).
-
-    Each of the two results is sorted by goodput per accelerator, highest first. Kinds that meet the SLO bound at no
-    rate are left out. Prefill is simulated with outputs of one token. A decode instance is simulated with so many
-    instances of the best prefill kind that prefill does not limit the goodput. If `shared` is set, KV transfers use the
-    links within a node.
+    """Return the simulated goodputs of prefill and of decode on each instance kind (DistServe, Algorithm 1). Both
+    results are sorted by goodput per accelerator, highest first, without kinds that meet the SLO bound at no rate.
+    Prefill is simulated with outputs of one token. If `shared` is set, KV transfers use the links within a node.
     """
     prefills = await _of_phase(search, [_prefill(kind) for kind in kinds])
     if not prefills:
@@ -74,7 +68,7 @@ def _decode(search: RateSearch, feeder: PhaseGoodput, kind: MachineKind, *, shar
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A design and its predicted rate, which is the lower goodput of its two phases."""
+    """A design and its predicted rate: the lower goodput of its two phases."""
 
     design: Design
     rate: float
@@ -92,10 +86,8 @@ def balanced(
     node: int | None = None,
 ) -> list[Candidate]:
     """Return candidates for all pairs of prefill and decode kinds, with numbers of instances that balance the phases.
-
-    Candidates are sorted by predicted goodput per accelerator, highest first; equally good candidates are sorted by
-    size, largest first, because larger designs absorb bursts better. If `node` (accelerators per node) is set, the
-    whole design must fit on one node, or stage i of all its prefill and decode instances must fit on one node.
+    They are sorted by predicted goodput per accelerator, then size, highest first. If `node` (accelerators per node) is
+    set, one node must have room for the whole design, or for stage i of all its instances.
     """
     found = {
         candidate.design: candidate
@@ -117,10 +109,8 @@ def replicated(
     *,
     shared: bool = False,
 ) -> list[Candidate]:
-    """Return a candidate for `rate` for each pair of a prefill and a decode kind, fewest accelerators first.
-
-    A candidate has ⌈rate / goodput⌉ instances for each phase. Candidates with more than `most_accelerators` are left
-    out.
+    """Return a candidate for `rate` for each pair of prefill and decode kinds, fewest accelerators first. Each has
+    ⌈rate / goodput⌉ instances per phase, on at most `most_accelerators` accelerators.
     """
     found = []
     for prefill in prefills:
@@ -151,10 +141,7 @@ Counts = tuple[tuple[MachineKind, int], ...]
 
 
 class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
-    """Division of a stock of accelerators into prefill and decode instances.
-
-    `prefill` and `decode` are the goodputs of the phases in requests/s; `prefills` and `decodes` are the instances.
-    """
+    """Division of a stock of accelerators into prefill and decode instances, with each phase's goodput (requests/s)."""
 
     prefill: float = 0.0
     decode: float = 0.0
@@ -163,7 +150,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> float:
-        """Goodput of the phase with the lower goodput."""
+        """Lower of the goodputs of the two phases, in requests/s."""
         return min(self.prefill, self.decode)
 
     @property
@@ -171,7 +158,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
         return sum(kind.accelerators * count for kind, count in (*self.prefills, *self.decodes))
 
     def beside(self, other: "StockDivision") -> "StockDivision":
-        """Return a division with the instances of this division and of `other`. The goodputs of each phase add up."""
+        """Return the division with the instances of both divisions; their goodputs add up."""
         return StockDivision(
             prefill=self.prefill + other.prefill,
             decode=self.decode + other.decode,
@@ -189,10 +176,8 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
 def divided(
     stock: Mapping[str, int], prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput], most: int
 ) -> list[Candidate]:
-    """Return the `most` best divisions of a stock between the phases, as candidates, best first.
-
-    `stock` maps machine types to numbers of accelerators. `prefills` and `decodes` are the goodputs of the instance
-    kinds.
+    """Return the `most` best divisions of a stock between the phases, best first. `stock` maps machine types to numbers
+    of accelerators. `prefills` and `decodes` are the goodputs of the instance kinds.
     """
     whole = [StockDivision()]
     for machine, accelerators in sorted(stock.items()):
@@ -212,7 +197,7 @@ def divided(
 def _splits(
     accelerators: int, prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput]
 ) -> list[StockDivision]:
-    """Return the Pareto-optimal divisions of one machine type's accelerators between the phases."""
+    """Return the Pareto-optimal divisions of the accelerators of one machine type between the phases."""
     first, second = _packed(accelerators, prefills), _packed(accelerators, decodes)
     return _unbettered(
         StockDivision(
@@ -226,10 +211,8 @@ def _splits(
 
 
 def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[float, Counts]]:
-    """Solve an unbounded knapsack problem for a phase: which instances have the highest total goodput?
-
-    The result has a pair (highest total goodput, number of instances of each kind) for 0, 1, … `accelerators`
-    accelerators. `goodputs` are the goodputs of the instance kinds.
+    """Return the highest total goodput of one phase, and its instances, for 0, 1, … `accelerators` accelerators. This
+    is an unbounded knapsack problem over the instance kinds.
     """
     best: list[tuple[float, dict[MachineKind, int]]] = [(0.0, {})]
     for given in range(1, accelerators + 1):
@@ -244,10 +227,7 @@ def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[f
 
 
 def _unbettered(splits: Iterable[StockDivision]) -> list[StockDivision]:
-    """Return the divisions that are Pareto-optimal in prefill and decode goodput.
-
-    Of divisions with equal goodputs, one with the fewest accelerators is returned.
-    """
+    """Return the Pareto-optimal divisions in prefill and decode goodput; of equals, one with fewest accelerators."""
     kept: list[StockDivision] = []
     for split in sorted(splits, key=lambda each: (-each.prefill, -each.decode, each.accelerators)):
         if not kept or split.decode > kept[-1].decode:

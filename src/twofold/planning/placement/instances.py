@@ -1,8 +1,8 @@
 """Instance kinds that fit on a machine, and node affinity: whether both phases must share nodes.
 
-This follows DistServe (OSDI'24, section 4.2). If links between nodes are fast (high affinity), Algorithm 1 places each
-phase separately. If these links are slow (low affinity), Algorithm 2 keeps hand-offs within a node: stage i of prefill
-and stage i of decode are on the same node.
+DistServe (OSDI'24, section 4.2) has two algorithms. With fast links between nodes (high affinity), Algorithm 1 places
+each phase separately. With slow links (low affinity), Algorithm 2 puts stage i of prefill and stage i of decode on the
+same node, so that hand-offs stay within nodes.
 """
 
 from collections.abc import Iterator
@@ -18,12 +18,9 @@ from twofold.planning.problem import Problem
 def instances_of(
     problem: Problem, machine: str, most_accelerators: int, most_stages: int | None = None
 ) -> list[MachineKind]:
-    """List the instance kinds that fit on `machine`, smallest first.
-
-    The tensor parallelism of a kind divides the LLM's number of heads and is at most the machine's number of
-    accelerators. The pipeline parallelism divides the LLM's number of layers. Kinds with too little memory for the LLM
-    and kinds without a performance model are left out. If no kind remains, raises a ConfigurationError with the reason
-    for the last kind.
+    """List the instance kinds that fit on `machine`, smallest first. The tensor parallelism divides the LLM's number of
+    heads and stays within a machine; the pipeline parallelism divides the number of layers. Kinds with too little
+    memory or without a performance model are left out. Raises ConfigurationError if no kind remains.
     """
     found: list[MachineKind] = []
     reason: ConfigurationError | None = None
@@ -54,17 +51,14 @@ _SATURATED, _LONG = 4096, 1024  # tokens of a batch that saturates prefill, and 
 
 
 class Affinity(StrEnum):
-    """Node affinity: high if hand-offs may transfer KV between nodes, low if hand-offs must stay within a node."""
+    """Node affinity: high if hand-offs may cross nodes, low if they must stay within a node."""
 
     HIGH = "high"
     LOW = "low"
 
 
 class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """Bandwidths per accelerator, in bytes per second.
-
-    `kv` is the peak rate at which prefill produces KV. `between_nodes` and `within_node` are bandwidths of links.
-    """
+    """Bandwidths per accelerator (bytes/s) between and within nodes. `kv` is the peak rate of KV from prefill."""
 
     kv: float
     between_nodes: float
@@ -72,18 +66,18 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def headroom(self) -> float:
-        """Bandwidth between nodes divided by the peak rate of KV production."""
+        """Bandwidth between nodes, divided by the peak rate of KV production."""
         return self.between_nodes / self.kv
 
     @property
     def affinity(self) -> Affinity:
-        """Low if links between nodes are slower than KV production and slower than links within a node, else high."""
+        """Low if links between nodes are slower than KV production and than links within a node, else high."""
         narrow = self.between_nodes < self.kv and self.between_nodes < self.within_node
         return Affinity.LOW if narrow else Affinity.HIGH
 
     @property
     def reason(self) -> str:
-        """Sentence that explains why hand-offs must stay within nodes, or why they need not."""
+        """Sentence that explains why the affinity is low or high."""
         kv, out, within = (f"{value / 1e9:,.3g} GB/s" for value in (self.kv, self.between_nodes, self.within_node))
         made = f"a prefill accelerator produces up to {kv} of KV"
         if self.affinity is Affinity.LOW:
@@ -94,7 +88,7 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
-    """Return the bandwidths of the machine type of `kinds`. `kv` is the highest rate of KV production of any kind."""
+    """Return the bandwidths of the machine type of `kinds`, with the highest KV production of any of these kinds."""
     machine = problem.catalog.machine(kinds[0].name)
     model = problem.catalog.model(problem.template.model)
     per_token = problem.template.kv_bytes_per_token or model.kv_bytes_per_token
@@ -110,7 +104,7 @@ def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
 
 
 def shares_nodes(design: Design, node: int) -> bool:
-    """Return whether a node with `node` accelerators has room for the whole design or for stage i of all instances."""
+    """Return whether one node of `node` accelerators has room for the whole design or stage i of all instances."""
     if design.accelerators <= node:
         return True
     stages = {kind.pipeline_parallel for kind in design.family.kinds}

@@ -1,8 +1,7 @@
 """DistServe placement plans: the best placement, the confidence in its goodput, and the best parallelism for prefill.
 
-Tensor parallelism makes each prefill faster; pipeline parallelism processes more prompts at a time. On the same number
-of accelerators, tensor parallelism has the lower TTFT at low rates, and pipeline parallelism has the lower TTFT at high
-rates (DistServe, section 3.1).
+On the same accelerators, tensor parallelism has the lower TTFT at low rates because it speeds up each prefill; pipeline
+parallelism has the lower TTFT at high rates because it processes more prompts at a time (DistServe, section 3.1).
 """
 
 import asyncio
@@ -35,10 +34,8 @@ DRAWS = 6
 
 
 class Confidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Goodputs of a design in independent draws of the workload, in ascending order.
-
-    For any distribution, the median over all possible draws lies between the lowest and the highest of n draws with
-    probability 1 − 2^(1−n).
+    """Goodputs of a design for n random draws of the workload, in ascending order. For any distribution, the median
+    over all draws lies between the lowest and the highest with probability 1 − 2^(1−n).
     """
 
     rates: tuple[float, ...]
@@ -49,27 +46,21 @@ class Confidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def level(self) -> float:
-        """Probability that the median goodput over all possible draws is between the lowest and highest of `rates`."""
+        """Probability that the median goodput over all random draws is between the lowest and highest of `rates`."""
         return 1.0 - 2.0 ** (1 - len(self.rates))
 
 
 async def confidence(search: RateSearch, design: Design, rate: float, draws: Sequence[int]) -> Confidence:
-    """Find the goodput of a design in each draw of the workload; 0 if the design meets the SLO at no rate.
-
-    The searches start at `rate`.
-    """
+    """Find a design's goodput in each random draw of the workload, starting at `rate`; 0 if no rate meets the SLO."""
     start = search.grid.step(rate)
     told = await asyncio.gather(*(replace(search, draw=draw).highest(design, start) for draw in draws))
     return Confidence(rates=tuple(sorted(each.rate for each in told)))
 
 
 class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Available accelerators and goal of a placement search.
-
-    `stock` maps machine types to numbers of accelerators. If `rate` (requests/s) is set, the search minimizes the
-    accelerators. Otherwise, the search maximizes the goodput per accelerator, or the goodput of the whole stock if the
-    stock has several machine types. If `affinity` is None, it is derived from the bandwidths of the links.
-    `most_stages` limits pipeline parallelism.
+    """Available accelerators and goal of a placement search. `stock` maps machine types to numbers of accelerators.
+    With a `rate` (requests/s), the goal is the fewest accelerators; without, the highest goodput per accelerator, or of
+    the whole stock for several machine types. If `affinity` is None, link bandwidths decide.
     """
 
     stock: dict[str, int]
@@ -87,10 +78,8 @@ class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """Inputs of a placement search.
-
-    `kinds` are the instance kinds that fit. `node` is the number of accelerators per node. `links` are the bandwidths
-    of the machine type with the least headroom.
+    """Inputs of a placement search. `kinds` are the instance kinds that fit, and `node` is the number of accelerators
+    per node. `links` are those of the machine type with the lowest ratio of link bandwidth to KV production.
     """
 
     query: PlacementQuery
@@ -102,10 +91,8 @@ class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a placement search.
-
-    `best` is the best split placement, with several copies if the rate requires them. `sure` is the confidence in its
-    goodput, or None if the workload is not random.
+    """Result of a placement search. `best` is the best split placement, in several copies if the rate requires them.
+    `sure` is the confidence in its goodput; None if the workload is not random.
     """
 
     prepared: PreparedPlacement
@@ -121,10 +108,8 @@ class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(problem: Problem, query: PlacementQuery) -> PreparedPlacement:
-    """Prepare a placement search.
-
-    Raises ConfigurationError if no instance kind fits, if the SLO lacks a TTFT or TPOT bound, if all outputs have only
-    one token, or if `query` sets a rate or low affinity for mixed machine types.
+    """Prepare a placement search. Raises ConfigurationError if no instance kind fits, the SLO lacks a TTFT or TPOT
+    bound, all outputs have one token, or `query` sets a rate or low affinity for several machine types.
     """
     slo = problem.slo
     if not isinstance(slo, Slo) or slo.ttft_s is None or slo.tpot_s is None:
@@ -150,7 +135,7 @@ def prepare(problem: Problem, query: PlacementQuery) -> PreparedPlacement:
 
 
 async def make_placement(search: RateSearch, prepared: PreparedPlacement) -> PlacementPlan:
-    """Run a prepared placement search. Raises ConfigurationError if no placement meets the SLO."""
+    """Run a placement search. Raises ConfigurationError if no placement meets the SLO."""
     query, most = prepared.query, prepared.query.accelerators
     one_node = most <= prepared.node
     anywhere = prepared.affinity is Affinity.HIGH
@@ -170,10 +155,7 @@ async def make_placement(search: RateSearch, prepared: PreparedPlacement) -> Pla
 
 
 def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlacement:
-    """Replicate a placement ⌈rate / goodput⌉ times to meet the rate of `query`.
-
-    Raises ConfigurationError if the copies need more accelerators than available.
-    """
+    """Replicate a placement to reach the rate of `query`. Raises ConfigurationError if the stock is too small."""
     copies = math.ceil((query.rate or best.rate) / best.rate)
     found = msgspec.structs.replace(best, copies=copies)
     if found.accelerators > query.accelerators:
@@ -185,11 +167,9 @@ def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlaceme
 
 
 class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
-    """Parallelism with the lowest mean TTFT of a prefill instance at each rate, according to queueing theory.
-
-    The instance has `accelerators` accelerators. `best` has pairs (rate, parallelism) in ascending order of rate; a
-    parallelism is the best one from its rate up to the rate of the next pair. `rate` is the rate (requests/s) of each
-    prefill instance in the placement.
+    """Parallelism with the lowest mean TTFT of a prefill instance at each rate, by queueing theory. `best` has (rate,
+    parallelism) pairs in ascending order; each parallelism is best from its rate up to the next pair's rate. The field
+    `rate` is the rate of each prefill instance in the placement. Rates are in requests/s.
     """
 
     accelerators: int
@@ -199,7 +179,6 @@ class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Sentence that states the best parallelism at each rate."""
         size = f"{self.prompt_tokens:,} tokens on {self.accelerators} accelerators"
         first = f"By queueing theory, mean TTFT of prompts of {size} is lowest"
         here = f"each instance serves {self.rate:.3g} requests/s here"
@@ -210,9 +189,8 @@ class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preference(plan: PlacementPlan) -> ParallelismPreference | None:
-    """Return the best parallelism of a prefill instance for the mean prompt, or None if there is no choice.
-
-    There is no choice if only one parallelism is possible, or if the placement has several prefill kinds.
+    """Return the best parallelism of a prefill instance for the mean prompt. Return None if there is no alternative, or
+    if the placement has several prefill kinds.
     """
     prepared, placed = plan.prepared, plan.best
     prefill = list(placed.design.parts_of(Role.PREFILL))

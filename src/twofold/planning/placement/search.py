@@ -1,7 +1,4 @@
-"""DistServe's placement search (OSDI'24, section 4).
-
-The search simulates each phase alone, and then the most promising combinations of both phases.
-"""
+"""DistServe's placement search (OSDI'24, section 4): simulates each phase alone, then combinations of both."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -20,10 +17,7 @@ BREADTH = 6  # placements and colocated designs simulated jointly
 
 
 class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """A placement with the highest simulated rate at which it meets the SLO.
-
-    The requested rate needs `copies` copies of the placement.
-    """
+    """A placement with its highest rate (requests/s) that meets the SLO. The requested rate needs `copies` copies."""
 
     design: Design
     rate: float
@@ -32,7 +26,7 @@ class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def per_accelerator(self) -> float:
-        """Goodput per accelerator in requests/s. DistServe compares placements by this value."""
+        """Goodput per accelerator in requests/s, by which DistServe ranks placements."""
         return self.rate / self.design.accelerators
 
     @property
@@ -41,10 +35,8 @@ class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementResults(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of a placement search.
-
-    `split` and `colocated` are the placements that meet the SLO, best first. `prefills` and `decodes` are the goodputs
-    of each phase on each instance kind.
+    """Results of a placement search. `split` and `colocated` are placements that meet the SLO, best first. `prefills`
+    and `decodes` are the goodputs of each phase on each instance kind.
     """
 
     prefills: tuple[PhaseGoodput, ...]
@@ -56,10 +48,9 @@ class PlacementResults(msgspec.Struct, frozen=True, kw_only=True):
 async def most_goodput(
     search: RateSearch, kinds: Sequence[MachineKind], most_accelerators: int, *, node: int | None = None
 ) -> PlacementResults:
-    """Find the placements with the highest goodput per accelerator, on at most `most_accelerators` accelerators.
-
-    If `node` is None, instances may be on any node (Algorithm 1). Otherwise a node has `node` accelerators, and stage i
-    of prefill and stage i of decode are on the same node (Algorithm 2).
+    """Find the placements with the highest goodput per accelerator, on up to `most_accelerators` accelerators. If
+    `node` is None, instances may be on any node (Algorithm 1). Otherwise, a node has `node` accelerators, and both
+    phases are on the same nodes (Algorithm 2).
     """
     prefills, decodes = await goodputs(search, kinds, shared=node is not None)
     candidates = balanced(prefills, decodes, most_accelerators, node=node)
@@ -71,11 +62,9 @@ async def most_goodput(
 async def for_rate(
     search: RateSearch, kinds: Sequence[MachineKind], rate: float, most_accelerators: int, *, shared: bool = False
 ) -> PlacementResults:
-    """Find the placements with the fewest accelerators that meet the SLO at `rate`.
-
-    If `shared` is set, both phases share nodes. The search starts with ⌈rate / goodput⌉ instances for each phase. The
-    optimum may have more instances, because each request must meet the bounds of both phases. It may also have fewer
-    instances, because several instances balance load.
+    """Find the placements with the fewest accelerators that meet the SLO at `rate`. If `shared` is set, both phases
+    share nodes. The search starts with ⌈rate / goodput⌉ instances per phase. The optimum may have more, because a
+    request must meet the bounds of both phases, or fewer, because several instances balance load.
     """
     prefills, decodes = await goodputs(search, kinds, shared=shared)
     found = replicated(prefills, decodes, rate, most_accelerators, shared=shared)
@@ -114,10 +103,7 @@ async def whole_stock(search: RateSearch, kinds: Sequence[MachineKind], stock: M
 
 
 def best_of(placement: PlacementResults) -> SimulatedPlacement:
-    """Return the best split placement.
-
-    If there is none, raises a ConfigurationError that names the phase whose bound cannot be met.
-    """
+    """Return the best split placement. If there is none, raise ConfigurationError with the limiting phase."""
     if placement.split:
         return placement.split[0]
     if not placement.prefills:
@@ -130,7 +116,7 @@ def best_of(placement: PlacementResults) -> SimulatedPlacement:
 
 
 async def _highest(search: RateSearch, designs: Sequence[Design]) -> tuple[SimulatedPlacement, ...]:
-    """Simulate the highest rate of each design, and sort the designs by goodput per accelerator, highest first."""
+    """Simulate the highest rate of each design; return placements by goodput per accelerator, highest first."""
     placed = [
         SimulatedPlacement(design=each.design, rate=each.rate, evaluation=each.kept)
         for each in await search.highest_of(designs)
@@ -146,7 +132,7 @@ async def _at(search: RateSearch, design: Design, rate: float) -> SimulatedPlace
 async def _colocated(
     search: RateSearch, kinds: Sequence[MachineKind], accelerators: int
 ) -> tuple[SimulatedPlacement, ...]:
-    """Return placements that fill `accelerators` accelerators with instances of the best colocated families."""
+    """Return placements that fill `accelerators` accelerators with instances of one of the best colocated families."""
     designs = [
         Design(family=family, counts=(max(1, accelerators // family.kinds[0].accelerators),))
         for family in await _best_colocated(search, kinds)
@@ -155,18 +141,18 @@ async def _colocated(
 
 
 async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> list[Family]:
-    """Return the colocated families with the highest goodput per accelerator, simulated with one instance each."""
+    """Return the colocated families whose single instance has the highest goodput per accelerator."""
     alone = [_alone(kind, batcher, budget) for kind in kinds for batcher, budget in search.colocated_batching]
     return [each.design.family for each in (await _highest(search, alone))[:BREADTH]]
 
 
 def _alone(kind: MachineKind, batcher: str, budget: int | None) -> Design:
-    """Return the design with one colocated instance of kind `kind`, with this batcher and token budget."""
+    """Return the design of one colocated instance of kind `kind` with this batcher and token budget."""
     return Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget).smallest
 
 
 async def _all_colocated(search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]) -> list[Design]:
-    """Return a colocated design for each batcher, which fills the stock with the best kind of each machine type."""
+    """Return a colocated design per batcher. It fills the stock with the best instance kind of each machine type."""
     designs = []
     for batcher, budget in search.colocated_batching:
         best: dict[str, MachineKind] = {}

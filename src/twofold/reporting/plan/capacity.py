@@ -1,4 +1,4 @@
-"""KV capacity plans as terminal tables and JSON."""
+"""Capacity plans of KV caches as terminal tables and JSON."""
 
 import math
 from collections.abc import Sequence
@@ -18,26 +18,20 @@ _ROWS = 12
 
 
 def capacity_tables(plan: CapacityPlan, title: str) -> Group:
-    """Return a table of capacities for each cache tier, followed by the conclusions."""
+    """Return a table of capacities for each cache tier, and the conclusions."""
     parts: list[RenderableType] = [_table(plan, each, title) for each in plan.tiers]
     return Group(*parts, Text(capacity_text(plan), style="bold"))
 
 
 def capacity_text(plan: CapacityPlan) -> str:
-    """Summarize a plan: how much reuse is possible, up to which capacity each tier pays off, and what a pool gains.
-
-    A pool is a cache shared by all nodes.
-    """
+    """Summarize a plan: possible reuse, capacity up to which each tier pays off, and gain from a shared cache."""
     busy = f"Without reuse, prefill keeps {plan.busy:,.1f} accelerators busy"
     repeated = f"{plan.highest_reuse:.1%} of its blocks are repeated"
     return " ".join(filter(None, (f"{busy}; {repeated}.", *map(_pays, plan.tiers), _pooling(plan), _alone(plan))))
 
 
 def capacities(each: TierPlan) -> list[float]:
-    """Return the capacities of a tier to tabulate, in GB per node.
-
-    These are 0 and the powers of two up to the capacity with the highest hit rate.
-    """
+    """Return the capacities to tabulate, in GB per node: 0, and powers of two up to the highest hit rate."""
     full = max(curve.full_gb_per_node for curve in _curves(each).values())
     last = math.ceil(math.log2(full)) if full > 0 else 0
     return [0.0, *(2.0**power for power in range(last - _ROWS + 1, last + 1))]
@@ -55,7 +49,7 @@ def _pays(each: TierPlan) -> str:
 
 
 def _pooling(plan: CapacityPlan) -> str:
-    """Compare the hit rates of the shared pool and of local caches with the same total size, in one sentence."""
+    """Compare the hit rates of one cache for all nodes and of one cache per node, at equal total size."""
     last = plan.tiers[-1]
     if last.pool is None:
         return ""
@@ -67,7 +61,7 @@ def _pooling(plan: CapacityPlan) -> str:
 
 
 def _alone(plan: CapacityPlan) -> str:
-    """Compare the net savings of a disk tier alone and of DRAM and disk together, in one sentence."""
+    """Compare the net savings of the disk tier alone and of DRAM and disk together."""
     dram, disk = plan.tiers
     if not disk.behind_gb:
         return ""
@@ -101,10 +95,8 @@ def _cells(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) -> t
 
 
 class MarginalGain(msgspec.Struct, frozen=True, kw_only=True):
-    """Gain from increasing the capacity of a tier.
-
-    Each added GB saves `accelerator_s_per_gb_h` accelerator seconds per hour. Each dollar spent on the added capacity
-    saves `returns` dollars; None if the tier is free.
+    """Gain from a larger tier: accelerator seconds saved per hour by each added GB, and dollars saved by each dollar
+    spent on the added capacity (None for a free tier).
     """
 
     accelerator_s_per_gb_h: float
@@ -121,7 +113,7 @@ def added_by(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) ->
 
 
 class CapacityPointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A point of a capacity curve. `added` is the gain over the next smaller capacity in the report."""
+    """A point of a capacity curve. `added` is the gain over the next smaller capacity of the report."""
 
     point: CapacityPoint
     added: MarginalGain
@@ -136,10 +128,7 @@ class CurveReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curves of a cache tier.
-
-    `local` has one cache per node. `pool` has one cache shared by all nodes; None if there is only one node.
-    """
+    """Capacity curves of a cache tier: `local` (one cache per node) and `pool` (one for all; None for one node)."""
 
     tier: str
     price_per_gb_h: float

@@ -1,4 +1,4 @@
-"""HTML page of a plan in a single file: the best designs, the Pareto front, and latency over rate."""
+"""HTML page of a plan in a single file: best designs, Pareto front, and latency over rate."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -19,10 +19,7 @@ _SYMBOLS = {True: "circle", False: "square"}
 
 
 def pareto_chart(plan: Plan, front: Sequence[ParetoPoint]) -> ReportChart:
-    """Plot price over rate, and power over rate.
-
-    Small points are the Pareto front. Large points are the best designs of the families.
-    """
+    """Plot price and power over rate: Pareto front (small points) and best design of each family (large points)."""
     traces: list[Trace] = []
     families = list(dict.fromkeys(point.design.family.name for point in front))
     for index, family in enumerate(families):
@@ -42,9 +39,8 @@ def pareto_chart(plan: Plan, front: Sequence[ParetoPoint]) -> ReportChart:
 
 
 def rates_chart(curves: Mapping[str, RateCurve], slo: Slo | SlowdownSlo) -> ReportChart:
-    """Plot P50 (solid) and P90 (dashed) of TTFT and TPOT over rate, and the bounds if the SLO is in seconds.
-
-    `curves` maps each design to its evaluations by rate.
+    """Plot P50 (solid) and P90 (dashed) of TTFT and TPOT over rate, with the bounds of an SLO in seconds. `curves` maps
+    each design to its evaluations by rate.
     """
     traces: list[Trace] = []
     for index, (name, curve) in enumerate(curves.items()):
@@ -111,7 +107,6 @@ def plan_page(
     slo: Slo | SlowdownSlo,
     title: str,
 ) -> str:
-    """Return the HTML page of a plan."""
     body = [f"<p>SLO: {escape(slo_text(slo))}</p>", f'<p class="advice">{escape(advice.text)}</p>']
     headings = [(text, "number") for text in HEADINGS]
     rows = [[(text, "number") for text in choice_row(choice)] for choice in plan.choices]

@@ -23,7 +23,7 @@ from twofold.request import Phase
 
 
 def placement_tables(plan: PlacementPlan, effort: Effort, title: str) -> Group:
-    """Return a table of the goodputs of each phase and a table of the simulated placements, followed by the verdict."""
+    """Return the tables of the goodputs per phase and of the simulated placements, the verdict and the effort."""
     phases = _phases(plan.placement.prefills, plan.placement.decodes)
     joint = _joint((*plan.placement.split, *plan.placement.colocated), title)
     parts: list[RenderableType] = [phases, joint, Text(verdict_text(plan), style="bold")]
@@ -31,11 +31,7 @@ def placement_tables(plan: PlacementPlan, effort: Effort, title: str) -> Group:
 
 
 def verdict_text(plan: PlacementPlan) -> str:
-    """Summarize a placement plan in a few sentences.
-
-    They state the instances, the confidence in the goodput, the best colocated design, the algorithm, and the best
-    parallelism for prefill.
-    """
+    """Summarize a placement plan: instances, confidence in the goodput, best colocated design and parallelism."""
     best, query = plan.best, plan.prepared.query
     each = ", ".join(
         f"{count} {role} {kind.short}"
@@ -120,7 +116,7 @@ class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacedReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A simulated placement. The plan uses it `copies` times."""
+    """A simulated placement, which the plan uses `copies` times."""
 
     name: str
     split: bool

@@ -16,7 +16,7 @@ from twofold.reporting.output import JsonReport, same_fields
 
 
 class DesignReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A design with its price and power. `machines` has the number of each kind, prefill kinds first."""
+    """A design with its price and power. `machines` has the number of machines of each type, prefill first."""
 
     name: str
     family: str
@@ -36,7 +36,7 @@ class DesignReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChoiceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The best design of a family, with its evaluation at `rate`."""
+    """The best design of a family, with its evaluation at `rate` requests/s."""
 
     design: DesignReport
     rate: float
@@ -67,10 +67,8 @@ class ParetoPointReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanReport(JsonReport, frozen=True, kw_only=True):
-    """JSON output of `twofold plan --json`. All fields except `effort` are reproducible.
-
-    `choices` has the best design of each family, best first. `without` names the families without a design that meets
-    the SLO.
+    """JSON output of `twofold plan --json`, reproducible except for `effort`. `choices` has the best design of each
+    family, best first. `without` names the families without a design that meets the SLO.
     """
 
     twofold_version: str

@@ -34,10 +34,7 @@ HEADINGS = (
 
 
 def choice_row(choice: DesignChoice) -> tuple[str, ...]:
-    """Format a design as the cells under HEADINGS.
-
-    Latencies and mean power are those at `choice.rate`, not at the highest rate.
-    """
+    """Format a design as the cells under HEADINGS. Latencies and mean power are at the rate `choice.rate`."""
     design, evaluation = choice.design, choice.evaluation
     return (
         design.name,
@@ -54,7 +51,7 @@ def choice_row(choice: DesignChoice) -> tuple[str, ...]:
 
 
 def check_texts(check: Check) -> tuple[str, str]:
-    """Format the value and the bound of an SLO check, depending on the check as shares, as multiples or in seconds."""
+    """Format the value and the bound of an SLO check: as shares, as multiples or in seconds, as the check requires."""
     if check.at_least or "slowdown" in check.name:
         return check_text(check)
     return seconds(check.value), f"≤ {seconds(check.bound)}"
@@ -66,7 +63,7 @@ _MOST_POINTS = 14  # the JSON has the whole front
 
 
 def plan_tables(plan: Plan, advice: Advice, front: Sequence[ParetoPoint], effort: Effort, title: str) -> Group:
-    """Return the tables of a plan, followed by the verdict and the simulation effort."""
+    """Return the tables of a plan, with the verdict and the simulation effort."""
     parts: list[RenderableType] = [_choices(plan, title)]
     if plan.without:
         parts.append(Text(f"Cannot meet the SLO: {', '.join(plan.without)}."))
@@ -76,7 +73,7 @@ def plan_tables(plan: Plan, advice: Advice, front: Sequence[ParetoPoint], effort
 
 
 def effort_text(effort: Effort) -> str:
-    """Summarize the effort of a plan in one line: new simulations, reused results and CPU time."""
+    """Summarize the effort of a plan in a line: new simulations, reused results and CPU time."""
     reused = f", {effort.reused:,} reused" if effort.reused else ""
     speed = effort.requests_per_cpu_s
     pace = "" if speed is None else f": {speed:,.0f} requests per CPU second"
@@ -85,7 +82,7 @@ def effort_text(effort: Effort) -> str:
 
 
 def thinned(front: Sequence[ParetoPoint], most: int = _MOST_POINTS) -> list[ParetoPoint]:
-    """Return at most `most` points of `front`, evenly spaced, including the first and the last point."""
+    """Return at most `most` evenly spaced points of `front`, including the first and the last."""
     if len(front) <= most:
         return list(front)
     return [front[round(index * (len(front) - 1) / (most - 1))] for index in range(most)]

@@ -1,4 +1,4 @@
-"""Charts of simulations: latencies, slowdowns, queues, pool membership, overload, power and utilization."""
+"""Charts of simulations: latencies, slowdowns, queues, instances by role, overload, power and utilization."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -40,7 +40,7 @@ DASHED: Final[Layout] = {"width": 1, "dash": "dash"}
 
 
 def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart:
-    """Plot the cumulative distributions of TTFT, TPOT, ITL and E2E, and the bounds if the SLO is in seconds."""
+    """Plot the cumulative distributions of TTFT, TPOT, ITL and E2E, with the bounds of an SLO in seconds."""
     known = [latency for latency in LATENCIES if latency.label in _TITLES]
     axes = [(log_axis(_TITLES[latency.label]), _SHARE) for latency in known]
     traces = [trace for plot, latency in enumerate(known) for trace in cumulative(results, latency, plot)]
@@ -56,7 +56,7 @@ def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | 
 
 
 def cumulative(results: Mapping[str, SimulationResult], distribution: LatencyMetric, plot: int) -> Iterator[Trace]:
-    """Yield a line for each run that measured the metric `distribution`: the cumulative distribution of the metric."""
+    """Yield the cumulative distribution of a metric as one line for each run that measured the metric."""
     for index, (name, result) in enumerate(results.items()):
         points = _points(distribution.of(result))
         if points:
@@ -65,9 +65,8 @@ def cumulative(results: Mapping[str, SimulationResult], distribution: LatencyMet
 
 
 def _points(histogram: Histogram | None) -> list[tuple[float, float]]:
-    """Return the points (value, share of measurements up to this value) of a cumulative distribution.
-
-    Values of 0 are left out, because a logarithmic axis cannot show them.
+    """Return the points (value, share of measurements up to this value) of a cumulative distribution. The value 0 is
+    left out, because a logarithmic axis cannot show it.
     """
     if histogram is None or histogram.count == 0:
         return []
@@ -82,10 +81,7 @@ def _bounds(slo: Slo) -> Iterator[Trace]:
 
 
 def slowdowns(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart | None:
-    """Plot the cumulative distributions of slowdowns, and the bounds if the SLO is in slowdowns.
-
-    Return None if no run measured slowdowns.
-    """
+    """Plot the cumulative distributions of slowdowns, with the bounds of the SLO; None if no run measured slowdowns."""
     traces = [trace for plot, known in enumerate(SLOWDOWNS) for trace in cumulative(results, known, plot)]
     if not traces:
         return None
@@ -116,7 +112,7 @@ def _slowdowns_bounds(slo: SlowdownSlo) -> Iterator[Trace]:
 
 
 def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]]:
-    """Yield pairs (role, time series called `kind/ROLE`) for the roles with such a series in a run, prefill first."""
+    """Yield (role, time series `kind/ROLE`) pairs for the roles with such a series, prefill first."""
     for role in Role:
         series = result.series.get(f"{kind}/{role}")
         if series is not None:
@@ -124,7 +120,7 @@ def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]
 
 
 def role_lines(result: SimulationResult, kind: str, where: dict[str, object], *, legend: bool) -> Iterator[Trace]:
-    """Yield two lines for each role: the mean (solid) and the maximum (thin) of the time series `kind/ROLE`."""
+    """Yield two lines per role: mean (solid) and maximum (thin) of the time series `kind/ROLE`."""
     for role, series in by_role(result, kind):
         colour, group = PHASE_COLOURS[role], {"legendgroup": role.value, **where}
         times, means, highest = steps(series)
@@ -135,10 +131,7 @@ def role_lines(result: SimulationResult, kind: str, where: dict[str, object], *,
 
 
 def steps(series: Series) -> tuple[list[float], list[float], list[float]]:
-    """Return (times, means, maxima) of a time series, for a step line.
-
-    The last mean and maximum are repeated at the end of the series, so that the line extends to the end.
-    """
+    """Return the times, means and maxima of a time series for a step line, which lasts until the end of the series."""
     points = series.points()
     if points:
         points.append((series.at_ps / _PS_PER_S, points[-1][1], points[-1][2]))
@@ -150,7 +143,7 @@ _KINDS = (("queue", "Waiting requests"), ("batch", "Requests in batches"))
 
 
 def load(results: Mapping[str, SimulationResult]) -> ReportChart:
-    """Plot queues (left) and batches (right) over time, with one row of plots per run."""
+    """Plot queues (left) and batches (right) over time, one row per run."""
     traces: list[Trace] = []
     axes: list[tuple[Layout, Layout]] = []
     for row, (name, result) in enumerate(results.items()):
@@ -168,7 +161,7 @@ def load(results: Mapping[str, SimulationResult]) -> ReportChart:
 
 
 def membership(results: Mapping[str, SimulationResult]) -> ReportChart:
-    """Plot the number of instances in each role over time as stacked areas, with one plot per run."""
+    """Plot the number of instances in each role over time as stacked areas, one plot per run."""
     traces: list[Trace] = []
     for plot, result in enumerate(results.values()):
         for role, series in by_role(result, "pool"):
@@ -186,10 +179,7 @@ def membership(results: Mapping[str, SimulationResult]) -> ReportChart:
 
 
 def overload(results: Mapping[str, SimulationResult]) -> ReportChart | None:
-    """Plot the load that overload control predicts over time, with one plot per run.
-
-    Return None if no run has overload control.
-    """
+    """Plot the load predicted by overload control over time, one plot per run; None without overload control."""
     controlled = {name: result for name, result in results.items() if result.overload is not None}
     if not controlled:
         return None
@@ -209,10 +199,7 @@ def overload(results: Mapping[str, SimulationResult]) -> ReportChart | None:
 
 
 def power(results: Mapping[str, SimulationResult]) -> ReportChart | None:
-    """Plot drawn power (solid) and provisioned power (dashed) over time for each run.
-
-    Return None if no run has a power series.
-    """
+    """Plot drawn (solid) and provisioned (dashed) power over time for each run; None if no run measured power."""
     traces: list[Trace] = []
     for index, (name, result) in enumerate(results.items()):
         series = result.series.get("power_w")
@@ -230,7 +217,7 @@ def power(results: Mapping[str, SimulationResult]) -> ReportChart | None:
 
 
 def utilization(results: Mapping[str, SimulationResult]) -> ReportChart:
-    """Plot the utilization of each pool as a bar. Bars are coloured by role, or by run if there are several runs."""
+    """Plot the utilization of each pool as a bar, coloured by role or, with several runs, by run."""
     traces: list[Trace] = []
     for index, (name, result) in enumerate(results.items()):
         roles = [PHASE_COLOURS[Role(pool.role)] for pool in result.pools]

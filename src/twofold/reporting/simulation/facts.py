@@ -1,4 +1,4 @@
-"""Facts about a simulation: values with a label and with the error of the performance models behind the value."""
+"""Facts about a simulation: labelled values, with the errors of the performance models behind them."""
 
 from collections.abc import Iterator
 
@@ -16,12 +16,9 @@ from twofold.slo import Slo, SlowdownSlo
 
 
 class ReuseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefix reuse of a run.
-
-    `hits` maps each tier to its hit rate, and `fetched` is the share of blocks fetched from other caches. `requests`
-    maps each instance to its number of prompts. `hottest` has a pair (number of uses, number of caches with the block)
-    for each of the most used blocks. `ttft_error` is the error of the TTFT that the router predicts, relative to the
-    measured TTFT.
+    """Prefix reuse of a run. `hits` maps each tier to its hit rate. `fetched` is the share of blocks fetched from other
+    caches. `requests` maps each instance to its number of prompts. `hottest` has (number of uses, number of caches with
+    the block) pairs for the most used blocks. `ttft_error` is the relative error of the router's predicted TTFT.
     """
 
     caches: int
@@ -49,7 +46,7 @@ class ReuseReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reuse_lines(result: ReuseResult) -> Iterator[tuple[str, str]]:
-    """Yield (label, text) pairs that describe the prefix reuse of a run."""
+    """Yield (label, text) pairs on the prefix reuse of a run."""
     report = ReuseReport.of(result)
     tiers = ", ".join(f"{share:.1%} in {tier}" for tier, share in report.hits.items())
     yield "Prefix hit rate", f"{report.hit_rate:.1%}: {tiers}, {report.fetched:.1%} from other caches"
@@ -67,10 +64,7 @@ _ATTAINMENT = 0.9  # share of requests, as in DistServe
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """A value with a label.
-
-    `accuracy` is the error of the performance models that the value depends on; empty if it depends on none.
-    """
+    """A labelled value. `accuracy` is the error of the performance models behind the value; empty if there are none."""
 
     label: str
     value: str
@@ -78,12 +72,12 @@ class Fact(msgspec.Struct, frozen=True):
 
 
 def facts(result: SimulationResult) -> list[Fact]:
-    """Return the results of a simulation: counts, rates, energy, cost and simulation effort."""
+    """Return the results of a simulation: counts, rates, energy, cost and CPU time."""
     return [*_counts(result), *_refusals(result), *_rates(result), *_costs(result), *_effort(result)]
 
 
 def design(result: SimulationResult) -> list[Fact]:
-    """Return the facts of a simulated cluster: LLM, pools, policies and performance models."""
+    """Return the facts about a simulated cluster: LLM, pools, policies and performance models."""
     spec, chunk = result.spec, result.spec.pipeline_chunk
     return [
         Fact("Model", spec.model),

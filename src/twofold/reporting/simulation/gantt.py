@@ -1,4 +1,4 @@
-"""Chart of instance activity over time, and the observer that records it."""
+"""Gantt chart of the instances' iterations over time, and the observer that records them."""
 
 import re
 from collections import defaultdict
@@ -17,10 +17,8 @@ _HOVER = (
 
 
 class GanttRuns(Observer):
-    """Observer that records the iteration runs (see `IterationRun`) of all instances in the first `until_s` seconds.
-
-    If `limit` runs are recorded earlier, the chart ends with the end of run number `limit`. Runs that continue beyond
-    the end of the chart are cut off.
+    """Observer that records runs of equal iterations (`IterationRun`) on all instances, for `until_s` seconds or until
+    there are `limit` runs. The chart ends at that time; later parts of runs are cut off.
     """
 
     def __init__(self, limit: int = MOST_RUNS, until_s: float | None = None) -> None:
@@ -31,7 +29,7 @@ class GanttRuns(Observer):
 
     @property
     def end_s(self) -> float:
-        """Simulated time at which the chart ends, in seconds."""
+        """Simulated time in seconds at which the chart ends."""
         latest = max((run.end_ps for run in self.runs), default=0)
         return (latest if self._end_ps is None else min(latest, self._end_ps)) / _PS_PER_S
 
@@ -43,7 +41,7 @@ class GanttRuns(Observer):
             self._end_ps = run.end_ps if self._end_ps is None else min(self._end_ps, run.end_ps)
 
     def role(self, instance: str, role: Role, at_ps: int) -> None:
-        """Add a row for the instance to the chart, even if it never runs an iteration."""
+        """Add a row for the instance to the chart, even if it never runs."""
         self.instances.add(instance)
 
 
@@ -96,5 +94,5 @@ def _layout(rows: list[str], end_s: float) -> Layout:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key that compares numbers in a name by value, so that decode-2 comes before decode-10."""
+    """Return a sort key that puts decode-2 before decode-10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -48,7 +48,7 @@ def _columns(runs: Mapping[str, Sequence[Fact]]) -> str:
 
 
 def _column(run: Sequence[Fact]) -> dict[str, str]:
-    """Return a dict that maps labels to the texts of a run's facts. Texts with the same label are joined."""
+    """Return the texts of a run's facts by label; texts with the same label are joined."""
     column: dict[str, str] = {}
     for fact in run:
         earlier = column.get(fact.label)
@@ -69,10 +69,8 @@ def html_report(
     runs: Mapping[str, GanttRuns] | None = None,
     reference: ModelAccuracy | None = None,
 ) -> str:
-    """Return the HTML page of one or several runs.
-
-    `results`, `verdicts` and `runs` have the names of runs as keys. `reference` is the error of the performance model
-    that slowdowns are relative to. Raises ValueError if `results` is empty.
+    """Return the HTML page of one or several runs. `results`, `verdicts` and `runs` have names of runs as keys.
+    `reference` is the error of the performance model that slowdowns are relative to. Raises ValueError without results.
     """
     if not results:
         raise ValueError("a report needs at least one result")
@@ -87,7 +85,7 @@ def html_report(
 def pictures(
     results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None, runs: Mapping[str, GanttRuns]
 ) -> Iterator[ReportChart]:
-    """Yield the charts of the page in order. Charts without data are left out."""
+    """Yield the charts of the page in order, without charts that have no data."""
     drawn = (
         *(latencies(results, slo), slowdowns(results, slo), load(results), overload(results)),
         *(membership(results), power(results), utilization(results)),

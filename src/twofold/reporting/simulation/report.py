@@ -21,14 +21,14 @@ from twofold.slo import Slo, SlowdownSlo
 
 
 class ReplanEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A re-planning decision with its description in words."""
+    """A re-planning decision, with its description in words."""
 
     text: str
     decision: ReplanDecision
 
 
 def replan_table(log: Sequence[ReplanDecision]) -> Table:
-    """Return a table of re-planning decisions, in order of time."""
+    """Return a table of the re-planning decisions in order of time."""
     drawn = table("Re-planning", ("", ""), (0,), show_header=False)
     drawn.columns[0].no_wrap = True
     for decision in log:
@@ -46,10 +46,7 @@ _OF_THE_WHOLE_RUN = (
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of requests, tokens and events in a simulation.
-
-    `arrived` is the sum of `completed`, `rejected`, `failed` and `unfinished`.
-    """
+    """Numbers of requests, tokens and events. All arrived requests are completed, rejected, failed or unfinished."""
 
     arrived: int
     completed: int
@@ -68,9 +65,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates per second of a run. A rate over a time of 0 seconds is None.
-
-    The arrival rate covers the time from the first to the last arrival; the other rates cover the whole run.
+    """Rates of a run per second. The arrival rate covers the time up to the last arrival; other rates cover the whole
+    run. A rate over 0 seconds is None.
     """
 
     arrivals_per_s: float | None
@@ -87,12 +83,10 @@ class SeriesSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulationReport(JsonReport, frozen=True, kw_only=True):
-    """JSON output of `twofold simulate --json`.
-
-    Times are in seconds, energy in joules, power in watts, and prices in US dollars. `model_errors` maps each figure to
-    the held-out errors of the performance models behind it. `workload` has the workload options. Distributions without
-    measurements are None. `overload` is present only with --overload, `reuse` only with prefix caches, and `replanning`
-    only with --replan.
+    """JSON output of `twofold simulate --json`. Times are in seconds, energy in joules, power in watts, prices in US
+    dollars. `model_errors` maps each figure to the held-out errors of the performance models behind it. Distributions
+    without measurements are None. `overload` is present only with --overload, `reuse` only with prefix caches, and
+    `replanning` only with --replan.
     """
 
     twofold_version: str

@@ -15,10 +15,8 @@ PERCENTILES: Final = (50, 90, 95, 99)
 
 
 class LatencyMetric(msgspec.Struct, frozen=True, kw_only=True):
-    """A latency metric.
-
-    `field` is the field of `SimulationResult` with the metric's histogram. The metric depends on the performance of the
-    `phases`.
+    """A latency metric. `field` is the field of `SimulationResult` with its histogram. `phases` are the phases whose
+    performance determines it.
     """
 
     label: str
@@ -26,7 +24,7 @@ class LatencyMetric(msgspec.Struct, frozen=True, kw_only=True):
     phases: tuple[Phase, ...]
 
     def of(self, result: SimulationResult) -> Histogram | None:
-        """Return the histogram of this metric, or None if the simulation did not measure the metric."""
+        """Return the histogram of this metric; None if the simulation did not measure it."""
         histogram = getattr(result, self.field)
         if histogram is not None and not isinstance(histogram, Histogram):
             raise TypeError(f"{self.field} of a result is no histogram")
@@ -51,7 +49,7 @@ SLOWDOWNS: Final = (
 
 
 class DistributionSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of a distribution. Latencies are in seconds, slowdowns are multiples."""
+    """Statistics of a distribution: latencies in seconds, slowdowns as multiples."""
 
     count: int
     mean: float
@@ -64,7 +62,7 @@ class DistributionSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, histogram: Histogram | None) -> "DistributionSummary | None":
-        """Return the statistics of a histogram, or None if the histogram is empty or None."""
+        """Return the statistics of a histogram; None if it is None or empty."""
         if histogram is None or histogram.count == 0:
             return None
         quantiles = {f"p{percentile}": _known(histogram.percentile(percentile)) for percentile in PERCENTILES}
@@ -78,7 +76,6 @@ class DistributionSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _known(value: float | None) -> float:
-    """Return a statistic of a non-empty histogram, which is never None. The check is for the type checker."""
     if value is None:
         raise TypeError("a histogram that is not empty has no such statistic")
     return value
@@ -88,10 +85,7 @@ UNKNOWN = "error unknown"
 
 
 def describe(error: ModelAccuracy) -> str:
-    """Describe the error of a performance model, such as `±10% prefill, ±2% decode: fitted to …`.
-
-    The error of an estimated model is described as `estimated (…): …`.
-    """
+    """Describe the error of a performance model, such as `±10% prefill, ±2% decode: fitted to …`."""
     known = ", ".join(
         f"{percent(value)} {phase}"
         for phase, value in ((Phase.PREFILL, error.prefill), (Phase.DECODE, error.decode))
@@ -104,10 +98,8 @@ def describe(error: ModelAccuracy) -> str:
 
 
 class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
-    """Largest held-out errors of the performance models that a number depends on, by phase.
-
-    The error of a phase is None if it is unknown or if the number does not depend on the phase. `estimated` is set if
-    any of the performance models was not fitted to measurements of its LLM on its machine.
+    """Largest held-out error per phase of the performance models behind a number; None if unknown or if the number does
+    not depend on the phase. `estimated` is set if a model was not fitted to measurements of its LLM on its machine.
     """
 
     prefill: float | None
@@ -116,10 +108,8 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worst(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None) -> Accuracy:
-    """Return the largest errors, by phase, of the performance models of the pools that run `phases`.
-
-    If `reference` is set, the result includes this error, which is that of the performance model that slowdowns are
-    relative to.
+    """Return the largest errors, by phase, of the performance models of the pools that run `phases`. For slowdowns,
+    `reference` adds the error of the performance model that they are relative to.
     """
     errors = {phase: _errors(pools, phase, reference) for phase in _all_phases(pools, phases)}
     return Accuracy(
@@ -130,10 +120,7 @@ def worst(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: Model
 
 
 def accuracy(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None) -> str:
-    """Return the result of `worst` as text, such as `±10%` or `estimated, ±10% prefill, ±2% decode`.
-
-    The text is empty if there are no phases.
-    """
+    """Return the result of `worst` as text, such as `±10%` or `estimated, ±10% prefill, ±2% decode`."""
     resting = _all_phases(pools, phases)
     if not resting:
         return ""
@@ -147,7 +134,7 @@ def accuracy(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: Mo
 
 
 def phase_accuracy(pools: Sequence[PoolResult], phase: Phase) -> str:
-    """Return the largest model error in a phase as text, such as `±10%`. Only pools that run this phase count."""
+    """Return the largest error in a phase, over the pools that run it, as text such as `±10%`."""
     errors = _errors(pools, phase, None)
     value = _worst(errors, phase)
     text = UNKNOWN if value is None else percent(value)
@@ -161,12 +148,12 @@ def _qualified(text: str, *, estimated: bool) -> str:
 
 
 def percent(error: float) -> str:
-    """Format a relative error as a percentage without decimals, or with one decimal below 1%."""
+    """Format a relative error as a percentage, with one decimal below 1%."""
     return f"±{error:.0%}" if error >= 0.01 else f"±{error:.1%}"
 
 
 def _running(pools: Sequence[PoolResult], phase: Phase) -> Sequence[PoolResult]:
-    """Return the pools whose role runs `phase`. If no role does, return all pools, because roles may change."""
+    """Return the pools that run `phase`, or all pools if no role does, because roles may change."""
     roles = {pool.role: Role(pool.role) for pool in pools}
     prefills = phase is Phase.PREFILL
     running = [p for p in pools if (roles[p.role].prefills if prefills else roles[p.role].decodes)]
@@ -174,7 +161,7 @@ def _running(pools: Sequence[PoolResult], phase: Phase) -> Sequence[PoolResult]:
 
 
 def _all_phases(pools: Sequence[PoolResult], phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """Return `phases`, or both phases if any of `phases` runs on mixed instances, where each phase delays the other."""
+    """Return `phases`, or both phases if one of them runs on mixed instances, where the phases delay each other."""
     if any(Role(pool.role) is Role.MIXED for phase in phases for pool in _running(pools, phase)):
         return tuple(Phase)
     return tuple(phases)
@@ -186,7 +173,7 @@ def _errors(pools: Sequence[PoolResult], phase: Phase, reference: ModelAccuracy 
 
 
 def _worst(errors: Sequence[ModelAccuracy], phase: Phase) -> float | None:
-    """Return the largest of the `errors` in a phase, or None if any error in this phase is unknown."""
+    """Return the largest error in a phase; None if any error in this phase is unknown."""
     values = [error.prefill if phase is Phase.PREFILL else error.decode for error in errors]
     known = [value for value in values if value is not None]
     return max(known) if known and len(known) == len(values) else None

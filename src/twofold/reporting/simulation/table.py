@@ -1,4 +1,4 @@
-"""Simulations as terminal tables: latencies, facts, pools and the SLO verdict."""
+"""Simulations as terminal tables: latencies, facts, pools and SLO verdict."""
 
 from rich.console import Group
 from rich.markup import escape
@@ -18,10 +18,7 @@ ERROR_HEADING = "model error"
 def simulation_tables(
     result: SimulationResult, title: str, judged: Verdict | None = None, reference: ModelAccuracy | None = None
 ) -> Group:
-    """Return the tables of one simulation.
-
-    `reference` is the error of the performance model that slowdowns are relative to.
-    """
+    """Return the tables of a simulation. `reference` is the error of the performance model behind slowdowns."""
     tables = [_latencies(result, title, reference), _facts(result), _pools(result)]
     if judged is not None:
         tables.append(_verdict(judged))
@@ -29,7 +26,7 @@ def simulation_tables(
 
 
 def latency_rows(result: SimulationResult, reference: ModelAccuracy | None = None) -> list[tuple[str, list[str], str]]:
-    """Return a row (label, cells under HEADINGS, model error) for every latency metric and every measured slowdown."""
+    """Return a row (label, cells under HEADINGS, model error) for each latency metric and each measured slowdown."""
     rows = []
     for known in (*LATENCIES, *SLOWDOWNS):
         histogram, slowdown = known.of(result), known in SLOWDOWNS

@@ -18,10 +18,8 @@ from twofold.timeline import Timeline
 
 
 class QueuedRequest:
-    """A request offered to admission control, with its API key, priority and deadline.
-
-    Requests with a lower `priority` are served first, as in vLLM. `deadline_s` is a time on the clock of `arrival_s`;
-    None selects the service's default timeout. Admitted requests are numbered from 1 in `number`.
+    """A request offered to admission control. Lower `priority` values are served first, as in vLLM. `deadline_s` is on
+    the clock of `arrival_s`; None selects the default timeout. `number` counts admitted requests from 1.
     """
 
     __slots__ = ("arrival_s", "deadline_s", "key", "number", "priority", "request")
@@ -43,7 +41,7 @@ _priority, _turn, _deadline = attrgetter("priority"), attrgetter("priority", "nu
 
 
 class AdmissionQueue:
-    """Priority queue of requests that also supports the removal of any request."""
+    """Priority queue of requests, from which any request can be removed."""
 
     def __init__(self) -> None:
         self._requests: dict[str, QueuedRequest] = {}
@@ -56,32 +54,29 @@ class AdmissionQueue:
         return request_id in self._requests
 
     def ahead_of(self, priority: int) -> int:
-        """Return how many queued requests would be served before a new request of priority `priority`."""
+        """Return the number of queued requests that would be served before a new request of priority `priority`."""
         return bisect_right(self._turns, priority, key=_priority)
 
     def join(self, queued: QueuedRequest) -> None:
-        """Insert a request. The queue is ordered by priority, and within a priority by admission number."""
+        """Insert a request, in order of priority, then of admission number."""
         self._requests[queued.id] = queued
         insort(self._turns, queued, key=_turn)
 
     def leave(self, request_id: str) -> QueuedRequest | None:
-        """Remove and return the request with this id; return None if it is not in the queue."""
+        """Remove and return the request with this id; None if it is not queued."""
         queued = self._requests.pop(request_id, None)
         if queued is not None:
             del self._turns[bisect_left(self._turns, _turn(queued), key=_turn)]
         return queued
 
     def pop(self, now: float) -> QueuedRequest | None:
-        """Remove and return the first request whose deadline is after `now` or that has no deadline.
-
-        Return None if there is no such request.
-        """
+        """Remove and return the first request whose deadline, if any, has not passed; None if there is none."""
         timely = (each for each in self._turns if each.deadline_s is None or each.deadline_s > now)
         queued = next(timely, None)
         return None if queued is None else self.leave(queued.id)
 
     def expired(self, now: float) -> list[QueuedRequest]:
-        """Remove and return all requests whose deadline has passed, earliest deadline first."""
+        """Remove and return all requests past their deadline, earliest deadline first."""
         late = [each for each in self._requests.values() if each.deadline_s is not None and each.deadline_s <= now]
         late.sort(key=_deadline)
         for queued in late:
@@ -90,18 +85,15 @@ class AdmissionQueue:
 
 
 class Admission(RequestSubscriber):
-    """Admission control: queues requests within limits, refuses the others, and selects the next request to run.
+    """Admission control: queues requests within limits, refuses other requests, and selects the next request to run.
 
-    The driver calls `offer` for each arrival, and then `next` until `next` returns None. The driver calls `next` again
-    after a request has ended or the cluster has regained capacity. It calls `put_back` if the cluster could not place a
-    request. The times passed as `now` must not decrease. Subclasses override `judge` to refuse requests for further
-    reasons.
+    The driver calls `offer` for each arrival, then `next` until it returns None. It calls `next` again after a request
+    has ended or capacity has returned, and `put_back` for a request that could not be placed. The times `now` must not
+    decrease. Subclasses override `judge` to refuse more requests.
 
-    The queue is ordered by priority, and within a priority by order of admission. A queued request is never dropped in
-    favor of a later request. A steady stream of urgent requests can delay less urgent requests until their deadline.
-
-    `refusals` maps reasons to numbers of refused requests. `expirations` is the number of queued requests that reached
-    their deadline.
+    The queue is in order of priority, then of admission. A queued request is never dropped in favor of a later request,
+    but more urgent requests may delay it until its deadline. `refusals` counts refused requests by reason, and
+    `expirations` counts queued requests that reached their deadline.
     """
 
     def __init__(self, limits: AdmissionLimits) -> None:
@@ -115,10 +107,7 @@ class Admission(RequestSubscriber):
         self._admitted = 0
 
     def offer(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Queue a request and return None, or refuse the request and return the refusal.
-
-        Raises ValueError if the request is already queued or running.
-        """
+        """Queue a request, or return a refusal. Raises ValueError if the request is already queued or running."""
         if queued.id in self._queue or queued.id in self._running:
             raise ValueError(f"request {queued.id} was admitted already")
         if queued.deadline_s is None:
@@ -135,10 +124,7 @@ class Admission(RequestSubscriber):
         return refusal
 
     def next(self, now: float) -> QueuedRequest | None:
-        """Take the next request to run from the queue.
-
-        Return None if no queued request can run or if `max_running` requests are running.
-        """
+        """Take the next request to run from the queue; None if none can run or `max_running` requests are running."""
         if len(self._running) >= self.limits.max_running:
             return None
         queued = self._queue.pop(now)
@@ -149,10 +135,7 @@ class Admission(RequestSubscriber):
         return queued
 
     def put_back(self, queued: QueuedRequest, now: float) -> None:
-        """Put a running request back into the queue at its former position, even if the queue is full.
-
-        The driver calls this for a request that could not be placed or that lost its instance.
-        """
+        """Requeue a request that could not be placed or lost its instance, at its former position in the queue."""
         del self._running[queued.id]
         self._keys[queued.key].waiting += 1
         self._queue.join(queued)
@@ -162,7 +145,7 @@ class Admission(RequestSubscriber):
         self.release(timeline.request.id, now)
 
     def release(self, request_id: str, now: float) -> None:
-        """Remove a request that has left the service, whether it is running or queued. Ignore unknown requests."""
+        """Remove a running or queued request that has left the service. Unknown requests are ignored."""
         queued = self._running.pop(request_id, None)
         if queued is None:
             self.cancel(request_id, now)
@@ -172,7 +155,7 @@ class Admission(RequestSubscriber):
         self._changed(now)
 
     def cancel(self, request_id: str, now: float) -> bool:
-        """Remove a queued request whose client has disconnected. Return False if the request is not queued."""
+        """Remove a queued request whose client has disconnected; return False if the request is not queued."""
         queued = self._queue.leave(request_id)
         if queued is None:
             return False
@@ -180,7 +163,7 @@ class Admission(RequestSubscriber):
         return True
 
     def expired(self, now: float) -> list[QueuedRequest]:
-        """Remove and return all queued requests whose deadline has passed, and count these in `expirations`."""
+        """Remove, return and count (in `expirations`) all queued requests past their deadline."""
         expired = self._queue.expired(now)
         for queued in expired:
             self._drop(queued, now)
@@ -196,18 +179,15 @@ class Admission(RequestSubscriber):
         return len(self._running)
 
     def by_key(self) -> dict[str, tuple[int, int]]:
-        """Return a dict that maps each API key seen so far to (waiting requests, running requests)."""
+        """Return the numbers of waiting and of running requests for each API key seen so far."""
         return {name: (account.waiting, account.running) for name, account in self._keys.items()}
 
     def judge(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Return a refusal if there is a further reason to refuse a request, else None. Subclasses override this."""
+        """Return a refusal or None. Subclasses override this method to refuse requests for further reasons."""
         return None
 
     def _refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Return the refusal of a request, or None if the request can be admitted.
-
-        If there are several reasons for a refusal, return the refusal with the longest time until a retry.
-        """
+        """Return None to admit a request, or else the refusal with the longest time until a retry."""
         refusals: list[Refusal | None] = []
         key_wait_s = self._account(queued.key, now).wait_s(now)
         if key_wait_s > 0.0:
@@ -219,7 +199,7 @@ class Admission(RequestSubscriber):
         return max((each for each in refusals if each is not None), key=attrgetter("retry_after_s"), default=None)
 
     def _deadline_refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Return a refusal if the deadline has passed or will probably pass while the request is in the queue."""
+        """Return a refusal if the deadline has passed or will probably pass before the request runs."""
         left_s = (queued.deadline_s or 0.0) - now
         ends = 0 if self._starts_at_once() else self._queue.ahead_of(queued.priority) + 1
         if left_s <= 0.0:

@@ -1,4 +1,4 @@
-"""Overload ledger: tracks the placed requests of each instance, and predicts their latencies."""
+"""Overload ledger: tracks the requests placed on each instance, and predicts their latencies."""
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -40,12 +40,9 @@ class DecodeLoad(msgspec.Struct, frozen=True):
 
 
 class InstanceDecodes:
-    """Decode load of an instance.
-
-    `current` is the load of the requests that decode on the instance. `promised` is the load of the requests that will
-    decode there after their prefill. Times are predicted by `model` and corrected by the factor `speed`. If the load
-    exceeds `max_num_seqs` sequences or `capacity_tokens` KV tokens, sequences take turns, so the time between tokens
-    grows at least in proportion to the load.
+    """Decode load of an instance: `current` from decoding requests, `promised` from requests that will decode there
+    after their prefill. `model` predicts times, corrected by the factor `speed`. Beyond `max_num_seqs` sequences or
+    `capacity_tokens` KV tokens, sequences take turns, so that the time between tokens grows with the load.
     """
 
     def __init__(self, model: PerformanceModel, max_num_seqs: int, capacity_tokens: int, speed: SpeedFactor) -> None:
@@ -63,14 +60,14 @@ class InstanceDecodes:
         self.promised += one
 
     def join(self, request_id: str, now: float) -> None:
-        """Record that a promised request now decodes."""
+        """Record that a promised request starts to decode."""
         one = self.coming.pop(request_id)
         self.promised -= one
         self.members[request_id] = now, one
         self.current += one
 
     def leave(self, request_id: str) -> float | None:
-        """Remove a request. Return the time at which its decode started, or None if its decode had not started."""
+        """Remove a request; return the start time of its decode, or None if it has not started."""
         came = self.coming.pop(request_id, None)
         if came is not None:
             self.promised -= came
@@ -80,9 +77,8 @@ class InstanceDecodes:
         return began
 
     def observe_iteration(self, sequences: int, seconds: float, written: float) -> None:
-        """Update `speed` with the measured time of a decode iteration of `sequences` sequences.
-
-        `written` is the mean number of output tokens that these sequences have so far.
+        """Update `speed` with the measured time in seconds of a decode iteration of `sequences` sequences, which have
+        `written` output tokens on average so far.
         """
         if self.current.sequences:
             prompt_tokens = self.current.prompt_tokens / self.current.sequences
@@ -90,10 +86,7 @@ class InstanceDecodes:
             self._speed.observe(modelled_s, seconds)
 
     def tbt_s(self, load: DecodeLoad, written: float) -> float:
-        """Predict the seconds between tokens for the sequences of `load`.
-
-        `written` is the mean number of output tokens that these sequences have so far.
-        """
+        """Predict the seconds between tokens for the sequences of `load`, with `written` output tokens on average."""
         sequences = load.sequences
         if not sequences:
             return 0.0
@@ -111,8 +104,8 @@ class OverloadLedger(RequestSubscriber):
     """Tracks the requests placed on the instances of `pools`, and predicts prefill and decode loads.
 
     A load is a predicted latency divided by its bound: `ttft_s` for prefill, `tbt_s` for decode. Decode times and
-    output lengths are predicted by the mean over finished requests. The prefill load of a request includes a margin for
-    prediction errors, chosen so that 90% of the requests with a load of at most 1 meet the bound.
+    output lengths are predicted by their mean over finished requests. A margin for prediction errors is added to
+    prefill loads, such that 90% of the requests with a load of at most 1 meet the bound.
     """
 
     def __init__(
@@ -136,7 +129,7 @@ class OverloadLedger(RequestSubscriber):
         self._margin = PredictionMargin()
 
     def get(self, request_id: str) -> PlacedRequest | None:
-        """Return the placed request with this id, or None if no such request was placed or it has ended."""
+        """Return the placed request with this id; None if it is unknown or has ended."""
         return self._placed.get(request_id)
 
     def placed(self, placed: PlacedRequest, now: float) -> None:
@@ -159,7 +152,7 @@ class OverloadLedger(RequestSubscriber):
         self._decodes[placed.route.decode].join(placed.id, now)
 
     def observe_iteration(self, decode: str, sequences: int, seconds: float) -> None:
-        """Correct later predictions for decode with the measured time of a decode iteration."""
+        """Correct later predictions by the measured time of a decode iteration."""
         self._decodes[decode].observe_iteration(sequences, seconds, self._mean_written)
 
     def finished(self, request_id: str, output_tokens: int, now: float) -> None:
@@ -172,7 +165,7 @@ class OverloadLedger(RequestSubscriber):
         self._remove(request_id, now)
 
     def _remove(self, request_id: str, now: float) -> float | None:
-        """Remove a request. Return the time at which its decode started, or None if its decode had not started."""
+        """Remove a request; return the start time of its decode, or None if it has not started."""
         placed = self._placed.pop(request_id, None)
         if placed is None:
             return None
@@ -181,29 +174,27 @@ class OverloadLedger(RequestSubscriber):
         return self._decodes[placed.route.decode].leave(request_id)
 
     def computed_tokens(self, request_id: str) -> int:
-        """Return the number of prompt tokens that a placed request must compute, without tokens reused from a cache."""
+        """Return the number of prompt tokens of a placed request that are not reused from a cache."""
         return _prompt(self._placed[request_id]).tokens
 
     def predicted_ttft_s(self, request_id: str) -> float | None:
-        """Return the TTFT in seconds that was predicted when a request was placed, or None if its prefill has ended."""
+        """Return the TTFT in seconds predicted when a request was placed; None after its prefill."""
         return self._predicted_ttft_s.get(request_id)
 
     def ttft(self, placed: PlacedRequest, now: float) -> float:
-        """Predict the TTFT in seconds of a request if it joins the queue of its prefill instance now."""
+        """Predict the TTFT in seconds of a request that joins the queue of its prefill instance now."""
         wait_s = self._queues[placed.route.prefill].wait_s(_prompt(placed), now)
         return now - placed.request.arrival_s + wait_s
 
     def alone(self, placed: PlacedRequest) -> tuple[float, float]:
-        """Return the prefill load and the decode load that a request would cause on idle instances."""
+        """Return the prefill and the decode load that a request would cause on idle instances."""
         alone_s = self._queues[placed.route.prefill].alone_s(_prompt(placed))
         return alone_s / self.ttft_s, self._load_with(placed, DecodeLoad())
 
     def prefill_load(self, placed: PlacedRequest, now: float) -> float:
-        """Return the prefill load of a request: its predicted TTFT with the error margin, divided by `ttft_s`.
-
-        If the request would join an iteration with queued requests, it would delay their first tokens. In this case,
-        the TTFT of the oldest request of this iteration is used, so that new requests do not delay admitted requests
-        beyond the bound.
+        """Return the prefill load of a request: its predicted TTFT with the error margin, divided by `ttft_s`. If it
+        would join an iteration with queued requests, the TTFT of the oldest queued request counts, so that later
+        requests do not delay an admitted request beyond the bound.
         """
         ttft_s = self.ttft(placed, now)
         first = self._queues[placed.route.prefill].oldest_companion(_prompt(placed), now)
@@ -212,26 +203,22 @@ class OverloadLedger(RequestSubscriber):
         return ttft_s * self._margin.factor / self.ttft_s
 
     def decode_load(self, placed: PlacedRequest, *, coming: bool = False) -> float:
-        """Return the decode load of a request: the time between tokens on its decode instance, divided by `tbt_s`.
-
-        The time between tokens is predicted. If `coming` is set, requests in prefill that will decode on this instance
-        count as decoding.
+        """Return the decode load of a request: the predicted time between tokens on its decode instance, divided by
+        `tbt_s`. If `coming` is set, requests in prefill that will decode on this instance count as decoding.
         """
         decodes = self._decodes[placed.route.decode]
         return self._load_with(placed, decodes.current + decodes.promised if coming else decodes.current)
 
     def loads(self, now: float) -> tuple[float, float]:
-        """Return (mean load of the prefill instances, mean load of the decode instances) at the time `now`."""
+        """Return the mean load of the prefill instances and the mean load of the decode instances."""
         prefill = [self._queues[load.id].busy_s(now) / self.ttft_s for load in self._pools.prefill]
         decodes = [self._decodes[load.id] for load in self._pools.decode]
         return _mean(prefill), _mean([self._load(each, each.current) for each in decodes])
 
     def decode_relief_s(self, placed: PlacedRequest, limit: float, now: float) -> float:
         """Predict the seconds until the decode load of a request has dropped to `limit` if no more requests arrive.
-
-        Requests in prefill count as decoding. Each request is expected to decode for the mean decode time of finished
-        requests. Before any request has finished, the expected decode time is the time for which the oldest request has
-        decoded so far.
+        Requests in prefill count as decoding. The expected decode time of a request is the mean of finished requests
+        or, before any has finished, the time for which the oldest request has decoded.
         """
         decodes = self._decodes[placed.route.decode]
         oldest = next(iter(decodes.members.values()), (now, None))[0]
@@ -250,10 +237,7 @@ class OverloadLedger(RequestSubscriber):
         return 0.0
 
     def _load_with(self, placed: PlacedRequest, others: DecodeLoad) -> float:
-        """Return the decode load of a request that decodes together with `others`.
-
-        The load is 0 for a request with one output token, because it does not decode.
-        """
+        """Return the decode load of a request that decodes with `others`; 0 if its output is a single token."""
         if not _decodes(placed):
             return 0.0
         total = others + DecodeLoad(1, placed.request.prompt_tokens)
@@ -264,7 +248,7 @@ class OverloadLedger(RequestSubscriber):
 
     @property
     def _mean_written(self) -> float:
-        """Expected number of output tokens of a decoding request so far: half the mean output length."""
+        """Expected output tokens so far of a decoding request: half the mean output length."""
         return self._output_tokens.value / 2
 
 

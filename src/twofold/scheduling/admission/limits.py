@@ -1,4 +1,4 @@
-"""Admission limits, request counts per API key, and estimates of waiting times from recent completions."""
+"""Admission limits, accounts of API keys, and estimates of waiting times from recent completions."""
 
 from collections import deque
 from enum import StrEnum
@@ -8,10 +8,8 @@ import msgspec
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one API key; None means unlimited.
-
-    `max_concurrent` is the highest number of waiting and running requests together. `requests_per_minute` is enforced
-    by a token bucket that has room for the requests of one minute.
+    """Limits of one API key; None means unlimited. `max_concurrent` limits waiting and running requests together.
+    `requests_per_minute` is enforced by a token bucket with room for one minute of requests.
     """
 
     max_concurrent: int | None = None
@@ -19,10 +17,8 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdmissionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of the whole service.
-
-    At most `max_running` requests run in the cluster, and at most `max_waiting` requests wait in the queue. The default
-    deadline of a request is `timeout_s` seconds after its arrival. `keys` maps the names of API keys to their limits.
+    """Limits of the whole service: requests running in the cluster, requests waiting in the queue, and the default
+    deadline in seconds after arrival. `keys` maps the names of API keys to their limits.
     """
 
     max_running: int = 1024
@@ -32,7 +28,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusalReason(StrEnum):
-    """Reasons for which admission control refuses a request."""
+    """Reasons why admission control refuses a request."""
 
     QUEUE_FULL = "queue-full"
     KEY_LIMIT = "key-limit"
@@ -43,9 +39,8 @@ class RefusalReason(StrEnum):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Refusal of a request, with the reason and the estimated seconds until a retry succeeds (at least 1).
-
-    The estimate assumes that requests continue to finish at the recent rate and that no new requests arrive.
+    """Refusal of a request: the reason, and the estimated seconds (at least 1) until a retry succeeds. The estimate
+    assumes the recent completion rate and no new requests.
     """
 
     reason: RefusalReason
@@ -58,7 +53,7 @@ _ALMOST_ONE: Final = 1.0 - 1e-9  # a bucket token refilled in steps, less roundi
 
 
 class KeyAccount:
-    """Account of one API key: its waiting and running requests, and the token bucket for its request rate."""
+    """Account of one API key: its waiting and running requests, and a token bucket for its request rate."""
 
     def __init__(self, limits: KeyLimits, now: float) -> None:
         self.waiting = 0
@@ -74,20 +69,20 @@ class KeyAccount:
         return len(self._since) - self.waiting
 
     def take(self, request_id: str, now: float) -> None:
-        """Count an admitted request as waiting, and take one token from the token bucket."""
+        """Count an admitted request as waiting, and take a token from the token bucket."""
         self._refill(now)
         self._tokens -= 1.0
         self._since[request_id] = now
         self.waiting += 1
 
     def release(self, request_id: str, now: float, completed: bool) -> None:
-        """Remove a request. If `completed` is set, record its duration."""
+        """Remove a request, and record its duration if it is `completed`."""
         since = self._since.pop(request_id)
         if completed:
             self._durations.append(now - since)
 
     def wait_s(self, now: float) -> float:
-        """Return the seconds until the API key may send another request; 0.0 if it may do this now."""
+        """Return the seconds until the API key may send another request; 0.0 if it may send one now."""
         token_s = 0.0
         if self._per_minute is not None:
             self._refill(now)
@@ -95,10 +90,8 @@ class KeyAccount:
         return max(self._until_slot(now), token_s)
 
     def _until_slot(self, now: float) -> float:
-        """Estimate the seconds until the API key has fewer than `max_concurrent` requests; 0.0 if it has fewer now.
-
-        The oldest request is expected to take as long as the slowest recent request. If the oldest request is older
-        than that, it is expected to take twice its current age.
+        """Estimate the seconds until the API key has fewer than `max_concurrent` requests; 0.0 if it has fewer now. The
+        oldest request is expected to last as long as the slowest recent request; if it is older already, twice its age.
         """
         if self._max_concurrent is None or len(self._since) < self._max_concurrent:
             return 0.0
@@ -114,11 +107,9 @@ class KeyAccount:
 
 
 class CompletionRate:
-    """Estimator of waiting times, from the recent gaps between request completions.
-
-    A gap includes only time in which the service was saturated, because at low load the arrival rate limits the
-    completion rate. The time since the latest completion counts as a gap once it is longer than all recent gaps, so
-    that a stall raises the estimate.
+    """Estimator of waiting times, from the recent gaps between request completions. Only time in which the service is
+    saturated counts, because at low load arrivals limit the completion rate. The time since the latest completion
+    counts once it is longer than all recent gaps, so that a stall raises the estimate.
     """
 
     def __init__(self) -> None:
@@ -129,32 +120,29 @@ class CompletionRate:
 
     @property
     def known(self) -> bool:
-        """Whether at least one gap between completions has been measured."""
+        """Whether a gap between completions has been measured."""
         return len(self._gaps) > 0
 
     def add(self, now: float) -> None:
-        """Record the completion of a request."""
         self._advance(now)
         if self._saturated:
             self._gaps.append(self._open)
             self._open = 0.0
 
     def set_saturated(self, saturated: bool, now: float) -> None:
-        """Record whether the service is saturated from now on, so that new requests must wait."""
+        """Record whether new requests must wait from now on."""
         self._advance(now)
         self._saturated = saturated
 
     def mean_gap_s(self, now: float) -> float:
-        """Return the mean of the recent gaps between completions, in seconds."""
+        """Return the mean of the recent gaps between completions in seconds."""
         gaps = self._recent(now)
         return sum(gaps, 0.0) / len(gaps)
 
     def time_for(self, ends: int, now: float) -> float:
-        """Estimate the seconds until `ends` more requests have completed.
-
-        The estimate is the longest time that `ends` successive completions recently took. The mean time would be too
-        optimistic: batched requests complete in bursts, and a retry between two bursts would fail. Before the first
-        completion, the estimate is the time for which the service has been saturated so far.
+        """Estimate the seconds until `ends` more requests have completed: the longest time that `ends` successive
+        completions took recently. A mean would be too low, because batched requests complete in bursts. Before the
+        first completion, the estimate is the time since the service became saturated.
         """
         gaps = self._recent(now)
         if not self._gaps:
@@ -172,7 +160,7 @@ class CompletionRate:
         self._at = now
 
     def _recent(self, now: float) -> list[float]:
-        """Return the recent gaps between completions in seconds. The result has at least one gap."""
+        """Return the recent gaps between completions in seconds, at least one."""
         gaps = list(self._gaps)
         still_open = self._open + (max(0.0, now - self._at) if self._saturated else 0.0)
         if not gaps or still_open > max(gaps):

@@ -1,7 +1,7 @@
 """Overload control: reject requests that would miss the SLO (Mooncake, arXiv 2407.00079, section 7).
 
-The prefill load of a request is the predicted TTFT divided by the TTFT bound. The decode load is the predicted time
-between tokens (TBT) divided by the TBT bound. If a load is above 1, the request will probably miss the SLO. An overload
+The prefill load of a request is its predicted TTFT divided by the TTFT bound. The decode load is the predicted time
+between tokens (TBT) divided by the TBT bound. With a load above 1, the request will probably miss the SLO. An overload
 rule selects which loads are checked, and when.
 """
 
@@ -19,11 +19,9 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler
 
 
 class OverloadRule(msgspec.Struct, frozen=True):
-    """An overload rule: which loads are checked at arrival and after prefill.
-
-    If `phases` is set, the prefill load is checked at arrival and the decode load after prefill. If `decode` is set,
-    the decode load is also checked at arrival. If `coming` is set, this check at arrival counts requests that are still
-    in prefill as decoding.
+    """Overload rule: which loads are checked at arrival and after prefill. `phases` checks the prefill load at arrival
+    and the decode load after prefill. `decode` also checks the decode load at arrival; with `coming`, this check counts
+    requests in prefill as decoding.
     """
 
     help: str
@@ -51,7 +49,7 @@ OVERLOAD_RULES: Final = {
 
 
 def create_overload_rule(name: str) -> OverloadRule:
-    """Return the overload rule called `name`. Raises ConfigurationError for an unknown name."""
+    """Return the overload rule called `name`. Raises ConfigurationError if there is none."""
     if name not in OVERLOAD_RULES:
         raise ConfigurationError(f"unknown overload rule {name!r}: choose one of {', '.join(OVERLOAD_RULES)}")
     return OVERLOAD_RULES[name]
@@ -62,11 +60,9 @@ _PRIORITY_STEP, _MAX_STEPS = 0.1, 5
 
 
 class OverloadControl:
-    """Applies an overload rule to requests, at arrival (`rejection`) and after prefill (`admit_decode`).
-
-    A request is rejected if a checked load exceeds 1. At arrival, the limit is lower for requests with a `priority`
-    above 0, which are less urgent: 1 − 0.1 · `priority`, but at least 0.5. This keeps capacity for more urgent
-    requests.
+    """Applies an overload rule to requests, at arrival (`rejection`) and after prefill (`admit_decode`). A request is
+    rejected if a checked load exceeds 1. At arrival, less urgent requests (`priority` above 0) have a lower limit of 1
+    − 0.1 · `priority`, but at least 0.5, to keep capacity for urgent requests.
     """
 
     def __init__(self, rule: OverloadRule, ledger: OverloadLedger) -> None:
@@ -74,7 +70,7 @@ class OverloadControl:
         self._rule = rule
 
     def rejection(self, placed: PlacedRequest, now: float, priority: int = 0) -> RefusalReason | None:
-        """Return the reason to reject an arriving request, or None to accept it. `placed` has its prospective route."""
+        """Return a reason to reject an arriving request, or None. `placed` has the route that the request would get."""
         rule, ledger, limit = self._rule, self.ledger, _load_limit(priority)
         if not rule.phases:
             return None
@@ -90,10 +86,7 @@ class OverloadControl:
         return RefusalReason.DECODE_LOAD if decode_load > max(limit, decode_alone) else None
 
     def refusal(self, placed: PlacedRequest, reason: RefusalReason, now: float, priority: int = 0) -> Refusal:
-        """Return a refusal with the reason `reason` and with the time until a retry would be accepted.
-
-        This time is predicted under the assumption that no other requests arrive.
-        """
+        """Return a refusal for `reason`, with the time until a retry would be accepted if no other requests arrive."""
         ledger, limit = self.ledger, _load_limit(priority)
         alone, decode_alone = ledger.alone(placed)
         if reason is RefusalReason.BEYOND_SLO:
@@ -106,10 +99,8 @@ class OverloadControl:
         return Refusal(reason, max(1, ceil(wait_s)))
 
     def admit_decode(self, request_id: str, now: float, *, force: bool = False) -> RefusalReason | None:
-        """Record in the ledger that a request starts to decode. If it must be rejected instead, return the reason.
-
-        Call this after the `first_token` event of the request. If `force` is set, the decode load is not checked. A
-        rejected request remains in the ledger until its `aborted` event.
+        """Record in the ledger that a request starts to decode, after its `first_token` event, or return a reason to
+        reject it. `force` skips the check. A rejected request stays in the ledger until its `aborted` event.
         """
         placed = self.ledger.get(request_id)
         if placed is None or placed.request.output_tokens <= 1:
@@ -125,10 +116,8 @@ def _load_limit(priority: int) -> float:
 
 
 class OverloadAdmission(Admission):
-    """Admission control that also applies an overload rule to arriving requests.
-
-    The loads are those of the route that the request would get if it were placed now, so the router must be stateless.
-    A request that cannot be placed now is queued without this check.
+    """Admission control that also applies an overload rule to arriving requests, for the route that each would get now.
+    The router must be stateless. A request that cannot be placed now is queued without this check.
     """
 
     def __init__(self, limits: AdmissionLimits, cluster: ClusterScheduler, control: OverloadControl) -> None:

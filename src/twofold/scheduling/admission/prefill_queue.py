@@ -1,4 +1,4 @@
-"""Prediction of the prefill queue of an instance, and running statistics, for overload control."""
+"""Prediction of an instance's prefill queue, and running statistics, for overload control."""
 
 from bisect import insort
 from collections import deque
@@ -46,10 +46,7 @@ class ArrivalRate:
 
 
 class PredictionMargin:
-    """Safety factor for predicted times, chosen so that about 90% of actual times are below predicted time · `factor`.
-
-    `factor` is the 90th percentile of the recent ratios of actual to predicted time, but at least 1 and at most 3.
-    """
+    """Safety factor for predicted times: 90th percentile of recent actual / predicted times, between 1 and 3."""
 
     def __init__(self) -> None:
         self.factor = 1.0
@@ -57,7 +54,6 @@ class PredictionMargin:
         self._sorted: list[float] = []
 
     def observe(self, predicted_s: float, actual_s: float) -> None:
-        """Update `factor` with a predicted time and the actual time."""
         if predicted_s <= 0.0:
             return
         ratio = actual_s / predicted_s
@@ -71,7 +67,7 @@ class PredictionMargin:
 
 
 class RunningMean:
-    """Mean of the values so far. After 128 values, an exponential average with weight 1/128 for each new value."""
+    """Mean of the values so far; after 128 values, an exponential average with weight 1/128."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -79,7 +75,6 @@ class RunningMean:
 
     @property
     def known(self) -> bool:
-        """Whether at least one value has been added."""
         return self._seen > 0
 
     def add(self, value: float) -> None:
@@ -95,10 +90,7 @@ class SpeedFactor:
         self._seen = 1  # the model weighs as much as one iteration
 
     def observe(self, modelled_s: float, measured_s: float) -> None:
-        """Update `factor` with an iteration that took `measured_s` seconds.
-
-        `modelled_s` is the time that the performance model predicts without correction.
-        """
+        """Update `factor` with the predicted and the measured time of an iteration, in seconds."""
         if modelled_s > 0.0:
             self._seen = min(self._seen + 1, _SPEED_ITERATIONS)
             ratio = min(max(measured_s / modelled_s, 1.0 / _SPEED_MAX), _SPEED_MAX)
@@ -106,9 +98,8 @@ class SpeedFactor:
 
 
 class QueuedPrompt(msgspec.Struct, frozen=True):
-    """A queued prompt of `reused` cached tokens followed by `tokens` tokens to compute.
-
-    If `fetches` is set, cached blocks are first copied from another instance, so the start of the prefill is uncertain.
+    """A queued prompt of `reused` cached tokens, then `tokens` tokens to compute. If `fetches` is set, cached blocks
+    are first copied from another instance, so the start of the prefill is uncertain.
     """
 
     request_id: str
@@ -118,12 +109,12 @@ class QueuedPrompt(msgspec.Struct, frozen=True):
 
     @property
     def squares(self) -> int:
-        """Measure of the prompt's attention cost: the argument `squares` of `PerformanceModel.prefill_s`."""
+        """Attention cost of the prompt: the argument `squares` of `PerformanceModel.prefill_s`."""
         return self.tokens * (self.tokens + 2 * self.reused)
 
 
 class _PredictedIteration:
-    """Prompts that are expected to run in one iteration, and the predicted time of this iteration in seconds."""
+    """Prompts expected to run in one iteration, and the predicted time of this iteration in seconds."""
 
     __slots__ = ("prompts", "seconds", "squares", "tokens")
 
@@ -136,10 +127,9 @@ class _PredictedIteration:
 class PrefillQueue:
     """Predicts the prefill iterations of an instance that batches whole prompts first come, first served.
 
-    An iteration has up to `max_num_batched_tokens` tokens; a longer prompt runs alone. Times are predicted by `model`
-    and corrected by the factor `speed`, which is updated after each iteration. If an iteration takes longer than
-    predicted, it is expected to end at once. Until an iteration starts, new prompts can join it; their number of tokens
-    is estimated from the recent arrival rate.
+    An iteration has up to `max_num_batched_tokens` tokens; a longer prompt runs alone. `model` predicts times,
+    corrected by the factor `speed`, which is updated after each iteration. An iteration that is late is expected to end
+    at once. New prompts can join an iteration until it starts; their number is estimated from recent arrivals.
     """
 
     def __init__(self, model: PerformanceModel, max_num_batched_tokens: int, speed: SpeedFactor) -> None:
@@ -155,7 +145,6 @@ class PrefillQueue:
         self._measures = False  # whether the running iteration may be compared with the model
 
     def join(self, prompt: QueuedPrompt, now: float) -> None:
-        """Add a prompt to the predicted queue."""
         self._requeue_late(now)
         self._arrivals.add(prompt.tokens, now)
         last = self._open_iteration(prompt)
@@ -174,10 +163,7 @@ class PrefillQueue:
             self._begin(now)
 
     def done(self, request_id: str, now: float) -> None:
-        """Record that a prompt has been computed.
-
-        The other prompts of the same iteration are expected to be computed at the same time.
-        """
+        """Record that a prompt has been computed. All other prompts of its iteration are expected at the same time."""
         self._requeue_late(now)
         iteration = self._iteration_of.get(request_id)
         if iteration is None:
@@ -192,7 +178,7 @@ class PrefillQueue:
         self.drop(request_id, now)
 
     def drop(self, request_id: str, now: float) -> None:
-        """Remove a prompt from the queue because it has been computed or aborted."""
+        """Remove a computed or aborted prompt from the queue."""
         self._requeue_late(now)
         iteration = self._iteration_of.pop(request_id, None)
         if iteration is None:
@@ -210,7 +196,7 @@ class PrefillQueue:
             self._iterations.remove(iteration)
 
     def wait_s(self, prompt: QueuedPrompt, now: float) -> float:
-        """Predict the seconds until the prefill of a prompt ends if the prompt joins the queue now."""
+        """Predict the seconds until the end of a prompt's prefill if the prompt joins the queue now."""
         self._requeue_late(now)
         joined, before_s = self._open_iteration(prompt), self.busy_s(now)
         if joined is not None:
@@ -225,16 +211,15 @@ class PrefillQueue:
         return before_s + model_s * self._speed.factor
 
     def oldest_companion(self, prompt: QueuedPrompt, now: float) -> str | None:
-        """Return the id of the oldest request in the iteration that `prompt` would join now.
-
-        Return None if `prompt` would start a new iteration.
+        """Return the id of the oldest request in the iteration that `prompt` would join now, or None if `prompt` would
+        start a new iteration.
         """
         self._requeue_late(now)
         joined = self._open_iteration(prompt)
         return None if joined is None else next(iter(joined.prompts))
 
     def alone_s(self, prompt: QueuedPrompt) -> float:
-        """Predict the prefill time of a prompt on an idle instance, in seconds."""
+        """Predict the prefill time in seconds of a prompt on an idle instance."""
         return self._model.prefill_s(prompt.tokens, prompt.squares) * self._speed.factor
 
     def busy_s(self, now: float) -> float:
@@ -243,7 +228,7 @@ class PrefillQueue:
         return self._remaining_s(now) + self._waiting_s * self._speed.factor if self._iterations else 0.0
 
     def ends(self, now: float) -> Iterator[tuple[str, float]]:
-        """Yield pairs (request id, predicted end of its prefill) for all queued requests, earliest end first."""
+        """Yield (request id, predicted end of prefill) pairs for all queued requests, earliest end first."""
         self._requeue_late(now)
         end = now
         for number, iteration in enumerate(self._iterations):
@@ -274,10 +259,7 @@ class PrefillQueue:
         self._begin(ended)
 
     def _learn(self, tokens: int, squares: int) -> None:
-        """Update `speed` with the measured time of the iteration that has ended, if the start of its prefill is known.
-
-        The iteration computed `tokens` prompt tokens; `squares` is as in `PerformanceModel.prefill_s`.
-        """
+        """Update `speed` with the time of the ended iteration of `tokens` prompt tokens, if its start is certain."""
         if self._measures and self._ended is not None and self._ended > self._began:
             self._speed.observe(self._model.prefill_s(tokens, squares), self._ended - self._began)
 
@@ -286,7 +268,7 @@ class PrefillQueue:
         return max(0.0, self._began + self._iterations[0].seconds * self._speed.factor - now)
 
     def _open_iteration(self, prompt: QueuedPrompt) -> _PredictedIteration | None:
-        """Return the last queued iteration if it has not started and `prompt` fits into it, else None."""
+        """Return the last queued iteration if it has not started and has room for `prompt`, else None."""
         last = self._iterations[-1] if len(self._iterations) > 1 else None
         return None if last is None or last.tokens + prompt.tokens > self._max_num_batched_tokens else last
 

@@ -31,7 +31,7 @@ def create_batcher(
     times: PerformanceModel | None = None,
     tbt_s: float | None = None,
 ) -> Batcher:
-    """Create the batcher called `name`. Only the batcher `inlined` uses `times` and `tbt_s` (see `InlinedPrefill`)."""
+    """Create the batcher called `name`. `times` and `tbt_s` are only for the batcher `inlined` (`InlinedPrefill`)."""
     if name == INLINED and times is not None and tbt_s is not None:
         return InlinedPrefill(max_num_batched_tokens, max_num_seqs, times, tbt_s)
     return BATCHERS[name](max_num_batched_tokens, max_num_seqs)
@@ -43,5 +43,5 @@ def can_swap(name: str) -> bool:
 
 
 def batchers_with(trait: str) -> list[str]:
-    """Return the names of all batchers with the trait `trait`, which is a boolean class attribute of `Batcher`."""
+    """Return the names of all batchers with the trait `trait`, a boolean class attribute of `Batcher`."""
     return [name for name, batcher in BATCHERS.items() if getattr(batcher, trait)]

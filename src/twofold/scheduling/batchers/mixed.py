@@ -11,10 +11,8 @@ from twofold.scheduling.instance.sequence import PrefillChunk
 
 
 class MixedContinuous(Batcher):
-    """Batches all decodes together with whole prompts (colocated baseline, Splitwise section 2.3).
-
-    The token budget limits only the prompt tokens. A long prompt delays all decodes in the same iteration; running the
-    phases on separate instances avoids this interference.
+    """Batches all decodes with whole prompts (colocated baseline, Splitwise section 2.3). The token budget limits only
+    prompt tokens. A long prompt delays all decodes of its iteration; separate pools avoid this.
     """
 
     whole_prompts: ClassVar[bool] = True
@@ -27,10 +25,8 @@ class MixedContinuous(Batcher):
 
 
 class PrefillFirst(Batcher):
-    """Batches only prompts as long as prompts are waiting; in that time, all decodes are paused.
-
-    This is DistServe's baseline, and vLLM's policy before chunked prefill. Paused decodes keep their KV cache and count
-    as preempted. Decodes never slow down a prompt, but a steady stream of prompts stalls all decodes.
+    """Batches only prompts while prompts are waiting, and pauses all decodes meanwhile (DistServe's baseline; vLLM
+    before chunked prefill). Paused decodes keep their KV cache. A steady stream of prompts stalls all decodes.
     """
 
     whole_prompts: ClassVar[bool] = True
@@ -48,10 +44,8 @@ class PrefillFirst(Batcher):
 
 
 class ChunkedPrefill(Batcher):
-    """Batches all decodes, then prompt chunks up to the token budget (Sarathi-Serve, OSDI'24; vLLM's default).
-
-    This is a stronger colocated baseline than whole prompts: a long prompt is spread over many iterations, and delays
-    the decodes in each iteration only by a bounded time.
+    """Batches all decodes, then prompt chunks up to the token budget (Sarathi-Serve, OSDI'24; vLLM's default). A long
+    prompt is spread over many iterations, so it delays decodes less than a whole prompt would.
     """
 
     cuts_prompts: ClassVar[bool] = True
@@ -82,8 +76,8 @@ class InlinedPrefill(Batcher):
     """Batches all decodes, then whole prompts while the iteration meets the TBT bound (Mooncake section 5).
 
     Prompts join in queue order while they fit into the token budget and `times` predicts an iteration of at most
-    `tbt_s` seconds. A prompt that does not fit blocks the prompts behind it until enough decodes have ended. If no
-    sequence decodes, the first prompt always starts.
+    `tbt_s` seconds. The first prompt that does not fit blocks all later prompts until enough decodes have ended.
+    Without decodes, the first prompt always starts.
     """
 
     whole_prompts: ClassVar[bool] = True

@@ -9,9 +9,8 @@ from twofold.scheduling.instance.sequence import PrefillChunk
 
 
 class PrefillFcfs(Batcher):
-    """Batches only whole prompts, first come first served, up to the token budget (Splitwise section 4.2).
-
-    A prompt longer than the budget runs alone.
+    """Batches only whole prompts, first come first served, up to the token budget (Splitwise section 4.2). A prompt
+    that exceeds the budget runs alone.
     """
 
     decodes: ClassVar[bool] = False
@@ -37,11 +36,9 @@ _LOOKAHEAD = 4  # token budgets
 
 
 class PrefillBalanced(Batcher):
-    """Batches only whole prompts, in iterations with nearly equal numbers of tokens (DistServe section 4.3).
-
-    Iterations of different lengths leave bubbles in a pipeline. If the prompts at the head of the queue do not fit into
-    one iteration, they are divided evenly among as few iterations as possible. A prompt longer than the token budget
-    runs alone.
+    """Batches only whole prompts, in iterations with nearly equal numbers of tokens (DistServe section 4.3), because
+    unequal iterations leave bubbles in a pipeline. Prompts at the head of the queue are divided evenly among as few
+    iterations as possible. A prompt longer than the token budget runs alone.
     """
 
     decodes: ClassVar[bool] = False
@@ -51,7 +48,7 @@ class PrefillBalanced(Batcher):
         return SchedulerOutput(select_prompts(queues.waiting, budget, share, self.max_num_seqs))
 
     def _share(self, queues: Queues, budget: SchedulingBudget) -> int:
-        """Return the token limit of the next iteration that divides the prompts ahead evenly among iterations."""
+        """Return the token limit of the next iteration that divides the queued prompts evenly among iterations."""
         limit, ahead = self.max_num_batched_tokens, 0
         for sequence in queues.waiting:
             tokens = budget.prefill_tokens(sequence)
@@ -71,11 +68,9 @@ class PrefillBalanced(Batcher):
 
 
 class PrefillChunks(Batcher):
-    """Batches only prompts, and divides prompts that are longer than the token budget (Mooncake section 5.1).
-
-    A longer prompt is divided into as few chunks as possible, with nearly equal lengths, because iterations of
-    different lengths leave bubbles in a pipeline. A shorter prompt is not divided: it waits for an iteration with
-    enough free tokens in the budget.
+    """Batches only prompts, and divides prompts longer than the token budget (Mooncake section 5.1) into as few chunks
+    as possible. The chunks are nearly equal, because unequal iterations leave bubbles in a pipeline. A shorter prompt
+    waits for an iteration with enough free budget.
     """
 
     decodes: ClassVar[bool] = False

@@ -12,10 +12,9 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseMixed(Batcher):
-    """Batches whole prompts, then decodes, within one token budget, for any role (Splitwise section 4.2).
-
-    A prompt longer than the budget runs alone. Decodes that do not fit are paused and keep their KV cache. A decode
-    that was left out of `MAX_PREEMPTIONS` selections in a row takes precedence over prompts.
+    """Batches whole prompts, then decodes, within one token budget, for any role (Splitwise section 4.2). A prompt
+    longer than the budget runs alone. Excess decodes are paused and keep their KV cache. A decode left out of
+    `MAX_PREEMPTIONS` selections in a row takes precedence over prompts.
     """
 
     MAX_PREEMPTIONS: ClassVar[int] = 4
@@ -54,7 +53,7 @@ class SplitwiseMixed(Batcher):
         budget: SchedulingBudget,
         seats: int,
     ) -> None:
-        """Fill the remaining sequence slots with decodes: first paused, then running, then new decodes."""
+        """Fill the remaining sequence slots with decodes: paused decodes first, then running, then new decodes."""
         decodes, paused = queues.decoding.size, list[ScheduledSequence]()
         if queues.paused.size:
             chosen = {s.id for s in overdue}

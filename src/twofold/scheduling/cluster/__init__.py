@@ -1,1 +1,1 @@
-"""The cluster scheduler: instance loads and pools, the router interface, hand-off policies and load forecasts."""
+"""The cluster scheduler: pools and loads of instances, router interface, hand-off policies and load forecasts."""

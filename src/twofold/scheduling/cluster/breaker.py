@@ -15,9 +15,8 @@ class BreakerState(StrEnum):
 class Breaker:
     """Circuit breaker of an instance: closed ─ fail ─▶ open ─ back ─▶ half-open ─ succeed ─▶ closed.
 
-    A half-open breaker admits one request at a time, as a probe. Each failure in a row doubles the time in the open
-    state, from `FIRST_S` up to `longest_s`. After at least `HEALED_S` in the closed state, the next failure counts as
-    the first again. The caller supplies the clock.
+    A half-open breaker admits one request at a time, as a probe. The time in the open state doubles with each failure
+    in a row, from `FIRST_S` to `longest_s`; after `HEALED_S` in the closed state, it starts from `FIRST_S` again.
     """
 
     FIRST_S: Final = 0.25
@@ -31,7 +30,7 @@ class Breaker:
         self._closed_s = 0.0
 
     def fail(self, now: float) -> float:
-        """Record that the instance failed; return the earliest time at which it may be restarted."""
+        """Record a failure of the instance; return the earliest time of its restart."""
         if self.state is BreakerState.CLOSED and now - self._closed_s >= self.HEALED_S:
             self.failures = 0
         wait_s = min(self._longest_s, self.FIRST_S * 2.0 ** min(self.failures, 16))
@@ -40,17 +39,14 @@ class Breaker:
         return now + wait_s
 
     def back(self, now: float) -> None:
-        """Record that the instance has started. If it failed before, the breaker becomes half-open."""
+        """Record that the instance has started; after a failure, the breaker becomes half-open."""
         if self.failures:
             self.state, self.probe = BreakerState.HALF_OPEN, None
         else:
             self._closed_s = now
 
     def begin(self, request_id: str) -> bool:
-        """Record that a request was placed on the instance.
-
-        Returns True if the request becomes the probe of a half-open breaker.
-        """
+        """Record that a request was placed on the instance; return True if it becomes the half-open breaker's probe."""
         if self.state is not BreakerState.HALF_OPEN or self.probe is not None:
             return False
         self.probe = request_id
@@ -64,7 +60,7 @@ class Breaker:
         return True
 
     def release(self, request_id: str) -> bool:
-        """Record that a request ended without a token; return True if the request was the probe."""
+        """Record that a request ended without a token; return True if it was the probe."""
         if self.probe != request_id:
             return False
         self.probe = None

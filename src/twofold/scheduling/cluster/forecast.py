@@ -1,6 +1,5 @@
-"""Load forecasts: predicted prefill queues and cached blocks of each instance, for prediction-based routers.
-
-A simulation predicts times with the performance model. A live service uses a host profile or measurements.
+"""Load forecasts for prediction-based routers: predicted prefill queue and cached blocks of each instance. Predictions
+come from a performance model in a simulation, and from a host profile or measurements in a live service.
 """
 
 from abc import ABC, abstractmethod
@@ -25,15 +24,15 @@ class Prediction(ABC):
 
     @abstractmethod
     def prefill_s(self, tokens: int, reused: int = 0) -> float:
-        """Predict the prefill time of `tokens` tokens, of which the first `reused` are loaded from the prefix cache."""
+        """Predict the prefill time of `tokens` tokens; the first `reused` of them are loaded from the prefix cache."""
 
     @abstractmethod
     def transfer_s(self, tokens: int) -> float:
-        """Predict the time to fetch the KV of `tokens` tokens from another cache on an idle link; inf if impossible."""
+        """Predict the time to fetch KV of `tokens` tokens from another cache over an idle link; inf if impossible."""
 
 
 class ModelPrediction(Prediction):
-    """Predicts times with a performance model; `load_token_s` is the time to load the KV of one cached token."""
+    """Predicts times with a performance model. Loading the KV of a cached token takes `load_token_s` seconds."""
 
     def __init__(self, model: PerformanceModel, transfer: TransferModel, load_token_s: float) -> None:
         self._model = model
@@ -57,9 +56,8 @@ class ModelPrediction(Prediction):
 
 
 class _Queue:
-    """The unfinished prefills of an instance in order, with their predicted durations in seconds.
-
-    `since` is the start time of the first prefill: the time of its placement or the end of the previous prefill.
+    """The unfinished prefills of an instance in order, with predicted durations in seconds. `since` is the start time
+    of the first prefill: its placement or the end of the previous prefill.
     """
 
     def __init__(self, prediction: Prediction) -> None:
@@ -71,9 +69,8 @@ class _Queue:
 
 
 class PrefixMatches:
-    """Length, in blocks, of one prompt's cached prefix in each shared cache and in each instance's own memory.
-
-    `longest` is the longest prefix in a shared cache, and `source` is the id of that cache.
+    """Length in blocks of one prompt's cached prefix in each shared cache and in each instance's own memory. `longest`
+    is the longest prefix in a shared cache, and `source` is the id of this cache.
     """
 
     def __init__(self, caches: dict[str, int], memories: dict[str, int]) -> None:
@@ -84,17 +81,15 @@ class PrefixMatches:
                 self.longest, self.source = blocks, cache
 
     def cached_blocks(self, load: InstanceLoad) -> int:
-        """Return the longer of the prompt's cached prefixes in an instance's shared cache and own memory, in blocks."""
+        """Return the longer of the prefixes cached in an instance's shared cache and in its own memory, in blocks."""
         return max(self._caches.get(load.cache, 0), self._memories.get(load.id, 0))
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ClusterForecast:
-    """Time predictions, predicted prefill queues and cached blocks of all instances.
-
-    `prefixes` indexes the blocks of the shared caches (`InstanceLoad.cache`), from which other instances can fetch.
-    `memories` indexes the blocks in each instance's own memory. The driver updates both. A block has `block_tokens`
-    tokens. Times are seconds on the driver's clock.
+    """Time predictions, predicted prefill queues and cached blocks of all instances. `prefixes` indexes blocks in
+    shared caches (`InstanceLoad.cache`), from which other instances can fetch; `memories`, blocks in each instance's
+    own memory. The driver updates both. Times are seconds on the driver's clock.
     """
 
     def __init__(self, prefixes: PrefixIndex, block_tokens: int) -> None:
@@ -119,11 +114,11 @@ class ClusterForecast:
             self._queues[instance] = _Queue(queue.prediction)
 
     def prediction(self, instance: str) -> Prediction:
-        """Return the predictions for an instance; raises KeyError for an instance that never joined."""
+        """Return the predictions for an instance. Raises KeyError if it never joined."""
         return self._queues[instance].prediction
 
     def queue_s(self, instance: str, now: float) -> float:
-        """Predict the seconds until all queued prefills of an instance are complete."""
+        """Predict the seconds until all queued prefills of an instance have ended."""
         queue = self._queues[instance]
         if not queue.prefills:
             return 0.0
@@ -131,22 +126,19 @@ class ClusterForecast:
         return max(0.0, queue.total_s - min(max(0.0, now - queue.since), first_s))
 
     def assigned_s(self, instance: str) -> float:
-        """Return the total predicted seconds of all prefills ever placed on an instance; routers break ties by it."""
+        """Return the predicted seconds of all prefills ever placed on an instance, as a tie breaker for routers."""
         return self._queues[instance].assigned_s
 
     def matches(self, keys: Sequence[BlockKey]) -> PrefixMatches:
-        """Look up the leading blocks of a prompt in all caches and memories."""
+        """Look up the first blocks of a prompt in all shared caches and all instances' memories."""
         return PrefixMatches(self.prefixes.prefixes(keys), self.memories.prefixes(keys))
 
     def cached_blocks(self, load: InstanceLoad, keys: Sequence[BlockKey]) -> int:
-        """Return the longer of a prompt's cached prefixes in an instance's shared cache and own memory, in blocks."""
+        """Return the longer of a prompt's prefixes in an instance's shared cache and in its own memory, in blocks."""
         return max(self.prefixes.prefix(load.cache, keys), self.memories.prefix(load.id, keys))
 
     def reused_tokens(self, blocks: int, prompt_tokens: int) -> int:
-        """Return how many prompt tokens need no prefill with `blocks` cached blocks.
-
-        The last prompt token always needs a prefill.
-        """
+        """Return how many prompt tokens need no prefill with `blocks` cached blocks. The last one always needs it."""
         return min(blocks * self.block_tokens, prompt_tokens - 1)
 
     def placed(self, request_id: str, instance: str, tokens: int, reused: int, now: float) -> None:
@@ -164,7 +156,7 @@ class ClusterForecast:
         self._placed[request_id] = instance
 
     def prefill_ended(self, request_id: str, now: float | None = None) -> None:
-        """Remove a completed or aborted prefill from its queue. If `now` is None, the latest known time is used."""
+        """Remove a completed or aborted prefill from its queue. `now` defaults to the latest known time."""
         instance = self._placed.pop(request_id, None)
         if instance is None:
             return

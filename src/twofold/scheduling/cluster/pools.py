@@ -1,6 +1,4 @@
-"""Pools of instances by role, with rankings by load.
-
-Each load measure in use has a heap per pool, so finding the least loaded instance takes constant time and a change of
+"""Pools of instances by role, ranked by load. Finding the least loaded instance takes constant time, and a change of
 load takes time logarithmic in the number of instances.
 """
 
@@ -67,7 +65,7 @@ class Pool:
         load.place = 0
 
     def least(self, measure: LoadMeasure) -> InstanceLoad | None:
-        """Return the instance with the lowest load; among equals, the first to join. None if the pool is empty."""
+        """Return the instance with the lowest load, of equals the first to join; None if the pool is empty."""
         if not self._members:
             return None
         for ranking in self._rankings:
@@ -89,9 +87,8 @@ class Pool:
 
 
 class Pools:
-    """One pool for each role. Every instance that is not paused is in the pool of its current role.
-
-    `forecast` is set if the router needs a load forecast.
+    """One pool for each role. Every instance that is not paused is in the pool of its current role. `forecast` is set
+    if the router needs a load forecast.
     """
 
     def __init__(self) -> None:
@@ -129,7 +126,7 @@ class Pools:
             self.enter(load)
 
     def move(self, load: InstanceLoad, role: Role) -> None:
-        """Move an instance to another pool. A paused instance joins the new pool on `resume`."""
+        """Move an instance to another pool. A paused instance enters the new pool on `resume`."""
         paused = not load.place
         self.pause(load)
         load.role = role

@@ -13,29 +13,25 @@ from twofold.scheduling.cluster.pools import Pools
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Router(ABC):
-    """Chooses the route of each request by the loads of the instances, but does not change the loads.
-
-    The class attributes declare the router's requirements, which the driver must meet.
+    """Chooses the route of each request by the loads of the instances, without changing the loads. The class attributes
+    declare requirements of the router, which the driver must meet.
     """
 
     fixed_roles: ClassVar[bool] = True  # instances run only the phases they were started for
     needs_forecast: ClassVar[bool] = False  # `Pools.forecast` must be set
     uses_cells: ClassVar[bool] = False  # instances are grouped into cells
-    reads_prefix_caches: ClassVar[bool] = False  # `Pools.forecast` must know which prefixes are cached
+    reads_prefix_caches: ClassVar[bool] = False  # `Pools.forecast` must index the cached prefixes
     repeats_routes: ClassVar[bool] = True  # a request routed twice, with equal loads, gets the same route
     needs_idle_events: ClassVar[bool] = False  # `ClusterScheduler.idle` must be called; live services do not
 
     @abstractmethod
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
-        """Return the route of a request, or None if no instance can run its prefill or its decode.
-
-        `tokens` is the KV cache size of the complete request, in tokens.
-        """
+        """Return the route of a request whose full KV has `tokens` tokens; None if no instance can run a phase."""
 
     def new_pools(self) -> Pools:
         """Create empty pools of the class that this router requires."""
         return Pools()
 
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
-        """Return the role for an instance outside its home pool; `idle` is True if the instance has no work left."""
+        """Return the next role of an instance outside its home pool. `idle` is True if it has no work left."""
         return load.role

@@ -17,10 +17,7 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TransferPaths(ABC):
-    """Predicts KV transfer and prefill times.
-
-    `crossovers` maps each prefill instance to the prompt length, in tokens, that `crossover` returns for it.
-    """
+    """Predicts KV transfer and prefill times. `crossovers` has the result of `crossover` for each prefill instance."""
 
     def __init__(self, crossovers: dict[str, int]) -> None:
         self.crossovers = crossovers
@@ -35,18 +32,18 @@ class TransferPaths(ABC):
 
     @abstractmethod
     def prefill_s(self, prefill: str, tokens: int) -> float:
-        """Predict the time to prefill `tokens` tokens on an instance, in seconds."""
+        """Predict the time in seconds to prefill `tokens` tokens on an instance."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HandoffPolicy(ABC):
-    """Chooses the mode of each hand-off."""
+    """Chooses the mode (layer-wise, serialized or pull) of each hand-off."""
 
     @abstractmethod
     def choose(self, request: Request, route: Route) -> HandoffMode: ...
 
     def ended(self, request_id: str) -> None:  # noqa: B027  (most have no accounts to keep)
-        """Record that the hand-off of a request completed or was cancelled; repeated calls have no effect."""
+        """Record that the hand-off of a request has completed or been cancelled. Repeated calls have no effect."""
 
 
 class FixedHandoff(HandoffPolicy):
@@ -60,10 +57,7 @@ class FixedHandoff(HandoffPolicy):
 
 
 class BySizeHandoff(HandoffPolicy):
-    """Uses serialized transfer for short prompts and layer-wise transfer for long prompts.
-
-    A long prompt amortizes the cost per layer (Splitwise section 4.3).
-    """
+    """Uses layer-wise transfer for long prompts and serialized transfer for short prompts (Splitwise section 4.3)."""
 
     def __init__(self, paths: TransferPaths) -> None:
         self.paths = paths
@@ -74,11 +68,9 @@ class BySizeHandoff(HandoffPolicy):
 
 
 class AutoHandoff(HandoffPolicy):
-    """Uses the hand-off mode with the shortest predicted visible transfer.
-
+    """Uses the hand-off mode with the shortest predicted visible transfer: the part after the first token.
     `outstanding` counts the bytes of earlier transfers to each decode instance, which delay a new transfer. If the path
-    between the two instances is unknown, the mode is layer-wise, because layer-wise transfer is slower than serialized
-    transfer by at most the overhead of sending each layer separately.
+    is unknown, the mode is layer-wise, which is at most slightly slower than serialized.
     """
 
     def __init__(self, paths: TransferPaths) -> None:
@@ -153,11 +145,9 @@ class _AccountedRequest(PlacedRequest):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ClusterScheduler(RequestSubscriber):
-    """Places requests on instances, and tracks the pools and loads of the instances.
-
-    `place` adds the load of a request to its instances, and later events of the request subtract it. Events of unknown
-    requests are ignored. When an instance moves to another pool, `on_role_change` is called with the instance id and
-    the new role.
+    """Places requests on instances, and tracks the pools and loads of the instances. `place` adds the load of a
+    request, and later events of the request subtract it; events of unknown requests are ignored. `on_role_change` is
+    called with instance id and new role when an instance moves to another pool.
     """
 
     def __init__(self, router: Router, handoffs: HandoffPolicy, reservation: KvReservation = FULL_RESERVATION) -> None:
@@ -169,7 +159,7 @@ class ClusterScheduler(RequestSubscriber):
         self._placed: dict[str, _AccountedRequest] = {}
 
     def add_instance(self, instance_id: str, role: Role, capacity_tokens: int | None = None, cell: str = "") -> None:
-        """Add an instance to the pool of a role; `capacity_tokens` is its KV capacity, or None if unknown."""
+        """Add an instance to the pool of a role. `capacity_tokens` is its KV capacity; None if unknown."""
         self.pools.add(InstanceLoad(instance_id, role, capacity_tokens, cell))
 
     def remove_instance(self, instance_id: str) -> list[str]:
@@ -191,32 +181,31 @@ class ClusterScheduler(RequestSubscriber):
             load.queued = lambda: sequences
 
     def pause(self, instance_id: str) -> None:
-        """Route no new requests to an instance until `resume`; the placed requests of the instance continue."""
+        """Route no new requests to an instance until `resume`. Its placed requests continue."""
         load = self.pools.get(instance_id)
         if load is not None:
             self.pools.pause(load)
 
     def resume(self, instance_id: str) -> None:
-        """Route new requests to a paused instance again."""
         load = self.pools.get(instance_id)
         if load is not None:
             self.pools.resume(load)
 
     def set_role(self, instance_id: str, role: Role) -> None:
-        """Set the home role of an instance for new requests; the placed requests of the instance continue."""
+        """Set the home role of an instance for new requests. Its placed requests continue."""
         load = self.pools.get(instance_id)
         if load is not None:
             load.home = role
             self._move(load, role)
 
     def idle(self, instance_id: str) -> None:
-        """Record that an instance has no sequences left, so that the router may return it to its home pool."""
+        """Record that an instance has no sequences left; the router may then return it to its home pool."""
         load = self.pools.get(instance_id)
         if load is not None:
             self._settle(load, idle=True)
 
     def would_place(self, request: Request, now: float) -> PlacedRequest | None:
-        """Return the placement that `place` would choose now, but do not place the request; None if impossible."""
+        """Return the placement that `place` would choose now, without placing the request; None if impossible."""
         tokens = self._reservation.in_all(request.prompt_tokens, request.output_tokens)
         route = self._router.route(request, tokens, self.pools, now)
         decode = None if route is None else self.pools.get(route.decode)
@@ -225,7 +214,7 @@ class ClusterScheduler(RequestSubscriber):
         return PlacedRequest(request, route)
 
     def place(self, request: Request, now: float) -> PlacedRequest | None:
-        """Route a request and add its load to the chosen instances; None if no instance can run the request."""
+        """Route a request and add its load to the chosen instances; return None if no instance can run it."""
         reservation = self._reservation
         prompt_tokens, output_tokens = request.prompt_tokens, request.output_tokens
         tokens = reservation.in_all(prompt_tokens, output_tokens)
@@ -294,11 +283,11 @@ class ClusterScheduler(RequestSubscriber):
         self._settle(load, idle=False)
 
     def forget(self, request_id: str) -> None:
-        """Stop tracking a request without subtracting its load from its instances."""
+        """Stop tracking a request, but leave its load on its instances."""
         self._placed.pop(request_id, None)
 
     def _end_prefill(self, placed: _AccountedRequest, now: float | None) -> None:
-        """Subtract a prompt from the load of its prefill instance; `now` is None if the prefill did not complete."""
+        """Subtract a prompt from its prefill instance's load. `now` is None if the prefill did not complete."""
         placed.prefilled = True
         forecast = self.pools.forecast
         if forecast is not None:
@@ -335,5 +324,5 @@ class ClusterScheduler(RequestSubscriber):
 
 
 def _fits(load: InstanceLoad, tokens: int) -> bool:
-    """Whether a request of `tokens` KV tokens fits on an empty instance; otherwise it would wait there forever."""
+    """Whether a request of `tokens` KV tokens fits on an empty instance; otherwise, it would wait there forever."""
     return load.capacity_tokens is None or tokens <= load.capacity_tokens

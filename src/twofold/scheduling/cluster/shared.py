@@ -1,8 +1,7 @@
-"""Cluster scheduler of one of several controllers that share the instances.
+"""Cluster scheduler for several controllers that share the instances.
 
-A single controller places every request, so its loads are complete. Several controllers depend on load reports: each
-instance periodically reports its total load, and how much of this load each controller's requests add. A report is
-outdated when it arrives, so each controller replaces its own share in the report by the current load of its requests.
+Each instance reports its total load periodically, with the share of each controller's requests. A report is outdated
+when it arrives, so each controller replaces its own share by the current load of its requests.
 """
 
 from enum import StrEnum
@@ -24,9 +23,8 @@ class OwnLoad(StrEnum):
 
 
 class LoadReport:
-    """Reported load of an instance or cell: the total, and the share `yours` of the receiving controller's requests.
-
-    Under `OwnLoad.SENT`, `yours` counts every request that the controller ever placed, including ended requests.
+    """Reported load of an instance or cell: in total, and from the receiving controller's requests (`yours`). Under
+    `OwnLoad.SENT`, `yours` counts every request that the controller ever placed, including ended requests.
     """
 
     def __init__(self, instance: str, total: LoadTotals, yours: LoadTotals) -> None:
@@ -36,11 +34,9 @@ class LoadReport:
 
 
 class SharedCluster(ClusterScheduler):
-    """Cluster scheduler of one of several controllers, which learns the load of other controllers from reports.
-
-    The load of an instance is the total in its latest report, minus this controller's share in that report, plus the
-    current load of this controller's requests. With a single controller and `OwnLoad.FOLLOWED`, reports change no load,
-    so the scheduler behaves like `ClusterScheduler`.
+    """Cluster scheduler of one of several controllers. The load of an instance is the total in its latest report, minus
+    this controller's share in the report, plus the current load of this controller's requests. For a single controller
+    with `OwnLoad.FOLLOWED`, reports change no load.
     """
 
     def __init__(
@@ -60,10 +56,7 @@ class SharedCluster(ClusterScheduler):
         return NO_LOAD if load is None else load.less(self._others.get(instance_id, NO_LOAD))
 
     def reported(self, report: LoadReport) -> None:
-        """Apply a load report: replace the load that other controllers' requests add to an instance.
-
-        Reports of unknown instances are ignored.
-        """
+        """Apply a load report: replace the load that other controllers add to an instance, unless it is unknown."""
         load = self.pools.get(report.instance)
         if load is None:
             return

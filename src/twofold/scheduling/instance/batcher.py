@@ -16,12 +16,10 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 class SchedulingBudget:
     """Free KV blocks and sequence slots from which a batcher can admit sequences to one batch.
 
-    `leases_first` is set while requests wait for a lease on this instance. Prompts to be handed off are then not
-    admitted. Otherwise two instances that prefill for each other could fill up with KV caches that neither can send.
-
-    The scheduler sets `swap` under swap preemption, and `shared` if the instance has a prefix cache. With `shared`,
-    `admit` allocates the blocks of a prompt at once, so that the prompt's cached prefix is not evicted for prompts
-    admitted later.
+    While requests wait for a lease on this instance's blocks (`leases_first`), prompts that will be handed off are not
+    admitted: otherwise, two instances that prefill for each other could fill up with KV that neither can send. `swap`
+    is set under swap preemption, and `shared` with a prefix cache. With `shared`, `admit` allocates a prompt's blocks
+    at once, so that its cached prefix is not evicted.
     """
 
     def __init__(self, blocks: BlockAllocator, free_blocks: int, free_seats: int, leases_first: bool = False) -> None:
@@ -33,14 +31,14 @@ class SchedulingBudget:
         self.shared: PrefixBlockAllocator | None = None
 
     def prefill_tokens(self, sequence: ScheduledSequence) -> int:
-        """Return how many prompt tokens a sequence still has to compute. Call this before `admit`."""
+        """Return the number of prompt tokens that a sequence still has to compute. Call this before `admit`."""
         if self.shared is not None and sequence.allocation is None:
             keys = sequence.request.prefix_blocks
             sequence.computed = self.shared.reusable_tokens(keys, sequence.prompt_tokens)
         return sequence.prefill_remaining
 
     def admit(self, sequence: ScheduledSequence) -> bool:
-        """Reserve blocks and a slot for a waiting sequence; if that is impossible, change nothing and return False."""
+        """Reserve blocks and a slot for a waiting sequence; if there are too few, change nothing and return False."""
         shared = self.shared
         if shared is None:
             needed = self.blocks.blocks_for(sequence.start_tokens)
@@ -74,12 +72,9 @@ class SchedulingBudget:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Batcher(ABC):
-    """Base class of batchers, which select the sequences of each batch.
-
-    A batcher changes only the budget and its own state. A batch of decodes repeats without a new selection until one of
-    its sequences ends or `should_reschedule` returns True.
-
-    The class attributes are traits, by which configurations are validated.
+    """Base class of batchers, which select the sequences of each batch. A batcher changes only the budget and its own
+    state. A batch of decodes repeats until a sequence ends or `should_reschedule` returns True. The class attributes
+    are traits that configurations are validated by.
     """
 
     prefills: ClassVar[bool] = True  # selects prompts
@@ -98,30 +93,26 @@ class Batcher(ABC):
 
     @abstractmethod
     def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
-        """Select the next batch.
-
-        Select waiting sequences in queue order, and stop at the first for which `budget.admit` returns False: otherwise
-        small requests could overtake and starve a large one. Select a ready sequence only if `budget.admit_decode`
-        returns True.
+        """Select the next batch. Waiting sequences must be selected in queue order, up to the first for which
+        `budget.admit` returns False; otherwise, small requests could starve a large request. A ready sequence may be
+        selected only if `budget.admit_decode` returns True.
         """
 
     def on_queued(self, sequence: ScheduledSequence) -> None:  # noqa: B027  (a hook, not an obligation)
-        """Hook: a sequence was queued for prefill or, if its first output token exists, for decode."""
+        """Hook: a sequence was queued for prefill or, if it has its first token, for decode."""
 
     def on_finished(self, sequence: ScheduledSequence) -> None:  # noqa: B027  (a hook)
         """Hook: a sequence finished, was aborted, or will continue on another instance."""
 
     def num_queued(self, queues: Queues) -> int:
-        """Return how many sequences in `queues` are not in the running batch; routers see this number."""
+        """Return the number of sequences in `queues` outside the running batch, which routers use."""
         return queues.waiting.size + queues.ready.size + queues.paused.size
 
     def should_reschedule(
         self, sequence: ScheduledSequence | None, running: RunningBatch | None, blocks: BlockAllocator
     ) -> bool:
-        """Whether to select a new batch at the next iteration.
-
-        The scheduler calls this after it queued `sequence`. If `sequence` is None, the call follows the release of
-        blocks.
+        """Whether to select a new batch at the next iteration. The scheduler calls this after it has queued `sequence`
+        or, with None, after blocks were freed.
         """
         return True
 
@@ -142,7 +133,7 @@ def select_prompts(waiting: SequenceQueue, budget: SchedulingBudget, tokens: int
 
 
 def select_ready(ready: SequenceQueue, budget: SchedulingBudget, seqs: int) -> list[ScheduledSequence]:
-    """Select up to `seqs` ready sequences for decode, in queue order, while the budget has blocks for them."""
+    """Select up to `seqs` ready sequences for decode, in queue order, while there are blocks for them."""
     chosen: list[ScheduledSequence] = []
     sequence = ready.first
     while sequence is not None and len(chosen) < seqs and budget.admit_decode(sequence):

@@ -1,4 +1,4 @@
-"""Decode side of hand-offs: grant leases on blocks, and receive KV caches into them."""
+"""Decode side of hand-offs: grants leases on blocks, into which prefill instances write KV caches."""
 
 from mypy_extensions import mypyc_attr
 
@@ -11,10 +11,9 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class KvReceiver:
-    """Grants leases to prefill instances, and tracks their transfers until the sequences are ready to decode.
-
-    `sequences` maps request ids to all sequences of this instance. `lease_queue` holds the sequences that wait for a
-    lease, and `arriving` the sequences with a lease whose KV cache is incomplete.
+    """Grants leases (rights to write a request's KV into blocks) to prefill instances, and tracks their transfers.
+    `sequences` has all sequences of this instance by request id. `lease_queue` holds sequences that wait for a lease,
+    and `arriving` leased sequences with incomplete KV.
     """
 
     def __init__(
@@ -30,13 +29,12 @@ class KvReceiver:
         self.pulls: dict[str, BlockAllocation] = {}  # blocks that this instance is filling by a pull, by request
 
     def reserve(self, request: Request, source: str) -> None:
-        """Add a request to the lease queue. A later call of `grant` returns the lease for its prefill instance."""
+        """Add a request to the lease queue; a later call of `grant` returns its lease."""
         self.lease_queue.append(self._expect(request, source))
 
     def grant(self, now: float) -> list[Lease]:
-        """Grant and return leases in the order of the queue while blocks are free.
-
-        Call this after every command and completed batch, since each may queue a request or free blocks.
+        """Grant and return leases in queue order while blocks are free. Call this after every command and completed
+        batch, because each may queue a request or free blocks.
         """
         granted: list[Lease] = []
         queue = self.lease_queue
@@ -56,20 +54,18 @@ class KvReceiver:
         return None
 
     def kv_received(self, request_id: str, epoch: int) -> bool:
-        """End the lease of a request whose KV cache has arrived; return True if the request is now ready to decode."""
+        """End the lease of a request whose KV has arrived; return True if the request can now decode."""
         self.leases.end(request_id, epoch)
         return self._arrived(request_id)
 
     def end_lease(self, request_id: str, epoch: int) -> None:
-        """End the lease of a request before its KV cache is complete, because the source gave up or failed."""
+        """End the lease of a request whose KV is incomplete, because the prefill instance gave up or failed."""
         if self.leases.end(request_id, epoch):
             self.blocks_freed()
 
     def read_started(self, request_id: str, epoch: int) -> bool:
-        """Record that this instance begins to read a request's KV cache, and end the lease of the request.
-
-        The blocks stay allocated until `read_ended`, even if the request is aborted. Returns False if the request is
-        not waiting for its KV cache; the cache must then not be read.
+        """Record that this instance starts to read a request's KV (pull), and end the lease. The blocks stay allocated
+        until `read_ended`. Returns False if the request is not waiting for its KV, which must then not be read.
         """
         sequence = self.sequences.get(request_id)
         reads = sequence is not None and sequence.queue is self.arriving
@@ -80,7 +76,7 @@ class KvReceiver:
         return reads
 
     def read_ended(self, request_id: str, *, complete: bool) -> bool:
-        """End the pull of a KV cache; return True if the request is now ready to decode."""
+        """End the pull of a request's KV; return True if the request can now decode."""
         self.blocks.end_transfer(self.pulls.pop(request_id))
         if complete:
             return self._arrived(request_id)
@@ -88,9 +84,8 @@ class KvReceiver:
         return False
 
     def peer_lost(self, source: str) -> list[str]:
-        """End all leases of the failed instance `source`, and remove its requests from the lease queue.
-
-        Returns the ids of the affected requests. A request that holds blocks keeps them until the caller aborts it.
+        """End all leases of the failed instance `source`, remove its requests from the lease queue, and return the ids
+        of all these requests. The caller must abort the requests that hold blocks.
         """
         queued = [sequence for sequence in self.lease_queue if sequence.source == source]
         for sequence in queued:
@@ -103,7 +98,7 @@ class KvReceiver:
         return [sequence.id for sequence in queued] + leased
 
     def add(self, sequence: ScheduledSequence) -> None:
-        """Register a sequence and compute its KV reservation; raises ValueError for a duplicate id."""
+        """Register a sequence and compute its KV reservation. Raises ValueError for a duplicate id."""
         request_id, output, reservation = sequence.id, sequence.output_tokens, self.reservation
         if self.sequences.setdefault(request_id, sequence) is not sequence:
             raise ValueError(f"request {request_id} is already here")
@@ -112,11 +107,11 @@ class KvReceiver:
             sequence.decode_tokens = reservation.at_decode_start(output)
 
     def enqueue_ready(self, sequence: ScheduledSequence) -> None:
-        """Add a sequence with a complete KV cache to the queue of ready sequences."""
+        """Queue a sequence with complete KV for decode."""
         raise NotImplementedError
 
     def blocks_freed(self) -> None:
-        """Hook: blocks were freed, or the last pending lease was granted, so waiting sequences may be able to start."""
+        """Hook: waiting sequences may be able to start, because blocks were freed or the last lease was granted."""
         raise NotImplementedError
 
     def _expect(self, request: Request, source: str) -> ScheduledSequence:
@@ -149,7 +144,7 @@ class KvReceiver:
 
 
 def allocation_of(sequence: ScheduledSequence) -> BlockAllocation:
-    """Return the block allocation of a sequence; raises KeyError if it has none."""
+    """Return the blocks of a sequence. Raises KeyError if it has none."""
     allocation = sequence.allocation
     if allocation is None:
         raise KeyError(f"request {sequence.id} has no blocks")

@@ -1,4 +1,4 @@
-"""Queues of the sequences of an instance by state (waiting, prefilling, decoding), running batches and results."""
+"""Queues of an instance's sequences by state (waiting, prefilling, decoding), running batches and results."""
 
 from typing import Final
 
@@ -12,10 +12,8 @@ from twofold.scheduling.instance.sequence import PrefillChunk, ScheduledSequence
 
 @mypyc_attr(free_list_len=1)
 class SchedulerOutput:
-    """A batcher's selection for the next batch: prefill chunks, decodes to start or resume, and decodes to pause.
-
-    All other decodes continue. If `repeatable` is False, the batcher selects again after one iteration, so that the
-    sequences left out of this batch can run.
+    """A batcher's selection: prefill chunks, decodes to start or resume, and decodes to pause. All other decodes
+    continue. If `repeatable` is False, the batcher selects again after one iteration.
     """
 
     __slots__ = ("pause", "prefills", "repeatable", "resume")
@@ -34,11 +32,9 @@ NO_CHANGES: Final = SchedulerOutput()  # all decodes continue
 
 @mypyc_attr(free_list_len=1)
 class RunningBatch:
-    """A running batch of a lane.
-
-    `limit` is the number of iterations for which the batch can run unchanged: 1 with prefills, otherwise the number of
-    iterations until the first decode ends. `joined` lists the sequences that start or resume decoding with this batch,
-    and `paused` the decodes that were preempted for it.
+    """A running batch of a lane (a group of sequences that share batches). `limit` is the number of iterations for
+    which the batch can run unchanged: 1 with prefills, otherwise until the first decode ends. `joined` has the
+    sequences that start or resume decoding, and `paused` the decodes preempted for this batch.
     """
 
     __slots__ = (
@@ -68,12 +64,8 @@ class RunningBatch:
 
 @mypyc_attr(free_list_len=1)
 class StepResult:
-    """Result of an iteration for one sequence.
-
-    `index` is the index of the sequence's newest output token. `finish_reason` is set if the sequence ends, and
-    `hands_off` if the sequence is handed off to another instance. `InstanceScheduler.complete` returns a result for
-    every sampled token, `InstanceScheduler.advance` only for the first and last tokens of sequences and for decodes
-    that were paused.
+    """Result of an iteration for one sequence. `index` is the index of its newest output token. `finish_reason` is set
+    if the sequence ends, and `hands_off` if it moves to another instance.
     """
 
     __slots__ = ("finish_reason", "hands_off", "index", "sequence")
@@ -95,10 +87,9 @@ _UNBOUNDED: Final = 1 << 60
 
 
 class DecodeSet(SequenceQueue):
-    """The decoding sequences of a lane, in the order in which they joined. Each generates one token per iteration.
-
-    The cost of `advance` depends only on the number of sequences that end, because progress is counted once for the
-    whole set. `context_tokens` is the number of KV tokens that one iteration reads.
+    """Decoding sequences that share batches, in order of joining; each generates one token per iteration. Progress is
+    counted once for the whole set, so `advance` costs time only for sequences that end. `context_tokens` is the number
+    of KV tokens that one iteration reads.
     """
 
     def __init__(self) -> None:
@@ -109,7 +100,7 @@ class DecodeSet(SequenceQueue):
         self._joins = 0
 
     def latest(self, count: int) -> list[ScheduledSequence]:
-        """Return the `count` most recently joined sequences, the most recent first."""
+        """Return the `count` sequences that joined last, latest first."""
         members: list[ScheduledSequence] = []
         sequence = self.last
         while sequence is not None and len(members) < count:
@@ -129,14 +120,13 @@ class DecodeSet(SequenceQueue):
         self._ends.insert(self._place(sequence), sequence)
 
     def remove(self, sequence: ScheduledSequence) -> None:
-        """Remove a sequence from the set, and update its `computed` and `generated` tokens."""
+        """Remove a sequence, and update its `computed` and `generated` tokens."""
         super().remove(sequence)
         self._ends.pop(self._place(sequence))
         self._update(sequence)
 
     def advance(self, iterations: int) -> list[ScheduledSequence]:
         """Generate `iterations` tokens for every sequence; remove and return the sequences at their last iteration.
-
         `iterations` must not exceed `iterations_to_end`.
         """
         self.iterations += iterations
@@ -156,7 +146,7 @@ class DecodeSet(SequenceQueue):
         return self._ends[-1].end - self.iterations if self._ends else 0
 
     def generated(self, sequence: ScheduledSequence) -> int:
-        """Return the number of output tokens that a sequence of the set has generated so far."""
+        """Return the number of output tokens that a sequence has generated so far."""
         return sequence.generated + self.iterations - sequence.joined_at
 
     def items(self) -> list[BatchItem]:
@@ -171,7 +161,7 @@ class DecodeSet(SequenceQueue):
         self.context_tokens -= sequence.computed
 
     def _place(self, sequence: ScheduledSequence) -> i64:
-        """Return the index of a sequence in `_ends`, which is sorted by end and then join number, both descending."""
+        """Return a sequence's index in `_ends`, which is in descending order of end, then of join number."""
         ends, end, number = self._ends, sequence.end, sequence.join_number
         low: i64 = 0
         high: i64 = len(ends)
@@ -186,11 +176,8 @@ class DecodeSet(SequenceQueue):
 
 
 class Queues:
-    """Queues from which a batcher selects.
-
-    `waiting` holds prompts that have not started, and `prefilling` partly computed prompts. `ready` holds sequences
-    with complete prompt KV on this instance, which can start or resume decoding. `decoding` holds sequences that
-    generate one token per iteration, and `paused` preempted decodes.
+    """Queues from which a batcher selects: `waiting` (prompts not started), `prefilling` (partly computed prompts),
+    `ready` (complete prompt KV on this instance, not yet decoding), `decoding`, and `paused` (preempted decodes).
     """
 
     def __init__(self, waiting: SequenceQueue | None = None, prefilling: SequenceQueue | None = None) -> None:
@@ -202,7 +189,7 @@ class Queues:
 
     @property
     def decodes(self) -> int:
-        """Number of sequences in these queues that decode or can decode without further prefill."""
+        """Number of sequences that decode or can decode without further prefill."""
         return self.ready.size + self.decoding.size + self.paused.size
 
     @property
@@ -217,15 +204,13 @@ class Queues:
 
 
 class Lane:
-    """A group of sequences that share batches: their queues and their running batch.
+    """A group of sequences that share batches, with their queues and their running batch.
 
-    A sequence can be in only one running batch, because each token depends on the previous one. An instance with n
-    pipeline stages therefore divides its sequences among n lanes, each with one batch in the pipeline. An instance
-    without pipeline parallelism has one lane.
+    An instance with n pipeline stages divides its sequences among n lanes, each with one batch in the pipeline, because
+    a sequence can be in only one batch at a time. Other instances have one lane.
 
-    `remaining` is the number of iterations for which the latest selection stays valid. `message` is the running batch
-    in the form sent to the worker. `aborted` holds the blocks of requests that were aborted during the running batch;
-    the blocks are released when the batch ends. A `single_step` lane runs one iteration per batch.
+    The latest selection stays valid for `remaining` iterations. `message` is the running batch as sent to the worker.
+    `aborted` holds blocks of aborted requests until the batch ends. A `single_step` lane runs one iteration per batch.
     """
 
     def __init__(self, number: int, queues: Queues, single_step: bool) -> None:

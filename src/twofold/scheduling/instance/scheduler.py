@@ -54,19 +54,18 @@ _DECODE: Final = Phase.DECODE
 class InstanceScheduler(KvReceiver):
     """Schedules the requests of one instance.
 
-    `changed` is set when a new batch must be selected at the next iteration. A driver that runs several iterations at a
-    time must then stop before the next iteration. `swap` enables swap preemption: after `start` or `next_batch`, the
-    driver carries out the copies of `swap.take_copies()`.
+    `changed` is set when a driver that runs several iterations at a time must stop, because a new batch must be
+    selected. `swap` enables swap preemption: after `start` or `next_batch`, the driver carries out
+    `swap.take_copies()`.
 
-    With `stages` > 1, the instance is a pipeline with one lane per stage, and each lane has one running batch of a
-    single iteration. `start` uses the lane that has been idle longest; `advance` and `complete` end the oldest batch.
-    `max_num_seqs` applies to each batch. Lanes share the waiting prompts, and a prefilled sequence decodes on the lane
-    with the fewest decodes. With a `chunked` batcher, lanes also share partly computed prompts: batches pass each stage
-    in order, so a chunk finds the KV of the previous chunks (Mooncake section 5.1).
+    With `stages` > 1, the instance is a pipeline with one lane (group of sequences) per stage, and one running batch
+    per lane. `start` uses the lane idle for longest; `advance` and `complete` end the oldest batch. `max_num_seqs`
+    applies to each batch. Lanes share waiting prompts and, with a `chunked` batcher, partly computed prompts: chunks
+    pass each stage in order, so a chunk finds the KV of earlier chunks (Mooncake section 5.1). A prefilled sequence
+    decodes on the lane with the fewest decodes.
 
-    With a `PrefixBlockAllocator`, a prompt gets the blocks of its cached prefix when it starts. Waiting requests hold
-    no blocks (docs/decisions/0007). `copy_of` returns the block copy, if any, that must precede the prompt's first
-    batch. After each batch, the blocks that the prompt has filled are published for reuse.
+    With a `PrefixBlockAllocator`, a prompt gets the blocks of its cached prefix when it starts; waiting requests hold
+    no blocks (docs/decisions/0007). After each batch, full blocks of prompts are published for reuse.
     """
 
     def __init__(
@@ -109,12 +108,9 @@ class InstanceScheduler(KvReceiver):
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False) -> None:
-        """Queue a request for prefill, and also for decode if `decodes_here`.
-
-        The KV of the request's first `reused_tokens` tokens is cached and is not computed. With `fetching`, a part of
-        this KV is still being fetched. This prompt and all prompts submitted later then wait until `fetched` is called.
-        Later prompts wait too, because the prefill of a long prompt could delay this one for longer than the fetch
-        takes.
+        """Queue a request for prefill and, if `decodes_here`, for decode. The KV of its first `reused_tokens` tokens is
+        cached. With `fetching`, a part of this KV is still being fetched: this prompt and all later prompts wait until
+        `fetched` is called, because a long later prompt could delay this prompt for longer than the fetch.
         """
         sequence = ScheduledSequence(request, decodes_here, computed=_reused(request, reused_tokens))
         sequence.fetching = fetching
@@ -125,10 +121,7 @@ class InstanceScheduler(KvReceiver):
             self._enqueue(sequence, self.queues.waiting)
 
     def fetched(self, request_id: str, reused_tokens: int | None = None) -> None:
-        """End the prefix fetch of a request; has no effect for an aborted request.
-
-        If `reused_tokens` is not None, it replaces the value passed to `submit`.
-        """
+        """End the prefix fetch of a request, unless aborted. `reused_tokens`, if given, replaces `submit`'s value."""
         sequence = self.sequences.get(request_id)
         if sequence is None or not sequence.fetching:
             return
@@ -144,7 +137,7 @@ class InstanceScheduler(KvReceiver):
             self._enqueue(sequence, self.queues.waiting)
 
     def handed_off(self, request_id: str) -> None:
-        """End the hand-off of a request, successful or not, and release the blocks kept for the hand-off."""
+        """End the hand-off of a request, successful or not, and release its blocks."""
         sequence = self.sequences.get(request_id)
         if sequence is not None and sequence.handing_off:
             sequence.handing_off = False
@@ -155,7 +148,7 @@ class InstanceScheduler(KvReceiver):
             self.blocks_freed()
 
     def abort(self, request_id: str) -> None:
-        """Remove a request. Blocks in use by a transfer or running batch are freed when the transfer or batch ends."""
+        """Remove a request. Its blocks are freed after the end of transfers and running batches that use them."""
         sequence = self.sequences.get(request_id)
         queue = None if sequence is None else sequence.queue
         if sequence is None or queue is None:
@@ -173,7 +166,7 @@ class InstanceScheduler(KvReceiver):
                 computing[-1].aborted.append(allocation)  # with the last chunk of its prompt
             self._release(sequence)
         if queue is self._fetching:
-            self._end_fetches()  # the batcher does not know it
+            self._end_fetches()  # not yet in a queue of the batcher
         elif queue is self.lease_queue or queue is self.arriving:
             self.blocks_freed()
         else:
@@ -189,16 +182,16 @@ class InstanceScheduler(KvReceiver):
         return allocation_of(self.sequences[request_id])
 
     def copy_of(self, request_id: str) -> tuple[int, int] | None:
-        """Return the (source, target) blocks to copy before the first batch of a prompt; None if no copy is needed."""
+        """Return the (source, target) blocks to copy before a prompt's first batch; None if there is no copy."""
         return self.sequences[request_id].copy
 
     def reused_tokens(self, request_id: str) -> int:
-        """Return how many prompt tokens of a request were found in the prefix cache; 0 for unknown requests."""
+        """Return the number of a request's prompt tokens found in the prefix cache; 0 for unknown requests."""
         sequence = self.sequences.get(request_id)
         return 0 if sequence is None else sequence.reused_tokens
 
     def generated(self, request_id: str) -> int:
-        """Return how many output tokens of a request have been generated; 0 for unknown requests."""
+        """Return the number of output tokens that a request has generated; 0 for unknown requests."""
         sequence = self.sequences.get(request_id)
         if sequence is None:
             return 0
@@ -210,7 +203,7 @@ class InstanceScheduler(KvReceiver):
     # -- batches ------------------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> RunningBatch | None:
-        """Start and return a batch on an idle lane; None if there is nothing to run or no pipeline lane is idle."""
+        """Start and return a batch; None if there is nothing to run or the pipeline is full."""
         if self._running == self.stages:
             if self.stages == 1:
                 raise RuntimeError("the running batch has not been completed")
@@ -224,7 +217,7 @@ class InstanceScheduler(KvReceiver):
         return batch
 
     def _start_idle_lane(self) -> RunningBatch | None:
-        """Start a batch on the pipeline lane with work that has been idle longest; None if no idle lane has work."""
+        """Start a batch for the lane (group of sequences) with work that has been idle longest, if there is any."""
         turns = self._turns
         for turn in range(self._running, self.stages):
             batch = self._start_lane(turns[turn])
@@ -237,7 +230,7 @@ class InstanceScheduler(KvReceiver):
         return None
 
     def _start_lane(self, lane: Lane) -> RunningBatch | None:
-        """Select, start and return the next batch of an idle lane; None if the lane has nothing to run."""
+        """Start and return the next batch of an idle lane (group of sequences); None if it has nothing to run."""
         queues, changes = lane.queues, NO_CHANGES
         if self.changed or not lane.remaining:
             self.changed = False
@@ -256,9 +249,8 @@ class InstanceScheduler(KvReceiver):
         return batch
 
     def advance(self, iterations: int = 1) -> list[StepResult]:
-        """Complete `iterations` iterations of the oldest running batch.
-
-        Returns a result for each sequence that got its first token, ended, or was paused for lack of blocks.
+        """Complete `iterations` iterations of the oldest running batch. Returns a result for each sequence that got its
+        first token, ended, or was paused for lack of blocks.
         """
         lane = self._lane if self.stages == 1 else self._turns[0]
         batch = self._finish(lane, iterations)
@@ -291,9 +283,8 @@ class InstanceScheduler(KvReceiver):
         return batch
 
     def complete(self, batch: Batch, stopped: Collection[str] = ()) -> list[StepResult]:
-        """Complete the oldest running batch and return one result per sampled token.
-
-        `stopped` contains the ids of the requests that end with the token just sampled.
+        """Complete the oldest running batch and return one result per sampled token. `stopped` has the ids of the
+        requests that end with the token just sampled.
         """
         if not self._running or batch is not self._turns[0].message:
             raise RuntimeError("only the oldest running batch can be completed")
@@ -322,7 +313,7 @@ class InstanceScheduler(KvReceiver):
         return results
 
     def _tokens_made(self, batch: Batch, decoding: DecodeSet) -> list[tuple[ScheduledSequence, int]]:
-        """Return (sequence, index of its new token) for each decode of a batch, except for aborted decodes."""
+        """Return (sequence, index of its new token) for each decode of a batch that was not aborted."""
         made: list[tuple[ScheduledSequence, int]] = []
         for item in batch.items:
             sequence = self.sequences.get(item.request_id) if item.phase is _DECODE else None
@@ -372,7 +363,7 @@ class InstanceScheduler(KvReceiver):
                 self.start_prefill(chunk.sequence, queues)
 
     def start_prefill(self, sequence: ScheduledSequence, queues: Queues) -> None:
-        """Move a waiting sequence to the prefilling sequences and allocate blocks for it."""
+        """Move a waiting sequence to the prefilling sequences and allocate its blocks."""
         queues.waiting.remove(sequence)
         allocation = sequence.allocation
         if allocation is None:
@@ -386,7 +377,7 @@ class InstanceScheduler(KvReceiver):
         queues.prefilling.append(sequence)
 
     def _finish(self, lane: Lane, iterations: int) -> RunningBatch:
-        """End the oldest running batch, which is on `lane`; raises RuntimeError if `iterations` exceeds its limit."""
+        """End the oldest running batch. Raises RuntimeError if `iterations` exceeds the limit of the batch."""
         batch = lane.batch
         if batch is None or iterations > batch.limit:
             raise RuntimeError("only a batch that was started can be completed")
@@ -443,7 +434,7 @@ class InstanceScheduler(KvReceiver):
         return StepResult(sequence, sequence.generated - 1, reason, hands_off)
 
     def _grow(self, sequence: ScheduledSequence, swap: SwapPreemption) -> bool:
-        """Allocate the next blocks for a decode; if too few blocks are free, pause the decode and return False."""
+        """Allocate the next blocks of a decode; if too few are free, pause the decode and return False."""
         queues = self.queues
         if not queues.paused.size and swap.extend(sequence):
             queues.decoding.join(sequence, swap.iterations_left(sequence))
@@ -484,7 +475,7 @@ class InstanceScheduler(KvReceiver):
                 return
 
     def _lane_for_decode(self) -> Lane:
-        """Return the lane with the fewest decodes; among equals, the first one."""
+        """Return the lane (group of sequences) with the fewest decodes; of equals, the first."""
         fewest = self._lane
         if self.stages > 1:
             for lane in self._lanes:
@@ -496,7 +487,7 @@ class InstanceScheduler(KvReceiver):
 
     @property
     def queued(self) -> int:
-        """Number of sequences that are not in a running batch; routers see this number."""
+        """Number of sequences outside running batches, for routers."""
         if self.stages == 1:
             return self.batcher.num_queued(self.queues)
         queued = self.batcher.num_queued(self.queues)
@@ -544,7 +535,7 @@ def _reused(request: Request, tokens: int) -> int:
 
 
 def _publish(shared: PrefixBlockAllocator, sequence: ScheduledSequence, computed: int, published_tokens: int) -> None:
-    """Publish the full blocks of the first `computed` prompt tokens of a sequence for reuse by other requests."""
+    """Publish the full blocks of a sequence's first `computed` prompt tokens for reuse by other requests."""
     size = shared.block_size
     keys = sequence.request.prefix_blocks[: min(computed, sequence.prompt_tokens) // size]
     shared.publish(allocation_of(sequence), keys, published_tokens // size)

@@ -1,4 +1,4 @@
-"""A request on one instance: its KV reservation, its prompt chunks, and the queue it waits in."""
+"""A request on one instance: its KV reservation, prompt chunks and queue."""
 
 from collections.abc import Iterator
 
@@ -10,12 +10,10 @@ from twofold.request import Phase, Request
 
 
 class KvReservation:
-    """Rule for when a request reserves KV tokens on its instances, and how many.
-
-    By default the decode instance reserves prompt and output at once, so an admitted request always finishes. With
-    `output_at_decode_start`, the decode instance reserves the output only at the first decode iteration, and the
-    request may have to wait for free blocks then. With `step`, the output is reserved in steps of `step` tokens
-    (`SwapPreemption`). `extra` tokens are added to every prompt.
+    """Rule for when a request reserves KV tokens on its instances, and how many. By default, the decode instance
+    reserves prompt and output at once, so an admitted request always finishes. With `output_at_decode_start`, it
+    reserves the output only at the first decode iteration, and the request may have to wait. With `step`, it reserves
+    the output in steps of `step` tokens (`SwapPreemption`). `extra` tokens are added to every prompt.
     """
 
     def __init__(self, output_at_decode_start: bool = False, extra: int = 0, step: int = 0) -> None:
@@ -32,11 +30,11 @@ class KvReservation:
         return prompt + output - 1 + self.extra
 
     def at_decode_start(self, output: int) -> int:
-        """Return the number of additional tokens reserved with the first decode iteration."""
+        """Return the number of tokens reserved with the first decode iteration, in addition to `at_start`."""
         return output - 1 if self.output_at_decode_start else 0
 
     def in_all(self, prompt: int, output: int) -> int:
-        """Return the total number of tokens that a request has reserved on its decode instance when it ends."""
+        """Return the number of tokens that a request has reserved on its decode instance when it ends."""
         return prompt + output - 1 + self.extra
 
 
@@ -47,18 +45,13 @@ FULL_RESERVATION = KvReservation()
 class ScheduledSequence:
     """Progress of a request on one instance.
 
-    `computed` counts the tokens with KV in this instance's cache, and `generated` all output tokens so far. While the
-    sequence is in a `DecodeSet`, which counts iterations instead, both are outdated: they are updated when the sequence
-    leaves the set. `decodes_here` is False for a request that is handed off after prefill. `start_tokens` is the number
-    of KV tokens reserved at the start and `decode_tokens` the number added at the first decode (`KvReservation`).
-    `allocation` holds the blocks of the sequence.
-
-    `reused_tokens` is the number of prompt tokens found in the prefix cache. `copy` is the (source, target) pair of
-    blocks to copy before the first iteration, if any. Under swap preemption, `admission` numbers the sequences in order
-    of admission, from 1, and `swapped` holds the host blocks of a swapped-out sequence.
-
-    `queue` is the queue that contains the sequence. It is None after the sequence has finished on this instance, even
-    if a hand-off is still reading its KV (`handing_off`).
+    `computed` counts the tokens with KV on this instance, and `generated` all output tokens; both are updated only when
+    the sequence leaves a `DecodeSet`. `decodes_here` is False for a request that is handed off after prefill.
+    `start_tokens` KV tokens are reserved at the start, and `decode_tokens` at the first decode (`KvReservation`).
+    `reused_tokens` prompt tokens were found in the prefix cache. `copy` is the (source, target) pair of blocks to copy
+    before the first iteration, if any. Under swap preemption, `admission` numbers sequences from 1, and `swapped` holds
+    the host blocks of a swapped-out sequence. `queue` is None after the sequence has finished on this instance, even if
+    a hand-off still reads its KV (`handing_off`).
     """
 
     __slots__ = (
@@ -128,9 +121,8 @@ class ScheduledSequence:
 
 @mypyc_attr(free_list_len=1)
 class PrefillChunk:
-    """A part of a prompt in a batch: `num_tokens` tokens, which follow `context_tokens` tokens in the KV cache.
-
-    `samples` is True for the last chunk of a prompt, after which the engine samples the first token.
+    """A part of a prompt in a batch: `num_tokens` tokens after `context_tokens` tokens in the KV cache. `samples` is
+    True for the last chunk, after which the first output token is sampled.
     """
 
     __slots__ = ("context_tokens", "num_tokens", "samples", "sequence")
@@ -142,15 +134,12 @@ class PrefillChunk:
         self.samples = samples
 
     def item(self) -> BatchItem:
-        """Return the chunk as a batch item, which can be sent to a worker."""
+        """Return the chunk as a batch item that can be sent to a worker."""
         return BatchItem(self.sequence.id, Phase.PREFILL, self.num_tokens, self.context_tokens, self.samples)
 
 
 class SequenceQueue:
-    """Queue of sequences, as a linked list from which any sequence can be removed in constant time.
-
-    A sequence is in at most one queue at a time.
-    """
+    """Linked list of sequences, with removal in constant time. A sequence is in at most one queue."""
 
     def __init__(self) -> None:
         self.size = 0

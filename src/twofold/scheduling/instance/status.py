@@ -1,15 +1,12 @@
-"""Status of an instance. mypyc does not compile this module: the status is a msgspec struct, sent in messages."""
+"""Status of an instance. This module is not compiled by mypyc, because the status is a msgspec struct."""
 
 import msgspec
 
 
 class InstanceStatus(msgspec.Struct, frozen=True):
-    """Current numbers of sequences and blocks of an instance, for routers, metrics and health checks.
-
-    `running` includes the `swapped` sequences. Three fields count events since the start: `swaps` counts swap-outs,
-    `swap_blocks_moved` blocks copied in either direction, and `blocks_evicted` evictions from the prefix cache.
-    `blocks_cached` is the current number of blocks in the prefix cache, and `blocks_pinned` the number of pinned blocks
-    among them.
+    """Numbers of sequences and blocks of an instance, for routers, metrics and health checks. `running` includes
+    `swapped` sequences. `swaps` (swap-outs), `swap_blocks_moved` (blocks copied in either direction) and
+    `blocks_evicted` (from the prefix cache) are totals since the start. `blocks_pinned` are part of `blocks_cached`.
     """
 
     waiting: int

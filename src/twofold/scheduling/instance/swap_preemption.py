@@ -1,12 +1,10 @@
 """Swap preemption: decodes allocate KV blocks as they grow; if no block is free, sequences are swapped to host memory.
 
-A sequence starts with blocks for its prompt and one step of output, and allocates more blocks step by step. If no block
-is free for its next step, the sequences admitted after it are swapped out, the latest first (as in DistServe's
-runtime). Swapped-out sequences return in order of admission, before any new sequence is admitted. The oldest sequence
-therefore always makes progress, and all sequences finish (docs/decisions/0014).
+A sequence starts with blocks for its prompt and one step of output. If no block is free for its next step, sequences
+admitted later are swapped out, the latest first (as in DistServe's runtime). They return in order of admission, before
+new sequences are admitted. The oldest sequence thus always progresses, and all finish (docs/decisions/0014).
 
-At admission, host blocks for the full length of a sequence are reserved, so swapping out cannot fail. Host memory thus
-limits how many sequences are admitted, and device memory how many of them run.
+At admission, host blocks for the full length of a sequence are reserved, so that swapping out cannot fail.
 """
 
 from collections.abc import Sequence
@@ -25,9 +23,8 @@ _admission: Final = attrgetter("admission")
 
 @mypyc_attr(free_list_len=1)
 class BlockCopy:
-    """Copy of a sequence's first `blocks` blocks: to host memory if `out` is True, otherwise back to the device.
-
-    The block ids are empty if the allocators only count blocks.
+    """Copy of a sequence's first `blocks` blocks: to host memory if `out` is True, otherwise back to the device. The
+    block ids are empty if the allocators only count blocks.
     """
 
     def __init__(self, out: bool, blocks: int, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
@@ -40,10 +37,9 @@ class BlockCopy:
 class SwapPreemption:
     """Swaps sequences of one instance out to `host` blocks and back.
 
-    `reservation` is the KV reservation under swap preemption. `swapped` counts the sequences on the host, and `swaps`
-    all swap-outs so far. The scheduler sets `queues`. The driver carries out `copies`, in order, before it runs the
-    next batch. Blocks of a swapped-out sequence are free at once: only sequences of the next batch can allocate them,
-    and that batch runs after the copies. Blocks of a swapped-in sequence are in flight until the next batch ends.
+    `swapped` counts the sequences on the host, and `swaps` all swap-outs so far. The driver must carry out `copies`, in
+    order, before the next batch. Blocks of a swapped-out sequence are free at once, because only the next batch can
+    allocate them. Blocks of a swapped-in sequence are in flight until the next batch ends.
     """
 
     def __init__(self, blocks: BlockAllocator, host: BlockAllocator, step_tokens: int = STEP_TOKENS) -> None:
@@ -64,19 +60,19 @@ class SwapPreemption:
         self._returning: list[BlockAllocation] = []
 
     def can_admit(self, sequence: ScheduledSequence) -> bool:
-        """Whether a new sequence may start: no sequence is paused, and enough device and host blocks are free."""
+        """Whether a sequence may start: no sequence is paused, and enough device and host blocks are free."""
         if self.queues.paused.size:
             return False
         needed = self.blocks.blocks_for(sequence.start_tokens) + self._headroom()
         return needed <= self.blocks.num_free and self._promised + self._full_blocks(sequence) <= self.host.num_blocks
 
     def begin_selection(self) -> int:
-        """Start a selection; return the number of free blocks for new prompts. Pass each selected prompt to `offer`."""
+        """Start a selection; return the number of free blocks for new prompts, which must be passed to `offer`."""
         self._offered = 0
         return 0 if self.queues.paused.size else max(0, self.blocks.num_free - self._headroom())
 
     def offer(self, sequence: ScheduledSequence) -> bool:
-        """Reserve host blocks for a selected prompt; False if too few are left."""
+        """Reserve host blocks for a selected prompt; return False if too few are left."""
         if not sequence.decodes_here:
             return True
         if self._promised + self._offered + self._full_blocks(sequence) > self.host.num_blocks:
@@ -91,7 +87,7 @@ class SwapPreemption:
         self._promised += self._full_blocks(sequence)
 
     def forget(self, sequence: ScheduledSequence) -> None:
-        """Release all host blocks of a sequence that has ended. The sequence need not have been admitted."""
+        """Release all host blocks of an ended sequence, even if it was never admitted."""
         if sequence.admission:
             sequence.admission = 0
             self._promised -= self._full_blocks(sequence)
@@ -99,12 +95,12 @@ class SwapPreemption:
             self._free_host(sequence, sequence.swapped)
 
     def iterations_left(self, sequence: ScheduledSequence) -> int:
-        """Return for how many iterations a sequence has blocks. The sequence must not be in the decode set."""
+        """Return the number of iterations for which a sequence outside the decode set has blocks."""
         allocation = sequence.allocation
         return 0 if allocation is None else allocation.blocks * self.blocks.block_size - sequence.computed
 
     def extend(self, sequence: ScheduledSequence) -> bool:
-        """Allocate blocks for another step of a sequence; False if too few blocks are free."""
+        """Allocate blocks for another step of a sequence; return False if too few are free."""
         allocation, tokens = sequence.allocation, self._step_of(sequence)
         if allocation is None or not self.blocks.fits(tokens):
             return False
@@ -112,9 +108,8 @@ class SwapPreemption:
         return True
 
     def resume_paused(self) -> list[ScheduledSequence]:
-        """Move paused sequences to the head of the ready queue while blocks are free or can be freed by swapping.
-
-        Call this between batches. Returns the decodes that were swapped out.
+        """Move paused sequences to the head of the ready queue while blocks are free or can be freed by swapping;
+        return the decodes that were swapped out. Call this between batches.
         """
         queues = self.queues
         preempted: list[ScheduledSequence] = []
@@ -135,18 +130,18 @@ class SwapPreemption:
         return preempted
 
     def take_copies(self) -> list[BlockCopy]:
-        """Remove and return the pending copies. The driver must carry them out before it runs the new batch."""
+        """Remove and return the pending copies, which the driver must carry out before it runs the new batch."""
         copies, self.copies = self.copies, []
         return copies
 
     def batch_ended(self) -> None:
-        """End the transfers of swapped-in sequences. Call this when the batch that followed the copies has ended."""
+        """End the transfers of swapped-in sequences, after the batch that followed their copies."""
         for allocation in self._returning:
             self.blocks.end_transfer(allocation)
         self._returning.clear()
 
     def _make_room(self, sequence: ScheduledSequence, preempted: list[ScheduledSequence]) -> bool:
-        """Swap out later-admitted sequences to free blocks for a sequence's next step; return False if impossible."""
+        """Swap out later-admitted sequences until blocks for a sequence's next step are free; False if impossible."""
         needed, free = self.blocks.blocks_for(self._step_of(sequence)), self.blocks.num_free
         if needed <= free:
             return True
@@ -193,7 +188,7 @@ class SwapPreemption:
         self.swaps += 1
 
     def _swap_in(self, paused: list[ScheduledSequence], resumed: list[ScheduledSequence]) -> None:
-        """Swap in sequences in order of admission while enough blocks stay free for a step of each running sequence."""
+        """Swap in sequences in order of admission while blocks remain for a step of each running sequence."""
         for sequence in paused:
             host = sequence.swapped
             if host is None:
@@ -219,7 +214,7 @@ class SwapPreemption:
         self.blocks_copied += host.blocks
 
     def _step_of(self, sequence: ScheduledSequence) -> int:
-        """Return the number of tokens in a sequence's next step. The last output token needs no KV."""
+        """Return the tokens of a sequence's next step. The last output token needs no KV."""
         full = sequence.prompt_tokens + sequence.output_tokens - 1
         return min(self._step, full - sequence.computed)
 
@@ -228,5 +223,5 @@ class SwapPreemption:
         return self.blocks.blocks_for(sequence.prompt_tokens + sequence.output_tokens - 1)
 
     def _headroom(self) -> int:
-        """Return the number of blocks that all running sequences together need for another step."""
+        """Return the number of blocks that all running sequences need for another step."""
         return (self.queues.decoding.size + self.queues.ready.size) * self.blocks.blocks_for(self._step)

@@ -1,1 +1,1 @@
-"""Re-planning: detect traffic shifts and decide whether to change the split of instances into prefill and decode."""
+"""Re-planning: detect traffic shifts, and decide whether to change the numbers of prefill and decode instances."""

@@ -1,9 +1,8 @@
-"""Online detection of a change in the mean of a sequence of numbers.
+"""Online detection of a change in the mean of a sequence of numbers, in bounded memory.
 
-After each number, a t-test compares the latest w numbers with all earlier numbers, for w = 4, 8, … 128. This is the
-generalized likelihood ratio for a change of the mean at an unknown position with unknown mean and variance (Hawkins,
-Qiu and Kang, "The changepoint model for statistical process control", 2003). The tests after each number take time
-logarithmic in the length of the longest window, and memory is bounded.
+A t-test compares the latest 4, 8, 16, 32, 64 and 128 numbers with all earlier numbers. The largest test result is the
+generalized likelihood ratio statistic for a change of the mean at an unknown position (Hawkins, Qiu and Kang, "The
+changepoint model for statistical process control", 2003), restricted to these window lengths.
 """
 
 from collections import deque
@@ -16,10 +15,8 @@ _LEAST_VARIANCE: Final = 1e-12  # avoids division by zero if all numbers are equ
 
 
 class MeanChange(NamedTuple):
-    """A change in the mean of a series.
-
-    `after` is the mean of the latest `numbers` values, and `before` the mean of all earlier values. `sigmas` is the
-    significance of the change, as a number of standard deviations of a normal distribution.
+    """A change in the mean of a series: `after` is the mean of the latest `numbers` values, and `before` the mean of
+    all earlier values. `sigmas` is the significance in standard deviations of a normal distribution.
     """
 
     before: float
@@ -29,7 +26,7 @@ class MeanChange(NamedTuple):
 
     @property
     def chance(self) -> float:
-        """Two-sided p-value of this change, not corrected for multiple comparisons."""
+        """Two-sided p-value of this change, without correction for multiple comparisons."""
         return erfc(self.sigmas / sqrt(2.0))
 
 
@@ -55,14 +52,11 @@ class ChangePoint:
         self._count += 1
 
     def strongest(self) -> MeanChange | None:
-        """Return the most significant change over all windows in `WINDOWS`; None if there are too few numbers."""
+        """Return the most significant change over the window lengths in `WINDOWS`; None with too few numbers."""
         return self._least_likely(WINDOWS)
 
     def located(self) -> MeanChange | None:
-        """Return the most significant change over windows of every length.
-
-        This is slower than `strongest`, but the position of the change is precise.
-        """
+        """Return the most significant change over windows of any length: slow, but precisely located."""
         return self._least_likely(range(WINDOWS[0], WINDOWS[-1] + 1))
 
     def restart(self, count: int) -> None:

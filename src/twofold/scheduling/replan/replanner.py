@@ -3,10 +3,9 @@
     monitoring ── traffic shift ──▶ settling ── new traffic known ──▶ searching ── decided ──▶ monitoring
                       └─ shift has passed ──▶ monitoring
 
-DistServe (OSDI'24, section 4.3) monitors the rate and lengths of requests and plans again on recent history. Here a
-shift must also be significant (`traffic.py`), a plan must improve SLO attainment (`ReplanRules.min_gain`), and
-decisions are at least `ReplanRules.min_between_s` apart. This module neither searches nor moves instances: the driver
-passes the new traffic to a `ReplanSearch` and executes the steps of the decision.
+As in DistServe (OSDI'24, section 4.3), the driver plans again on recent traffic. In addition, a shift must be
+significant (`traffic.py`), a plan must improve SLO attainment (`ReplanRules.min_gain`), and decisions are at least
+`ReplanRules.min_between_s` seconds apart. The driver runs the search and executes the steps of the decision.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +22,7 @@ from twofold.timeline import Timeline
 
 
 class RoleSplit(msgspec.Struct, frozen=True, order=True):
-    """Split of the instances: the number with home role prefill, and the number with home role decode."""
+    """Split of the instances: numbers of instances with home role prefill and with home role decode."""
 
     prefill: int
     decode: int
@@ -37,13 +36,13 @@ class RoleSplit(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def of(cls, loads: Iterable[InstanceLoad]) -> "RoleSplit":
-        """Return the split of the instances that are not paused."""
+        """Return the split of all instances that are not paused."""
         homes = [load.home for load in loads if load.place]
         return cls(homes.count(Role.PREFILL), homes.count(Role.DECODE))
 
 
 class ReplanAction(StrEnum):
-    """Kinds of re-planning steps: change an instance's role, start an instance, or retire an instance."""
+    """Kinds of re-planning steps: change the role of an instance, start an instance, or retire an instance."""
 
     ROLE = "role"
     START = "start"
@@ -51,7 +50,7 @@ class ReplanAction(StrEnum):
 
 
 class ReplanStep(msgspec.Struct, frozen=True):
-    """Re-planning step of one instance. `role` is the new home role of the instance, or None if it retires."""
+    """Re-planning step of one instance. `role` is its new home role, or None if it retires."""
 
     action: ReplanAction
     instance: str
@@ -59,10 +58,8 @@ class ReplanStep(msgspec.Struct, frozen=True):
 
 
 def steps_to(split: RoleSplit, pools: Pools, retired: Sequence[str]) -> tuple[ReplanStep, ...]:
-    """Return the steps from the current split of `pools` to `split`: role changes, then starts and retirements.
-
-    The instances with the least work change their role, because they are available for the new role soonest. The
-    instances in `retired` can be started.
+    """Return the steps from the current split of `pools` to `split`: role changes, then starts and retirements. The
+    instances with the least work change role, because they are available soonest. `retired` instances can be started.
     """
     leaving_prefill = _leaving(pools, Role.PREFILL, split.prefill, lambda load: load.pending_prefill_tokens)
     leaving_decode = _leaving(pools, Role.DECODE, split.decode, lambda load: load.reserved_tokens)
@@ -85,9 +82,8 @@ def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad
 
 
 def degraded_plan(planned: RoleSplit, left: int, running: RoleSplit) -> RoleSplit | None:
-    """Return the split of the `left` remaining instances nearest to the planned ratio; None for fewer than two.
-
-    Each phase gets at least one instance. Among equally good splits, the one nearest to the current split is chosen.
+    """Return the split of the `left` remaining instances nearest to the planned ratio, then to the running split, with
+    at least one instance per phase; None for fewer than two instances.
     """
     splits = (RoleSplit(prefill, left - prefill) for prefill in range(1, left))
 
@@ -103,16 +99,15 @@ _CHECK_EVERY_S = 1.0  # a check of shifts costs more time than the rest of a req
 
 
 class SplitForecast(msgspec.Struct, frozen=True):
-    """A split and its forecast SLO attainment, the share of requests that would meet the SLO."""
+    """A split, and its forecast SLO attainment: the share of requests that would meet the SLO."""
 
     split: RoleSplit
     attainment: float
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a search: forecasts of the running split, the best split and all searched splits.
-
-    Each split was simulated with `requests` requests. `cpu_s` is the CPU time of the search, in seconds.
+    """Result of a search: forecasts of the running split, the best split and all searched splits. Each was simulated
+    with `requests` requests. `cpu_s` is the CPU time of the search in seconds.
     """
 
     running: SplitForecast
@@ -132,10 +127,8 @@ class ReplanOutcome(StrEnum):
 
 
 class ReplanDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """A re-planning decision, as logged; `str` formats it as a sentence.
-
-    `rate` is the rate of the new traffic in requests per second. `steps` are executed in order. If the search failed,
-    `findings` is None and `reason` is the cause.
+    """A re-planning decision; `str` formats it as a sentence. `rate` is the rate of the new traffic in requests/s.
+    `steps` are executed in order. If the search failed, `findings` is None and `reason` is the cause.
     """
 
     at_s: float
@@ -155,17 +148,16 @@ class ReplanSearch(Protocol):
     """Interface of searches for the best split under given traffic."""
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """Find the best split of at most `stock` instances, and forecast the best and the running split."""
+        """Find the best split of at most `stock` instances; forecast the best and the running split."""
 
 
 class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
     """Thresholds of re-planning.
 
-    `min_gain` is the least gain in SLO attainment that justifies a move. It must exceed the error of forecasts from a
-    few hundred requests, which is one or two percentage points. `min_between_s` is the least time between decisions,
-    because an instance finishes its requests before it serves a new role. A search waits until enough requests of the
-    new traffic have arrived and ended, but at most `patience_s`: with long queues, no output may end for a while.
-    `start_up_s` is the time to start an instance.
+    A move needs a gain in SLO attainment of at least `min_gain`, which must exceed the forecast error of one or two
+    percentage points. Decisions are at least `min_between_s` seconds apart, because an instance finishes its requests
+    before it changes role. A search waits up to `patience_s` seconds until enough requests of the new traffic have
+    arrived and ended. Starting an instance takes `start_up_s` seconds.
     """
 
     min_gain: float = 0.05
@@ -175,10 +167,8 @@ class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replanner:
-    """Monitors the traffic, determines when a search is due, and decides on the result of the search.
-
-    Times are seconds on the driver's clock. The driver forwards the events `arrived` and `ended`, also for rejected
-    requests, and calls `query` after arrivals.
+    """Monitors the traffic, determines when a search for a better split is due, and decides on its result. Times are
+    seconds on the driver's clock. The driver forwards `arrived` and `ended`, and calls `query` after arrivals.
     """
 
     def __init__(self, monitor: TrafficMonitor, rules: ReplanRules | None = None) -> None:
@@ -193,7 +183,7 @@ class Replanner:
         self._check_s = float("-inf")
 
     def arrived(self, request: Request, now: float) -> int:
-        """Record the arrival of a request and return its number, counted in order of arrival."""
+        """Record the arrival of a request; return its number in order of arrival."""
         number = self.monitor.arrived(request.prompt_tokens, now)
         self._numbers[request.id], self._ids[number] = number, request.id
         return number
@@ -206,9 +196,8 @@ class Replanner:
             self.monitor.ended(number, timeline.output_tokens if timeline.complete else None)
 
     def query(self, generated: Callable[[str], int], now: float) -> TrafficSample | None:
-        """Return the traffic to plan for if a search is due, else None.
-
-        After the search, call `decide` or `give_up`. `generated` maps a request id to its output tokens so far.
+        """Return the traffic to plan for if a search is due, else None. Call `decide` or `give_up` after the search.
+        `generated` maps a request id to the output tokens so far.
         """
         if not self.monitor.alarmed or self._searched or now < max(self._check_s, self._quiet_until_s):
             return None
@@ -229,7 +218,7 @@ class Replanner:
         return traffic
 
     def decide(self, findings: SearchResult, pools: Pools, retired: Sequence[str], now: float) -> ReplanDecision:
-        """Decide whether to change to the best split that the search found. Instances in `retired` can be restarted."""
+        """Decide whether to change to the best split of the search. `retired` instances can be restarted."""
         outcome, (shifts, rate) = self._outcome(findings), self._shifted()
         steps = steps_to(findings.best.split, pools, retired) if outcome is ReplanOutcome.MOVE else ()
         return self._log(
@@ -237,7 +226,7 @@ class Replanner:
         )
 
     def give_up(self, reason: str, now: float) -> ReplanDecision:
-        """Keep the running split because the last search failed, and log this decision."""
+        """Keep the running split because the search failed, and log this decision."""
         shifts, rate = self._shifted()
         failed = ReplanOutcome.FAILED
         return self._log(ReplanDecision(at_s=now, shifts=shifts, rate=rate, outcome=failed, reason=reason))

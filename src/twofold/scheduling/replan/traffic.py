@@ -1,14 +1,12 @@
 """Traffic monitoring: detect shifts in the request rate and in prompt and output lengths.
 
-The tests compare means over batches of requests, so that bursts and heavy-tailed lengths only add variance. Mean gaps
-between arrivals are compared by their cube roots, which are nearly normal even for bursty arrivals (Wilson and
-Hilferty, 1931). Lengths are compared by their logarithms.
+The tests compare means over batches of requests, so that bursts and heavy tails only add variance: cube roots of mean
+gaps between arrivals, which are nearly normal even for bursty arrivals (Wilson and Hilferty, 1931), and logarithms of
+lengths. The significance level is Bonferroni-corrected: without a change, false alarms are at least `false_alarm_s`
+seconds apart in expectation.
 
-The significance level is Bonferroni-corrected: without a change, the expected time between false alarms is at least
-`false_alarm_s` seconds.
-
-Estimates of output lengths include running requests as censored observations (Kaplan and Meier, 1958). Finished
-requests alone are biased towards short outputs, most of all after a shift to longer outputs.
+Estimates of output lengths include running requests as censored observations (Kaplan and Meier, 1958), because finished
+requests alone are biased towards short outputs.
 """
 
 from bisect import bisect_left
@@ -25,10 +23,9 @@ from twofold.scheduling.replan.change_point import WINDOWS, ChangePoint, MeanCha
 
 
 def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count: int) -> tuple[int, ...]:
-    """Estimate the distribution of output lengths; return `count` evenly spaced quantiles, in tokens.
-
-    `ended` are the lengths of finished outputs, at least one. `running` are the lengths so far of unfinished outputs.
-    Beyond the longest observed length L, outputs are assumed to end at the rate per token observed between L/2 and L.
+    """Estimate the distribution of output lengths; return `count` evenly spaced quantiles, in tokens. `ended` has the
+    lengths of finished outputs, at least one; `running`, the lengths so far of unfinished outputs. Beyond the longest
+    observed length L, outputs are assumed to end at the rate per token observed between L/2 and L.
     """
     steps, left = _survivors(ended, sorted(running))
     longest = max(steps[-1][0], max(running, default=0))
@@ -53,10 +50,7 @@ def _ending(ended: Sequence[int], running: Sequence[int], beyond: int) -> float:
 
 
 def _survivors(ended: Sequence[int], running: list[int]) -> tuple[list[tuple[int, float]], float]:
-    """Estimate the survival function of output lengths (Kaplan–Meier).
-
-    Returns the (length, survival) steps of the function, and its final value.
-    """
+    """Return the (length, survival) steps and the last value of the survival function of output lengths."""
     steps: list[tuple[int, float]] = []
     left, at_risk = 1.0, len(ended) + len(running)
     for length, ends in sorted(Counter(ended).items()):
@@ -87,10 +81,8 @@ class Quantity(StrEnum):
 
 
 class TrafficShift(msgspec.Struct, frozen=True, kw_only=True):
-    """Shift of a traffic quantity that began `requests` requests ago.
-
-    `before` and `after` are the values on both sides of the shift: a rate in requests per second, or a geometric mean
-    length in tokens. `sigmas` is the significance (see `MeanChange`).
+    """Shift of a traffic quantity that began `requests` requests ago. `before` and `after` are its values: a rate in
+    requests/s, or a geometric mean length in tokens. `sigmas` is the significance (see `MeanChange`).
     """
 
     quantity: Quantity
@@ -105,10 +97,8 @@ class TrafficShift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrafficSample(msgspec.Struct, frozen=True, kw_only=True):
-    """Traffic to plan for.
-
-    `rate` is in requests per second. 1/`burstiness` is the squared coefficient of variation of the gaps between
-    arrivals.
+    """Traffic to plan for. `rate` is in requests/s. 1 / `burstiness` is the squared coefficient of variation of the
+    gaps between arrivals.
     """
 
     rate: float
@@ -118,10 +108,8 @@ class TrafficSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Stream:
-    """Detects changes in the batch means of a quantity.
-
-    `tested` transforms each batch mean for the tests. `natural` converts a transformed mean to the unit of the
-    quantity.
+    """Detects changes in the batch means of a quantity. `tested` transforms each batch mean for the tests; `natural`
+    converts a transformed mean to the unit of the quantity.
     """
 
     def __init__(self, tested: Callable[[float], float], natural: Callable[[float], float]) -> None:
@@ -131,7 +119,7 @@ class _Stream:
         self._tested, self.natural = tested, natural
 
     def add(self, number: float) -> bool:
-        """Add a value to the current batch; return True if the value completes the batch."""
+        """Add a value to the current batch of requests; return True if the batch is complete."""
         self._sum += number
         self.open += 1
         if self.open < BATCH:
@@ -142,12 +130,9 @@ class _Stream:
 
 
 class TrafficMonitor:
-    """Detects significant shifts of the request rate and of lengths, from a factor of `tolerance` upwards.
-
-    Each request costs a few additions, and each batch of 16 requests a few dozen comparisons. Memory is bounded.
-
-    Output lengths are recorded in order of arrival. In order of completion, short outputs would come first after a rise
-    of the rate, which would look like a shift to shorter outputs.
+    """Detects significant shifts of the request rate and of lengths by at least the factor `tolerance`, in bounded
+    memory. Output lengths are recorded in order of arrival: in order of completion, short outputs would come first
+    after a rise of the rate, and look like a shift to shorter outputs.
     """
 
     def __init__(self, tolerance: float = 1.25, false_alarm_s: float = HOURS_100) -> None:
@@ -178,7 +163,7 @@ class TrafficMonitor:
         return number
 
     def ended(self, number: int, output_tokens: int | None) -> None:
-        """Record the end of request `number`; `output_tokens` is None if its output is incomplete."""
+        """Record the end of request `number`. `output_tokens` is None for an incomplete output."""
         if number >= self._next:
             self._ended[number] = output_tokens
             self._release()
@@ -202,7 +187,7 @@ class TrafficMonitor:
         return len(self._alarmed) > 0
 
     def shifts(self) -> list[TrafficShift]:
-        """Return the shifts that are still significant, located precisely. This is slow: it tests all windows."""
+        """Return the detected shifts that are still significant, located precisely. This is slow."""
         found: list[TrafficShift] = []
         for quantity in Quantity:
             if quantity in self._alarmed:
@@ -219,10 +204,9 @@ class TrafficMonitor:
         return self._count - since >= _SETTLED and len(self._ended_since(since)) >= _SETTLED_OUTPUTS
 
     def traffic(self, shifts: Sequence[TrafficShift], made: Callable[[int], int]) -> TrafficSample | None:
-        """Return the traffic since the latest of `shifts`; None if too few requests have been seen.
-
-        `made(number)` returns the output tokens of a running request so far. If too few requests have ended since
-        the shift, the sample uses all recorded output lengths.
+        """Return the traffic since the latest of `shifts`; None if too few requests have been seen. `made(number)`
+        returns the output tokens so far of a running request. If too few requests have ended since the shift, all
+        recorded output lengths are used.
         """
         since = self._since(shifts)
         arrivals = list(islice(self._arrivals, max(0, len(self._arrivals) - (self._count - since)), None))
@@ -244,7 +228,7 @@ class TrafficMonitor:
         )
 
     def accept(self, shifts: Sequence[TrafficShift]) -> None:
-        """Use the traffic since the latest of `shifts` as the baseline for detecting further shifts."""
+        """Make the traffic since the latest of `shifts` the baseline for detecting further shifts."""
         since = self._since(shifts)
         came = self._count - since
         for quantity, stream in self._streams.items():
@@ -272,10 +256,7 @@ class TrafficMonitor:
         return shift if max(shift.ratio, 1.0 / shift.ratio) >= self._tolerance else None
 
     def _since(self, shifts: Sequence[TrafficShift]) -> int:
-        """Return the number of the first request after the latest of `shifts`.
-
-        Without shifts, this is the number of the oldest request in memory.
-        """
+        """Return the number of the first request after the latest of `shifts`, or else of the oldest in memory."""
         since = self._count - len(self._arrivals)
         for shift in shifts:
             if shift.quantity is Quantity.OUTPUT:
@@ -286,11 +267,11 @@ class TrafficMonitor:
         return since
 
     def _ended_since(self, since: int) -> list[int]:
-        """Return the output lengths of the completed requests whose number is at least `since`."""
+        """Return the output lengths of completed requests from number `since` on."""
         later = (tokens for number, tokens in self._ended.items() if number >= since and tokens is not None)
         return [*(tokens for number, tokens in self._outputs if number >= since), *later]
 
 
 def _rate(root: float) -> float:
-    """Convert the cube root of a mean gap to requests per second."""
+    """Convert the cube root of a mean gap in seconds to requests/s."""
     return 1.0 / max(root, _LEAST_ROOT) ** 3

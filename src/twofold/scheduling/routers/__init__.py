@@ -1,4 +1,4 @@
-"""Registry of routers: the constructor and help text of each router by name."""
+"""Registry of routers: constructor and help text by name."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from twofold.scheduling.routers.splitwise import SplitwiseRouter, SplitwiseSimRo
 
 
 class RegisteredRouter:
-    """Registry entry of a router: its constructor, one-line help and class (`kind`). Calling it creates a router."""
+    """Registry entry of a router: constructor, one-line help and class (`kind`). Calling the entry creates a router."""
 
     def __init__(self, create: Callable[[], Router], help_text: str) -> None:
         self.create, self.help = create, help_text

@@ -1,7 +1,5 @@
-"""Two-level routing: choose a cell, then instances within the cell.
-
-A cell is a group of nearby instances. It is routable if it has instances for both phases. The `CellLoad` of a cell sums
-the loads of its instances and is ranked in a pool like the load of an instance.
+"""Two-level routing: choose a cell (a group of nearby instances), then instances within the cell. A cell is routable if
+it has instances for both phases. Cells are ranked by the summed loads of their instances.
 """
 
 from collections.abc import Iterator
@@ -16,9 +14,8 @@ from twofold.scheduling.routers.draws import drawn, two_of
 
 
 class CellLoad(InstanceLoad):
-    """Summed load of a cell, represented as the load of one mixed instance.
-
-    `prefilling` and `decoding` count the instances of the cell that run each phase; mixed instances count for both.
+    """Summed load of a cell, in the form of one mixed instance's load. `prefilling` and `decoding` count the instances
+    that run each phase; mixed instances count for both.
     """
 
     def __init__(self, name: str, prefilling: int = 0, decoding: int = 0) -> None:
@@ -28,7 +25,7 @@ class CellLoad(InstanceLoad):
 
 
 class Cell:
-    """The instances of a cell and their summed load."""
+    """The instances of a cell, and their summed load."""
 
     def __init__(self, name: str) -> None:
         self.pools = Pools()
@@ -36,7 +33,7 @@ class Cell:
 
 
 class _CombinedPool(Pool):
-    """The pools of one role in all cells, viewed as one pool; operations take time linear in the number of cells."""
+    """View of the pools of one role in all cells as one pool. Operations take time linear in the number of cells."""
 
     def __init__(self, cells: dict[str, Cell], role: Role) -> None:
         super().__init__()
@@ -65,9 +62,8 @@ class _CombinedPool(Pool):
 
 
 class CellPools(Pools):
-    """Pools per cell and role. In `whole`, each routable cell is represented by its `CellLoad`.
-
-    The inherited pools combine the instances of all cells, for callers that ignore cells.
+    """Pools per cell and role. `whole` has the `CellLoad` of each routable cell. The inherited pools combine the
+    instances of all cells, for callers that ignore cells.
     """
 
     def __init__(self) -> None:
@@ -118,11 +114,9 @@ class CellPools(Pools):
 
 
 class CellSelector(Router):
-    """Picks the less loaded of two random cells.
-
-    The load of a cell has two terms: waiting prompt tokens per prefill instance, and reserved KV tokens per decode
-    instance. Each term is divided by its sum over the two cells. The selector routes over `CellPools.whole` and returns
-    a route with the name of a cell in place of instances.
+    """Picks the less loaded of two random cells (groups of nearby instances); the route names the cell in place of
+    instances. The load is the sum of two terms, each relative to its total over both cells: waiting prompt tokens per
+    prefill instance, and reserved KV tokens per decode instance.
     """
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
@@ -136,10 +130,9 @@ class CellSelector(Router):
 
 
 class CellRouter(Router):
-    """Picks a cell with `CellSelector`, and instances within the cell with the router `within`.
-
-    Both instances of a request are in one cell, with fast links between them. The cost of a decision does not grow with
-    the number of cells. If no cell can run both phases, `within` picks among all instances.
+    """Picks a cell (group of nearby instances) with `CellSelector`, and instances within the cell with the router
+    `within`. Both instances of a request thus have fast links between them, and the cost of a decision does not grow
+    with the number of cells. If no cell can run both phases, `within` picks among all instances.
     """
 
     uses_cells: ClassVar[bool] = True
@@ -165,7 +158,7 @@ class CellRouter(Router):
 
 
 def _share(first: CellLoad, second: CellLoad) -> float:
-    """Return the load of the first cell, as defined by `CellSelector`: between 0 and 2, and 1 for equal loads."""
+    """Return the first cell's load relative to the second (`CellSelector`): from 0 to 2, and 1 for equal loads."""
     prompts = _part(first.pending_prefill_tokens / first.prefilling, second.pending_prefill_tokens / second.prefilling)
     return prompts + _part(first.reserved_tokens / first.decoding, second.reserved_tokens / second.decoding)
 

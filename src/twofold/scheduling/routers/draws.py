@@ -27,10 +27,7 @@ def drawn(request: Request) -> int:
 
 
 def two_of(pool: Pool, draw: int) -> tuple[InstanceLoad, InstanceLoad] | None:
-    """Choose two instances of a pool by 64 random bits; None if the pool is empty.
-
-    The two instances are distinct unless the pool has only one.
-    """
+    """Choose two instances of a pool by 64 random bits, distinct unless the pool has only one; None if it is empty."""
     first = pool.nth(draw & 0xFFFFFFFF)
     if first is None:
         return None
@@ -40,12 +37,12 @@ def two_of(pool: Pool, draw: int) -> tuple[InstanceLoad, InstanceLoad] | None:
 
 
 class TwoChoices(Router):
-    """Picks the less loaded of two random instances for each phase.
+    """Picks the less loaded of two random instances for each phase, by pending tokens (prefill) or reserved memory
+    (decode). Without a prefill pool, one mixed instance runs both phases.
 
-    The load is the number of pending tokens for prefill, and the reserved memory for decode. Balances nearly as well as
-    a choice of the least loaded of all instances (Mitzenmacher, The Power of Two Choices in Randomized Load Balancing,
-    IEEE TPDS 2001). Balances better if loads are outdated, because requests do not all go to the same instance (How
-    Useful Is Old Information?, IEEE TPDS 2000). Without a prefill pool, one mixed instance runs both phases.
+    The choice balances load nearly as well as the least loaded of all instances (Mitzenmacher, The Power of Two Choices
+    in Randomized Load Balancing, IEEE TPDS 2001). It balances outdated loads better, because requests do not all go to
+    one instance (How Useful Is Old Information?, IEEE TPDS 2000).
     """
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
@@ -73,9 +70,8 @@ class InTurn(Router):
     repeats_routes: ClassVar[bool] = False
 
     def __init__(self, number: Callable[[int], int]) -> None:
-        """Set the function for pool indices: `number(n)` for the n-th prefill and `number(~n)` for the n-th decode.
-
-        Both phases are counted from 0.
+        """Set the function for pool indices: `number(n)` for the n-th prefill and `number(~n)` for the n-th decode,
+        both counted from 0.
         """
         self._number = number
         self._prefills = 0
@@ -103,5 +99,5 @@ def round_robin() -> InTurn:
 
 
 def at_random() -> InTurn:
-    """Create a router that picks uniformly random instances of each pool, with the same choices in every run."""
+    """Create a router that picks uniformly random instances of each pool, reproducibly."""
     return InTurn(scrambled)

@@ -15,7 +15,7 @@ from twofold.scheduling.cluster.router import Router
 
 
 class PrefillChoice(NamedTuple):
-    """A chosen prefill instance, with the prompt tokens it reuses, the prefix fetch if any, and the predicted TTFT."""
+    """A chosen prefill instance, with its reused prompt tokens, prefix fetch if any, and predicted TTFT."""
 
     instance: str
     reused_tokens: int
@@ -25,10 +25,8 @@ class PrefillChoice(NamedTuple):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ForecastingRouter(Router):
-    """Base class of routers that choose the prefill instance by a load forecast (`choose`).
-
-    The decode instance is the one with the least reserved memory. Without a prefill pool, one mixed instance runs both
-    phases.
+    """Base class of routers that choose the prefill instance by a load forecast (`choose`) and the decode instance by
+    least reserved memory. Without a prefill pool, one mixed instance runs both phases.
     """
 
     needs_forecast: ClassVar[bool] = True
@@ -55,10 +53,8 @@ class ForecastingRouter(Router):
 
 
 class ShortestPredictedQueue(ForecastingRouter):
-    """Picks the prefill instance with the shortest predicted queue.
-
-    Among equals, picks the instance with the least predicted prefill time since the start. Reused blocks do not affect
-    the choice.
+    """Picks the prefill instance with the shortest predicted queue; of equals, the instance with the least prefill time
+    predicted since the start. Reused blocks do not affect the choice.
     """
 
     def choose(self, request: Request, pool: Pool, forecast: ClusterForecast, now: float) -> PrefillChoice | None:
@@ -82,14 +78,12 @@ THRESHOLD: Final = 1.5
 class Conductor(ForecastingRouter):
     """Picks the prefill instance with the least predicted TTFT (Mooncake, arXiv 2407.00079, section 6, algorithm 1).
 
-    An instance reuses the blocks in its own cache. If another cache holds a prefix more than `threshold` times as long,
-    the instance fetches the missing blocks, provided that the fetch lowers the TTFT. Fetched blocks stay in the
-    instance's cache, so hot blocks are replicated. The paper gives no value for `threshold`. A `threshold` of None
-    disables fetches, as in the paper's baseline with local prefixes.
+    An instance reuses blocks in its own cache. If another cache holds a prefix more than `threshold` times as long, and
+    if this lowers the TTFT, the instance fetches the missing blocks and keeps them, so that hot blocks are replicated.
+    A `threshold` of None disables fetches.
 
-    The paper differs in two points: above the threshold, an instance fetches even if computing is faster, and the fetch
-    starts after the wait in the queue, whereas here the two overlap. Among equals, the instance with the least
-    predicted prefill time since the start is picked.
+    The paper gives no threshold. In the paper, an instance above the threshold fetches even if computing is faster, and
+    only after the wait in the queue; here, fetch and wait overlap.
     """
 
     reads_prefix_caches: ClassVar[bool] = True

@@ -10,10 +10,9 @@ from twofold.scheduling.cluster.router import Router
 
 
 class JoinShortestQueue(Router):
-    """Picks the instance with the lowest load measure for each phase, at arrival.
-
-    Among equals, the instance that joined first is picked. Without a prefill pool, one mixed instance runs both phases.
-    The default measures, pending tokens and reserved memory, are those of Splitwise section 4.1.
+    """Picks the instance with the lowest load measure for each phase, at arrival; of equals, the first to join. The
+    default measures are pending tokens and reserved memory (Splitwise section 4.1). Without a prefill pool, one mixed
+    instance runs both phases.
     """
 
     def __init__(self, prefill: LoadMeasure = pending_tokens, decode: LoadMeasure = reserved_tokens) -> None:
@@ -29,10 +28,9 @@ class JoinShortestQueue(Router):
 
 
 class PlannedRoles(JoinShortestQueue):
-    """Joins the shortest queue among instances with roles that re-planning can change.
-
-    After a role change, an instance finishes its earlier requests, so every instance must support both phases. If one
-    phase has no instances, an instance of the other phase runs both.
+    """Joins the shortest queue among instances whose roles re-planning can change. After a role change, an instance
+    finishes its earlier requests, so every instance must support both phases. If a phase has no instances, an instance
+    of the other phase runs both.
     """
 
     fixed_roles: ClassVar[bool] = False

@@ -19,12 +19,10 @@ _MIXED: Final = Role.MIXED
 class SplitwiseRouter(Router):
     """Chooses the prefill and the decode instance at arrival by the shortest queue (Splitwise section 4.1).
 
-    Prefill runs on the instance with the fewest pending tokens in the prefill pool or, if that instance is full, in the
-    mixed pool. If both are full, a decode instance becomes mixed. An instance is full if it has queued sequences and
-    its pending tokens with the new prompt exceed `MAX_PENDING_TOKENS`.
-
-    Decode runs on the instance with the least reserved memory in the decode pool or, if the KV cache does not fit
-    there, in the mixed pool. If it fits in neither, a prefill instance becomes mixed. If no instance can become mixed,
+    Prefill runs on the prefill instance with the fewest pending tokens; if it is full, on a mixed instance or else on a
+    decode instance that becomes mixed. An instance is full if it has queued sequences and its pending tokens with the
+    new prompt exceed `MAX_PENDING_TOKENS`. Decode runs on the decode instance with the least reserved memory; if the KV
+    cache does not fit, on a mixed instance or else on a prefill instance that becomes mixed. If none can become mixed,
     the instance with the fewest pending tokens runs both phases. A mixed instance returns to its home pool when it has
     no work of the other phase.
     """
@@ -84,7 +82,7 @@ def _take(load: InstanceLoad | None, moves: list[RoleMove]) -> InstanceLoad | No
 
 
 def _least_of_all(pools: Pools, moves: list[RoleMove]) -> InstanceLoad | None:
-    """Return the instance with the fewest pending tokens; among equals, prefer instances without a role change."""
+    """Return the instance with the fewest pending tokens; of equals, an instance without a role change."""
     moved = {move.instance for move in moves}
     candidates = [pool.least(pending_tokens) for pool in (pools.prefill, pools.mixed, pools.decode)]
     known = [load for load in candidates if load is not None]

@@ -25,12 +25,11 @@ from twofold.serving.telemetry.telemetry import Telemetry
 
 
 class Controller(Service):
-    """Service that runs requests on its own workers. Processes the messages of the workers and checks their health.
+    """Service that runs requests on its own workers, processes their messages and checks their health.
 
-    Implements `RoleControl`. With `roles_move`, workers may change roles. With `roles_move` or pulled hand-offs, blocks
-    on the decode instance are reserved only when the prefill starts (docs/decisions/0007). With `recomputes`, the
-    decode instance also receives the prompt. With `prompt_keys`, workers reuse and report cached prefixes, which the
-    router considers if there is a `forecast`.
+    With `roles_move`, workers may change roles. With `roles_move` or pulled hand-offs, decode blocks are reserved only
+    when the prefill starts (docs/decisions/0007). With `recomputes`, the decode instance also receives the prompt. With
+    `prompt_keys`, workers reuse and report cached prefixes, which the router considers if there is a `forecast`.
     """
 
     def __init__(
@@ -92,14 +91,11 @@ class Controller(Service):
 
     @property
     def restarts_workers(self) -> bool:
-        """Whether ended workers are restarted. True once all expected workers have registered."""
+        """Whether ended workers are restarted: True once all expected workers have registered."""
         return self._monitor is not None
 
     def _open(self) -> None:
-        """Start health checks and admit requests if all expected workers have registered.
-
-        Requests are admitted only if both phases have workers.
-        """
+        """Start health checks if all expected workers have registered; admit requests if both phases have workers."""
         if self._registry.complete:
             if self._monitor is None:
                 self._monitor = asyncio.create_task(self._monitor_health())
@@ -116,11 +112,11 @@ class Controller(Service):
             self._requests.check_waiting()
 
     def exited(self, instance: str) -> None:
-        """Record that the worker process of `instance` has exited. Called by the launcher."""
+        """Record that the worker process of `instance` has exited, as the launcher reports."""
         self._remote.exited(instance)
 
     def workers_waiting(self, instances: Collection[str]) -> None:
-        """Adapt the plan to the `instances` that wait for resources; if empty, restore the original plan."""
+        """Adapt the plan to the `instances` that wait for resources; if there are none, restore the original plan."""
         self._degraded.update(instances)
 
     def shutdown(self) -> None:

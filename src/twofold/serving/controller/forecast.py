@@ -27,9 +27,8 @@ UNKNOWN_BYTES_PER_S = 125e6  # default for unmeasured links between hosts: 1 Gbi
 
 
 class MeasuredPaths(TransferPaths):
-    """Link speeds by (source, target) and prefill speeds by instance, as measured by the workers.
-
-    Measurements of a lost instance stay in use until the next process of the instance reports new measurements.
+    """Measured link speeds by (source, target) and prefill speeds by instance. Measurements of a lost instance stay in
+    use until the instance's next process reports new measurements.
     """
 
     def __init__(self) -> None:
@@ -44,7 +43,7 @@ class MeasuredPaths(TransferPaths):
         self._news = asyncio.Event()
 
     def registered(self, message: Registered) -> None:
-        """Store the KV layout, sharding, host and prefill speed from a worker's registration."""
+        """Store the KV layout, sharding, host and prefill speed of a registered worker."""
         memory = message.peer.memory
         self._layout = memory.layout
         self._splits[memory.instance] = memory.sharding
@@ -56,7 +55,6 @@ class MeasuredPaths(TransferPaths):
             self.crossovers.clear()
 
     def measured(self, message: LinkMeasured) -> None:
-        """Store the link speed from a worker's report."""
         pair = message.source, message.target
         self.links[pair] = message.speed
         self._news.set()
@@ -72,7 +70,7 @@ class MeasuredPaths(TransferPaths):
                 await self._news.wait()
 
     def crossover(self, prefill: str) -> int:
-        """Return the shortest prompt length, in tokens, for which instance `prefill` hands off layer by layer."""
+        """Return the shortest prompt, in tokens, that instance `prefill` hands off layer by layer."""
         if prefill not in self.crossovers:
             self.crossovers[prefill] = self._crossover(prefill)
         return self.crossovers[prefill]
@@ -89,9 +87,8 @@ class MeasuredPaths(TransferPaths):
         return known
 
     def into(self, host: str) -> TransferModel | None:
-        """Return the slowest measured link between `host` and any other host, in either direction.
-
-        Without a measurement, a link of 1 Gbit/s is assumed. Returns None before the first worker has registered.
+        """Return the slowest measured link between `host` and another host, or a link of 1 Gbit/s if none is measured.
+        Return None before the first worker has registered.
         """
         known = self._into.get(host)
         if known is None and self._layout is not None:
@@ -99,13 +96,13 @@ class MeasuredPaths(TransferPaths):
         return known
 
     def prefill_s(self, prefill: str, tokens: int) -> float:
-        """Return the predicted prefill time in seconds. For an unmeasured instance, use the slowest measured speed."""
+        """Predict the prefill time in seconds. An instance without measurements gets the slowest measured speed."""
         own = self.prefills.get(prefill)
         speeds = self.prefills.values() if own is None else (own,)
         return max((speed.seconds(tokens) for speed in speeds), default=0.0)
 
     def summary(self) -> str:
-        """Return link speed, prefill speed and hand-off mode in one line; empty until both have been measured."""
+        """Return link speed, prefill speed and hand-off mode in a line; empty until both speeds are measured."""
         if not self.links or not self.prefills:
             return ""
         slowest = min(self.links.values(), key=lambda link: link.bytes_per_s)
@@ -146,10 +143,7 @@ def _path(link: LinkSpeed, layout: KvLayout, source: Sharding, target: Sharding)
 
 
 class HostStores:
-    """Index of the blocks in each host's KV store.
-
-    The first report of a restarted store replaces the blocks that the store reported before.
-    """
+    """Index of the blocks in each host's KV store. A restarted store's first report replaces its earlier blocks."""
 
     def __init__(self) -> None:
         self.index = PrefixIndex()
@@ -157,7 +151,7 @@ class HostStores:
         self._addresses: dict[str, str | None] = {}
 
     def changed(self, message: StoreChanged) -> None:
-        """Add and remove index entries according to a store's report."""
+        """Add and remove index entries by a store's report."""
         if self._epochs.get(message.host) != message.epoch:
             self._epochs[message.host] = message.epoch
             self._addresses[message.host] = message.address
@@ -166,19 +160,18 @@ class HostStores:
         self.index.stored(message.host, message.stored)
 
     def lost(self, host: str) -> None:
-        """Remove the blocks of an unreachable host's store from the index. Later reports may add blocks again."""
+        """Remove an unreachable host's blocks from the index. Later reports may add blocks again."""
         self.index.lost(host)
 
     def address(self, host: str) -> str | None:
-        """Return the address at which other hosts fetch blocks from a host's store; None if it has no address."""
+        """Return the address at which other hosts fetch blocks from a host's store; None if unknown."""
         return self._addresses.get(host)
 
 
 class LiveForecast:
-    """Forecast for the router, updated from the reports of workers and KV stores.
-
-    A worker reuses the longer of two cached prefixes: the one in its engine's memory or the one in its host's store.
-    The forecast treats this store as a shared cache, under the name of the host. Other hosts may fetch its blocks.
+    """Forecast for the router, updated from the reports of workers and KV stores. A worker reuses the longer of two
+    cached prefixes, in its engine's memory or in its host's store. The store counts as a shared cache named after the
+    host, from which other hosts may fetch blocks.
     """
 
     def __init__(self, config: ForecastConfig, block_tokens: int, paths: MeasuredPaths) -> None:
@@ -193,7 +186,7 @@ class LiveForecast:
         self.forecast.join(load.id, LivePrediction(load.id, host, model, self._paths, self.stores))
 
     def lost(self, instance: str) -> None:
-        """Remove the blocks in a lost worker's engine memory from the forecast."""
+        """Remove the blocks in a lost worker's engine memory."""
         self.forecast.memories.lost(instance)
 
     def blocks_changed(self, message: BlocksChanged) -> None:
@@ -202,7 +195,7 @@ class LiveForecast:
         self.forecast.memories.stored(message.instance, message.stored)
 
     def fetch_of(self, route: Route) -> StoreFetch | None:
-        """Return the store fetch that `route` contains; None without a fetch or if the store's address is unknown."""
+        """Return the store fetch of `route`; None without a fetch or if the store's address is unknown."""
         fetch = route.fetch
         address = None if fetch is None else self.stores.address(fetch.source)
         if fetch is None or address is None:
@@ -212,10 +205,8 @@ class LiveForecast:
 
 class LivePrediction(Prediction):
     """Predicted prefill and fetch times of one worker. Prefill times come from `model` or, if None, from measurements.
-
     Loading blocks from the store on the worker's own host counts as free, because it takes far less time than a
-    prefill. The time of a fetch from another host's store is predicted from the slowest measured link to or from the
-    worker's host.
+    prefill. Fetches from other hosts are predicted from the slowest measured link of the worker's host.
     """
 
     def __init__(
@@ -235,7 +226,7 @@ class LivePrediction(Prediction):
 
 
 def _models(config: ForecastConfig) -> dict[str, PerformanceModel]:
-    """Return the performance model by instance name for the configured cluster; empty without a cluster."""
+    """Return the performance models by instance name for the configured cluster; empty without a cluster."""
     if config.cluster is None:
         return {}
     kinds = instance_profiles(config.cluster, load_catalog([Path(file) for file in config.catalog]))

@@ -21,10 +21,8 @@ class WorkerState(StrEnum):
 
 
 class Worker:
-    """Health of one worker of this service or one external server, kept across restarts.
-
-    `role` is the configured role, or the role set by a later role change. `start_s` is the earliest time of the next
-    restart (worker) or health probe (server).
+    """Health of one worker of this service or one external server, kept across restarts. `role` is the configured role
+    until a role change. `start_s` is the earliest time of the next restart (worker) or health probe (server).
     """
 
     def __init__(self, instance: str, role: Role, restart_s: float) -> None:
@@ -46,18 +44,16 @@ class WorkerGroup(ABC):
 
     @abstractmethod
     def send(self, instance: str, message: Message) -> None:
-        """Send a Prefill, Reserve or Abort message to a worker. The message is dropped if the worker is not up."""
+        """Send a Prefill, Reserve or Abort message to a worker; drop it if the worker is not up."""
 
     def to_local_time(self, instance: str, moment_s: float) -> float:
-        """Convert a time on a worker's monotonic clock to a time on the local clock."""
+        """Convert a time on a worker's monotonic clock to the local clock."""
         return moment_s
 
 
 class WorkerHealth(RequestSubscriber):
-    """Pauses and resumes the routing of requests to workers, according to circuit breakers and retirement.
-
-    A worker with a half-open breaker receives one attempt as a trial. It receives no other attempt until the trial has
-    succeeded or ended.
+    """Pauses and resumes routing to workers, by circuit breakers and retirement. A worker with a half-open breaker
+    receives one request as a trial, and no other until the trial has succeeded or ended.
     """
 
     def __init__(self, cluster: ClusterScheduler, workers: WorkerGroup, telemetry: Telemetry) -> None:
@@ -111,7 +107,7 @@ class WorkerHealth(RequestSubscriber):
         self._telemetry.instances.state(instance, InstanceState.DRAINING)
 
     def resume(self, instance: str) -> bool:
-        """Route requests to a worker again; return False if the worker is retired."""
+        """Route requests to a worker again; return False if it is retired."""
         if self._workers.members[instance].retired:
             return False
         self.publish(instance)
@@ -119,6 +115,6 @@ class WorkerHealth(RequestSubscriber):
         return True
 
     def publish(self, instance: str) -> None:
-        """Report a worker to telemetry as up, or as half-open if its circuit breaker is half-open."""
+        """Report a worker to telemetry as up or, by its circuit breaker, as half-open."""
         half_open = self._workers.breaker(instance).state is BreakerState.HALF_OPEN
         self._telemetry.instances.state(instance, InstanceState.HALF_OPEN if half_open else InstanceState.UP)

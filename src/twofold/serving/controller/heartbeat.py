@@ -1,9 +1,8 @@
 """Heartbeats between hosts: watchdogs that end processes without contact, and clock offsets.
 
-The controller cannot kill a process on another host. The process therefore exits by itself if its heartbeats are no
-longer acknowledged: `WATCHDOG_S` after it sent the last acknowledged heartbeat. The controller presumes the process
-dead `WATCHDOG_S` plus `WATCHDOG_MARGIN_S` after it received the last heartbeat. A heartbeat is received after it was
-sent, so the process always exits before it is presumed dead, even if messages are delayed or lost. The margin covers
+The controller cannot kill a process on another host. The process exits by itself `WATCHDOG_S` after it sent the last
+acknowledged heartbeat. The controller presumes the process dead `WATCHDOG_S` plus `WATCHDOG_MARGIN_S` after it received
+the last heartbeat. The process thus always exits first, even if messages are delayed or lost. The margin covers
 different clock rates and the time to exit.
 """
 
@@ -21,13 +20,13 @@ def watchdog_clock() -> float:
 
 
 class ParentWatchdog:
-    """Deadline by which a process on another host must exit. Each acknowledged heartbeat extends the deadline."""
+    """Deadline by which a process on another host must exit, extended by each acknowledged heartbeat."""
 
     def __init__(self, now: float) -> None:
         self._until_s = now + WATCHDOG_S
 
     def acknowledged(self, sent_s: float) -> None:
-        """Extend the deadline to `WATCHDOG_S` after `sent_s`, the send time of the acknowledged heartbeat."""
+        """Extend the deadline to `WATCHDOG_S` after the send time of an acknowledged heartbeat."""
         self._until_s = max(self._until_s, sent_s + WATCHDOG_S)
 
     def left_s(self, now: float) -> float:
@@ -36,16 +35,14 @@ class ParentWatchdog:
 
 
 def presumed_dead(heard_s: float, now: float) -> bool:
-    """Return whether a process, last heard at `heard_s`, must be dead because its watchdog has expired since then."""
+    """Return whether a process must be dead because its watchdog has expired since its last message at `heard_s`."""
     return now - heard_s > WATCHDOG_S + WATCHDOG_MARGIN_S
 
 
 class ClockOffset:
-    """Estimated offset from another host's monotonic clock to the local clock.
-
-    For each message, local receive time minus remote send time is an upper limit of the offset. The estimate is the
-    lowest of these limits. Older limits are raised with time at the rate `DRIFT`, because the clocks may drift apart.
-    Thus converted times are never early, and late by little more than the shortest message delay.
+    """Estimated offset from another host's monotonic clock to the local clock. For each message, receive time minus
+    send time is an upper limit of the offset; the estimate is the lowest limit. Older limits are raised at the rate
+    `DRIFT`, because clocks drift. Converted times are never early, and late by little more than the shortest delay.
     """
 
     def __init__(self, remote_s: float, local_s: float) -> None:
@@ -60,5 +57,5 @@ class ClockOffset:
         self._updated_s = local_s
 
     def to_local(self, remote_s: float) -> float:
-        """Convert `remote_s`, a time on the other host's clock, to a time on the local clock."""
+        """Convert a time on the other host's clock to the local clock."""
         return remote_s + self._offset_s

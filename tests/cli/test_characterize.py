@@ -6,6 +6,8 @@ import pytest
 from support.running_service import running_service
 from support.scripted_endpoint import Refuse, endpoint, well_behaved
 from support.traces import find_data
+from twofold.cli.plan.query import read_problem, with_profile_machines
+from twofold.cli.plan.settings import PlanSettings
 from twofold.performance.fitting.profile import read_profile
 from twofold.performance.profile import load_profile
 
@@ -95,6 +97,25 @@ def test_the_profile_of_the_paper_is_analysed(twofold, paper, tmp_path):
     h100 = text.split("Insights of Splitwise: bloom-176b on h100-80gb TP8")[1].split("</table>")[0]
     assert h100.count('class="met"') == 7
     assert "does not hold here" not in text
+
+
+def test_measured_machines_are_combined(twofold, paper, refused, tmp_path):
+    """Clusters and plans may use the machines of several profiles, and those of the catalog."""
+    paths = {hardware: tmp_path / f"{hardware}.yaml" for hardware in ("h100-80gb", "a100-80gb")}
+    for hardware, path in paths.items():
+        chosen = ("--model", "llama2-70b", "--hardware", hardware, "--tp", 8)
+        done = twofold("characterize", paper, *chosen, "-o", path)
+        assert done.code == 0, done.err
+    flags = [part for path in paths.values() for part in ("--profile", path)]
+    sent = ("azure-conv", "--rate", 2, "--num-requests", 20, "--json")
+    run = twofold("simulate", *sent, "--cluster", "1xh100-80gb:prefill,1xa100-80gb:decode,1xdgx-a100:decode", *flags)
+    assert run.code == 0, run.err
+    bases = [pool["error"]["basis"].split()[0] for pool in msgspec.json.decode(run.out)["pools"]]
+    assert bases == ["measured", "measured", "a"]
+    settings = PlanSettings(workload="azure-conv", profiles=tuple(paths.values()))
+    assert set(paths) < set(read_problem(settings).catalog.machines)
+    assert with_profile_machines(settings).machines == "h100-80gb,a100-80gb"
+    assert "two profiles measured h100-80gb" in refused("simulate", *sent, *flags[:2], *flags[:2])
 
 
 def test_one_pair_of_a_csv_becomes_a_profile(twofold, paper, refused, tmp_path):

@@ -36,7 +36,7 @@ def run(tmp_path_factory):
             counts = {Role.MIXED: colocated}
         pools = tuple(PoolSpec(machines=count, machine=HOST, role=role) for role, count in counts.items() if count)
         spec = ClusterSpec(
-            pools=pools, model="small", router="jsq", handoff="layer-wise", profile=str(path), **settings
+            pools=pools, model="small", router="jsq", handoff="layer-wise", profiles=(str(path),), **settings
         )
         made = [
             Request(id=str(number), arrival_s=at, prompt_tokens=prompt, output_tokens=output)

@@ -66,7 +66,7 @@ def activities(profile: MeasuredProfile, catalog: Catalog, name: str, requests: 
             pools=(PoolSpec(machines=1, machine=profile.machine, role=Role.MIXED),),
             model=profile.model.name,
             router="jsq",
-            profile=str(path),
+            profiles=(str(path),),
         )
         highest = len(requests) * _PS / _busy(spec, catalog, _arriving(requests, None)).end_ps
         return [

@@ -97,6 +97,11 @@ SEED: Final = Flag("Random seed of arrivals, lengths and prompts.", ge=0)
 MODEL_DIRECTORY: Final = Flag("Model directory.", positional=True, metavar="MODEL")
 CATALOG: Final = Flag("Catalog file (TOML) with more machines, models or links; repeatable.", metavar="FILE")
 PERFORMANCE: Final = Flag("Performance model.", choices=PERFORMANCE_MODELS)
+PROFILES: Final = Flag(
+    "Measured profile, as written by `twofold characterize` or `twofold calibrate live`; repeatable.",
+    names=("--profile",),
+    metavar="FILE",
+)
 PROFILE: Final = Flag(
     "Measured profile, as written by `twofold characterize` or `twofold calibrate live`.", metavar="FILE"
 )

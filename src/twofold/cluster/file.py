@@ -7,13 +7,13 @@ from typing import Final
 import msgspec
 
 from twofold.cluster.layout import check_shared_nodes, layout_of
+from twofold.cluster.profiles import with_profiles
 from twofold.cluster.spec import SATURATING, CacheSpec, ClusterSpec, ControlSpec, InstanceFailure, PoolSpec
 from twofold.cluster.validation import check_numbers
 from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.hardware.suggestions import explain_validation, parse_toml, read_text, suggestion, unknown_name
 from twofold.instance import Role
-from twofold.performance.profile import load_profile
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.cluster.shared import OwnLoad
 
@@ -58,7 +58,7 @@ def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> Clu
         # Not strict: YAML 1.1 reads 200e9 as a string.
         spec = msgspec.convert(raw, ClusterSpec, strict=False)
         known = catalog or load_catalog()
-        return _checked(spec, known if spec.profile is None else load_profile(spec.profile).extend(known))
+        return _checked(spec, with_profiles(spec, known))
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"cluster {name}: {_describe(error)}") from error
     except ConfigurationError as error:

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from twofold.cluster.profiles import InstanceProfile, InstanceSlot, instance_slots
+from twofold.cluster.profiles import InstanceProfile, InstanceSlot, instance_slots, measured_on
 from twofold.cluster.spec import ClusterSpec
 from twofold.hardware.specs import Model
-from twofold.performance.profile import load_profile
 from twofold.performance.transfer import TransferModel, default_sync_s
 from twofold.scheduling.cluster.scheduler import TransferPaths
 
@@ -51,8 +50,8 @@ def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) ->
     override = spec.link_bytes_per_s and spec.link_bytes_per_s * len(layout.machines_of(0))
     bytes_per_s = override or profile.machine.network_bytes_per_s * share
     latency_s, sync_s = 0.0, default_sync_s(bytes_per_s)
-    measured = None if spec.profile is None else load_profile(spec.profile)
-    if measured is not None and measured.link is not None and profile.machine.name == measured.machine:
+    measured = measured_on(spec, profile.machine)
+    if measured is not None and measured.link is not None:
         latency_s, sync_s = measured.link.latency_s, measured.link.sync_s if measured.link.layer_wise else _NEVER_S
     return TransferModel(
         kv_bytes_per_token=spec.kv_bytes_per_token or model.kv_bytes_per_token,

@@ -14,7 +14,7 @@ from twofold.hardware.specs import Machine, Model
 from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
 from twofold.performance.instance import boundary_bandwidth, kv_capacity_tokens, resident_kv_bytes_per_token
-from twofold.performance.profile import MeasuredProfile, load_profile
+from twofold.performance.profile import MeasuredProfile, load_profiles
 from twofold.performance.queueing import saturating_tokens
 from twofold.performance.registry import performance_model
 from twofold.scheduling.batchers import BATCHERS, can_swap
@@ -72,7 +72,7 @@ class InstanceProfile:
 def instance_profiles(spec: ClusterSpec, catalog: Catalog) -> list[InstanceProfile]:
     """Validate a cluster and create the profile of each pool. Raises ConfigurationError."""
     check_spec(spec)
-    catalog = with_profile(spec, catalog)
+    catalog = with_profiles(spec, catalog)
     model = catalog.model(spec.model)
     pools = [(pool, catalog.machine(pool.machine)) for pool in spec.pools]
     check_shared_nodes(pools)
@@ -86,17 +86,16 @@ def instance_profiles(spec: ClusterSpec, catalog: Catalog) -> list[InstanceProfi
     return profiles
 
 
-def with_profile(spec: ClusterSpec, catalog: Catalog) -> Catalog:
-    """Return the catalog. If the cluster has a host profile (measurements of a host), add its host and model."""
-    return catalog if spec.profile is None else load_profile(spec.profile).extend(catalog)
+def with_profiles(spec: ClusterSpec, catalog: Catalog) -> Catalog:
+    """Return the catalog with the machines and models of the cluster's measured profiles added."""
+    for measured in load_profiles(spec.profiles):
+        catalog = measured.extend(catalog)
+    return catalog
 
 
 def measured_on(spec: ClusterSpec, machine: Machine) -> MeasuredProfile | None:
-    """Return the host profile of the cluster if it was measured on `machine`, else None."""
-    if spec.profile is None:
-        return None
-    measured = load_profile(spec.profile)
-    return measured if measured.machine == machine.name else None
+    """Return the cluster's measured profile of `machine`, or None if there is none."""
+    return next((each for each in load_profiles(spec.profiles) if each.machine == machine.name), None)
 
 
 def performance_of(
@@ -117,7 +116,7 @@ def performance_of(
     if measured is not None:
         wanted = f"{model.name} TP{tensor_parallel}" + (f" PP{pipeline_parallel}" if pipeline_parallel > 1 else "")
         known = f"{measured.model.name} TP{measured.tensor_parallel}"
-        require(wanted == known, f"{spec.profile} has measurements of {known} on {machine.name}, not of {wanted}")
+        require(wanted == known, f"the profile of {machine.name} has measurements of {known}, not of {wanted}")
         return measured.performance()
     boundary = boundary_bandwidth(machine, tensor_parallel, across=across)
     if across and spec.link_bytes_per_s is not None:

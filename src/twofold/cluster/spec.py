@@ -146,7 +146,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Control: `handoff` is a hand-off mode or policy. `cells` is the number of groups into which two-level routers divide
     the instances of each role. `control` configures several controllers with delayed load reports.
 
-    `profile` is a file of `twofold calibrate live`: each machine called `host` is then one worker on the measured host.
+    `profiles` are files of `twofold characterize` or `twofold calibrate live`. Each adds the measured machine to
+    the catalog.
     `rules` selects Twofold's scheduling rules or another simulator's (docs/simulation.md).
     """
 
@@ -171,7 +172,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kv_cache: CacheSpec | None = None
     cells: int | msgspec.UnsetType = msgspec.UNSET
     control: ControlSpec | msgspec.UnsetType = msgspec.UNSET
-    profile: str | None = None
+    profiles: tuple[str, ...] = ()
     rules: str = "twofold"
     failures: tuple[InstanceFailure, ...] = ()
 

@@ -53,8 +53,8 @@ def check_spec(spec: ClusterSpec) -> None:
         f"routers {', '.join(CONTROL_ROUTERS)}",
     )
     if spec.kv_cache is not None:
-        supported = spec.rules == "twofold" and spec.profile is None
-        require(supported, "kv_cache needs the rules twofold and does not work with a host profile")
+        supported = spec.rules == "twofold" and not spec.profiles
+        require(supported, "kv_cache needs the rules twofold and does not work with a measured profile")
         require(
             not any(pool.pipeline_parallel > 1 and pool.role.prefills for pool in spec.pools),
             "kv_cache does not work with pipelined prefill: set pipeline_parallel 1 for pools that prefill",

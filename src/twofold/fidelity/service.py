@@ -111,7 +111,7 @@ class SimulatedEndpoint:
             model=profile.model.name,
             router="jsq",
             handoff="serialized",
-            profile=str(self.path.absolute()),
+            profiles=(str(self.path.absolute()),),
         )
         limits = {"max_num_batched_tokens": profile.max_num_batched_tokens, "max_num_seqs": profile.max_num_seqs}
         return msgspec.structs.replace(spec, **{name: limit for name, limit in limits.items() if limit is not None})
@@ -177,7 +177,7 @@ def cluster_of(
         max_num_batched_tokens=max(worker.max_num_batched_tokens for worker in workers),
         max_num_seqs=max_num_seqs,
         kv_capacity_tokens=kv_capacity_tokens,
-        profile=str(path),
+        profiles=(str(path),),
     )
 
 

@@ -17,13 +17,15 @@ and decodes b sequences, which read C KV tokens in total:
 - The first iteration after an idle period takes `cold_s` longer.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog
 from twofold.hardware.specs import Accelerator, Machine, Model
 from twofold.performance.base import NO_POWER, InstancePower, PerformanceModel
@@ -274,6 +276,20 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             sequence_share=law.sequence,
             saturation_tokens=law.saturation_tokens,
         )
+
+
+def load_profiles(paths: Sequence[str]) -> tuple[MeasuredProfile, ...]:
+    """Read the measured profiles of a cluster.
+
+    Raises ConfigurationError if two of them measured hardware of the same name, or if one of several profiles measured
+    a host that its instances share.
+    """
+    found = tuple(load_profile(path) for path in paths)
+    names = Counter(each.machine for each in found)
+    for each, path in zip(found, paths, strict=True):
+        require(names[each.machine] == 1, f"two profiles measured {each.machine}: name each by --hardware")
+        require(len(found) == 1 or each.host is None, f"{path} measured a shared host, which excludes other profiles")
+    return found
 
 
 def load_profile(path: Path | str) -> MeasuredProfile:

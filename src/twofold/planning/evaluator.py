@@ -15,7 +15,7 @@ import msgspec
 
 from twofold import __version__
 from twofold.errors import ConfigurationError, require
-from twofold.performance.profile import load_profile
+from twofold.performance.profile import load_profiles
 from twofold.planning.evaluation import Evaluation, SimulatedTrial, Trial
 from twofold.planning.problem import Problem
 from twofold.simulation.simulate import VERSION
@@ -61,7 +61,7 @@ def _facts(problem: Problem) -> list[object]:
         problem.slo,
         problem.attainment,
         reference,
-        None if problem.template.profile is None else load_profile(problem.template.profile),
+        load_profiles(problem.template.profiles),
     ]
 
 

@@ -15,7 +15,7 @@ from twofold.cluster.profiles import (
     instance_profiles,
     instance_slots,
     machines_of,
-    with_profile,
+    with_profiles,
 )
 from twofold.cluster.spec import CacheSpec, ClusterRules, ClusterSpec, ControlSpec, InstanceFailure, cluster_rules
 from twofold.cluster.timing import PS, ps
@@ -27,7 +27,7 @@ from twofold.kvcache.index import PrefixIndex
 from twofold.kvcache.tiers import TieredCache
 from twofold.performance.base import PerformanceModel
 from twofold.performance.distserve_published import published_capacity
-from twofold.performance.profile import load_profile
+from twofold.performance.profile import load_profiles
 from twofold.performance.transfer import TransferModel
 from twofold.request import Request
 from twofold.scheduling.batchers import create_batcher
@@ -66,7 +66,7 @@ def build_cluster(
     """Build an idle cluster at time 0. Raise ConfigurationError if `spec.failures` names an unknown instance."""
     rules = cluster_rules(spec.rules)
     kernel = Kernel()
-    model = with_profile(spec, catalog).model(spec.model)
+    model = with_profiles(spec, catalog).model(spec.model)
     handoffs = HANDOFF_POLICIES[spec.handoff].build(paths_of(spec, model, profiles))
     router = ROUTERS[spec.router]
     if isinstance(spec.control, ControlSpec):
@@ -74,13 +74,14 @@ def build_cluster(
     else:
         scheduler = ClusterScheduler(router(), handoffs, rules.memory)
     slots = list(instance_slots(profiles))
-    measured = None if spec.profile is None else load_profile(spec.profile)
-    if measured is None or not (measured.host or measured.request_s):
-        cluster = VirtualCluster(kernel, scheduler, statistics, observers)
-    elif measured.host is None:
-        cluster = ServedCluster(measured.request_s, kernel, scheduler, statistics, observers)
+    measured = load_profiles(spec.profiles)
+    request_s = max((each.request_s for each in measured), default=0.0)
+    if measured and measured[0].host is not None:
+        cluster: VirtualCluster = HostedCluster(measured[0], slots, kernel, scheduler, statistics, observers)
+    elif request_s:
+        cluster = ServedCluster(request_s, kernel, scheduler, statistics, observers)
     else:
-        cluster = HostedCluster(measured, slots, kernel, scheduler, statistics, observers)
+        cluster = VirtualCluster(kernel, scheduler, statistics, observers)
     transfers = [transfer_model(spec, model, profile) for profile in profiles]
     network = VirtualNetwork(kernel, contention=spec.contention, latency_s=transfers[0].latency_s)
     cluster.new_scheduler = partial(_new_scheduler, spec, rules, {slot.name: slot.profile for slot in slots})

@@ -60,7 +60,7 @@ def test_overload_of_an_emulated_service_uses_its_cluster(cluster):
 def test_overload_of_a_real_service_uses_the_profile(model, host):
     spec = served(model, prefill=2, decode=1, overload="predicted", slo=BOTH, profile=host).overload.cluster
     assert [(pool.machines, pool.role) for pool in spec.pools] == [(2, Role.PREFILL), (1, Role.DECODE)]
-    assert spec.profile == str(host)
+    assert spec.profiles == (str(host),)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_replan_of_a_real_service_uses_the_profile(model, host):
         (2, "prefill", "host"),
         (1, "decode", "host"),
     ]
-    assert spec.profile == str(host)
+    assert spec.profiles == (str(host),)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_prefill_workers_measure_themselves_for_a_router_that_predicts(router, m
 def test_a_router_that_predicts_uses_the_profile(model, host):
     spec = served(model, prefill=2, router="conductor", profile=host).forecast.cluster
     assert [(pool.machines, pool.role) for pool in spec.pools] == [(2, Role.PREFILL), (1, Role.DECODE)]
-    assert spec.profile == str(host)
+    assert spec.profiles == (str(host),)
     assert served(model, colocated=2, router="load", profile=host).forecast is not None
 
 

@@ -1,6 +1,7 @@
 """Conversion of the flags of `twofold plan` to a planning problem and a query with designs, objective and budget."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -14,7 +15,7 @@ from twofold.cli.workload import check_limits
 from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import load_catalog
-from twofold.performance.profile import load_profile
+from twofold.performance.profile import load_profiles
 from twofold.planning.design import Budget
 from twofold.planning.executors.ray import ray_inventory
 from twofold.planning.plan import PlanQuery
@@ -30,10 +31,10 @@ _MAX_RATE: Final = 1e6  # requests per second: a trial of this many takes minute
 def read_problem(settings: PlanSettings) -> Problem:
     """Convert the flags to a planning problem. Raises ConfigurationError for invalid flags."""
     catalog = load_catalog(settings.catalog)
-    measured = None if settings.profile is None else load_profile(settings.profile)
-    if measured is not None:
-        catalog = measured.extend(catalog)
-    model = settings.model or (None if measured is None else measured.model.name)
+    measured = load_profiles(_absolute(settings.profiles))
+    for each in measured:
+        catalog = each.extend(catalog)
+    model = settings.model or (measured[0].model.name if measured else None)
     if model is None:
         raise ConfigurationError("give --model, as in bloom-176b, or --profile")
     catalog.model(model)
@@ -47,7 +48,7 @@ def read_problem(settings: PlanSettings) -> Problem:
         ),
         slo=settings.slo,
         attainment=settings.attainment,
-        reference=catalog.machine(settings.reference or (REFERENCE if measured is None else measured.machine)).name,
+        reference=catalog.machine(settings.reference or (measured[0].machine if measured else REFERENCE)).name,
         tensor_parallel=settings.tp,
         batchers=settings.batcher or {},
         catalog=catalog,
@@ -116,13 +117,13 @@ def with_profile_machines(settings: PlanSettings) -> PlanSettings:
     """Return the settings with the machine of --profile to plan with, unless other flags name machines. For a profile
     of one host, --max-machines defaults to the number of workers that fit on the host.
     """
-    if settings.profile is None or settings.family or settings.machines:
+    if not settings.profiles or settings.family or settings.machines:
         return settings
-    measured = load_profile(settings.profile)
-    most = settings.max_machines
-    if most is None and measured.host is not None:
-        most = str(max(1, measured.host.cores // measured.host.threads))
-    return replace(settings, machines=measured.machine, max_machines=most)
+    measured, most = load_profiles(_absolute(settings.profiles)), settings.max_machines
+    host = measured[0].host
+    if most is None and host is not None:
+        most = str(max(1, host.cores // host.threads))
+    return replace(settings, machines=",".join(each.machine for each in measured), max_machines=most)
 
 
 def _template(settings: PlanSettings, model: str) -> ClusterSpec:
@@ -136,13 +137,13 @@ def _template(settings: PlanSettings, model: str) -> ClusterSpec:
     }
     router = settings.router or ("jsq" if settings.goodput else "splitwise")
     return msgspec.structs.replace(
-        ClusterSpec(pools=(), model=model, router=router, profile=_absolute(settings.profile)),
+        ClusterSpec(pools=(), model=model, router=router, profiles=_absolute(settings.profiles)),
         **{name: value for name, value in given.items() if value is not None},
     )
 
 
-def _absolute(profile: Path | None) -> str | None:
-    return None if profile is None else str(profile.absolute())
+def _absolute(profiles: Sequence[Path]) -> tuple[str, ...]:
+    return tuple(str(path.absolute()) for path in profiles)
 
 
 def _checked_rate(objective: Objective, rate: float | None) -> float | None:

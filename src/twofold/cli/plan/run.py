@@ -50,8 +50,7 @@ def run(settings: PlanSettings) -> None:
     if settings.ray is not None and settings.jobs is not None:
         raise ConfigurationError("--jobs counts cores of this machine: leave it out with --ray")
     written = {name: path for name in ("output", "html") if (path := getattr(settings, name)) is not None}
-    given = [settings.store, settings.workload, settings.profile, *settings.catalog]
-    check_outputs(written, [path for path in given if path is not None])
+    check_outputs(written, [settings.store, settings.workload, *settings.profiles, *settings.catalog])
     settings = with_ray_machines(problem, settings)
     if settings.goodput:
         run_placement(problem, settings)

@@ -74,7 +74,7 @@ class MachineSettings(Settings, panel="Machines"):
     max_pipeline: int | None = flag("Maximum pipeline stages for goodput; fewer make the search quicker.", ge=1)
     affinity: str = flag("Whether KV may be transferred between nodes, for goodput.", "auto", choices=AFFINITIES)
     catalog: tuple[Path, ...] = options.CATALOG.field(())
-    profile: Path | None = options.PROFILE.field()
+    profiles: tuple[Path, ...] = options.PROFILES.field(())
 
 
 class PlanWorkloadSettings(ShapeSettings):

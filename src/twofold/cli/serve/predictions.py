@@ -124,7 +124,7 @@ def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) ->
         max_num_seqs=config.engine.max_num_seqs,
         block_size=config.engine.block_size,
         kv_capacity_tokens=host.kv_capacity_tokens if size is None else size // host.model.kv_bytes_per_token,
-        profile=str(path.absolute()),
+        profiles=(str(path.absolute()),),
     )
 
 

@@ -12,7 +12,7 @@ from twofold.cli.options import check_outputs
 from twofold.cli.progress import simulation_progress
 from twofold.cli.simulate.settings import SimulateSettings
 from twofold.cli.simulate.spec import cluster_spec
-from twofold.cluster.profiles import instance_profiles, performance_of, with_profile
+from twofold.cluster.profiles import instance_profiles, performance_of, with_profiles
 from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError, UserError
 from twofold.hardware.catalog import Catalog, load_catalog
@@ -41,7 +41,7 @@ def run(settings: SimulateSettings) -> None:
     if settings.spare and not settings.replan:
         raise ConfigurationError(f"--spare {settings.spare} needs --replan")
     spec, catalog = cluster_spec(settings, load_catalog(settings.catalog))
-    catalog = with_profile(spec, catalog)
+    catalog = with_profiles(spec, catalog)
     replanning = _replanning(settings, spec, catalog) if settings.replan else None
     machine, reference, note = _reference(settings, spec, catalog)
     writers, page = _open_files(settings)
@@ -125,7 +125,7 @@ def _reference(
     """Return the machine to which slowdowns are relative, its performance model, and a note. Without such a model, both
     are None and the note has the reason; raises UserError instead if flags need slowdowns.
     """
-    name = settings.reference or (DEFAULT_REFERENCE if spec.profile is None else load_profile(spec.profile).machine)
+    name = settings.reference or (load_profile(spec.profiles[0]).machine if spec.profiles else DEFAULT_REFERENCE)
     model = catalog.model(spec.model)
     try:
         machine = catalog.machine(name)

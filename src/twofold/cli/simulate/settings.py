@@ -29,7 +29,7 @@ class ClusterSettings(Settings, panel="Cluster"):
     )
     model: str | None = flag("Model of the catalog, such as bloom-176b.", unset="that of the cluster file or profile")
     catalog: tuple[Path, ...] = options.CATALOG.field(())
-    profile: Path | None = options.PROFILE.field()
+    profiles: tuple[Path, ...] = options.PROFILES.field(())
     performance: str | None = options.PERFORMANCE.field(unset="auto")
     router: str | None = flag("Router: places requests on instances.", choices=ROUTERS, unset="splitwise")
     batcher: dict[Role, str] | None = options.BATCHER.field(unset="that of the role")
@@ -62,7 +62,7 @@ class ObjectiveSettings(Settings, panel="Objective"):
     slo: Slo | SlowdownSlo | None = options.ANY_SLO.field()
     attainment: float = options.ATTAINMENT.field(0.9)
     overload: str | None = options.OVERLOAD.field()
-    reference: str | None = options.REFERENCE.field(unset="dgx-a100; host with --profile")
+    reference: str | None = options.REFERENCE.field(unset="dgx-a100; the machine of the profile")
 
 
 class OutputSettings(Settings, panel="Output"):
@@ -118,5 +118,5 @@ class SimulateSettings(
     @property
     def read_files(self) -> list[Path | str]:
         """Paths of the input files, which must not be overwritten."""
-        named = [self.workload, self.profile, *self.catalog, self.cluster]
+        named = [self.workload, *self.profiles, *self.catalog, self.cluster]
         return [path for path in named if path is not None]

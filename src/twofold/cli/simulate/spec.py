@@ -14,7 +14,7 @@ from twofold.cluster.validation import MAX_SECONDS, MIN_BYTES_PER_S
 from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
-from twofold.performance.profile import load_profile
+from twofold.performance.profile import load_profiles
 from twofold.scheduling.cluster.shared import OwnLoad
 
 _FAILURE: Final = re.compile(r"(?P<instance>[^@]+)@(?P<at>[^+]+)(?:\+(?P<away>.+))?")
@@ -41,10 +41,10 @@ def cluster_spec(settings: SimulateSettings, catalog: Catalog) -> tuple[ClusterS
     --profile. Raises ConfigurationError for invalid flags.
     """
     model, given = settings.model, _overrides(settings)
-    if settings.profile is not None:
-        host = load_profile(settings.profile)
-        catalog, model = host.extend(catalog), model or host.model.name
-        given["profile"] = str(settings.profile)
+    if settings.profiles:
+        given["profiles"] = paths = tuple(str(path) for path in settings.profiles)
+        for measured in load_profiles(paths):
+            catalog, model = measured.extend(catalog), model or measured.model.name
     if model is not None:
         given["model"] = model
     spec = _read_cluster(settings.cluster, model, catalog)

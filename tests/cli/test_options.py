@@ -1,4 +1,4 @@
-"""Parsers of option values that several commands share."""
+"""Shared parsers of command-line option values."""
 
 from pathlib import Path
 

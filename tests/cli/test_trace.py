@@ -1,4 +1,4 @@
-"""`twofold trace`: showing, converting and generating traces, lost fields, and output files after an error."""
+"""`twofold trace`: display, conversion and generation of traces, reports of lost fields, and errors."""
 
 import msgspec
 import pytest
@@ -45,7 +45,7 @@ def test_show_json_is_exact(trace):
 
 
 def test_show_of_the_public_trace():
-    """An unlimited cache would hit 36.64% of the Mooncake trace's prefix blocks, as published."""
+    """An unlimited cache would hit 36.64% of the prompt blocks in the Mooncake conversation trace, as published."""
     assert "36.64%" in run("show", public_trace("mooncake-conversation.jsonl")).stdout
 
 
@@ -67,7 +67,7 @@ def test_reuse_of_nothing_is_refused(trace, tmp_path):
 
 
 def test_convert_says_what_is_lost(trace, tmp_path):
-    """Conversion to the Azure CSV format keeps prompt lengths and reports lost prefix blocks on stderr."""
+    """Conversion to the Azure CSV format keeps prompt lengths, and reports on stderr that prefix blocks are lost."""
     result = run("convert", trace, tmp_path / "out.csv", "--to", "azure")
     assert "note: the azure format has no prefix blocks: 10 requests lost theirs" in result.stderr
     assert "wrote 10 requests" in result.stderr
@@ -98,7 +98,7 @@ def test_convert_rescales(trace, tmp_path):
 
 
 def test_convert_mentions_outputs_of_length_zero(tmp_path):
-    """An output of length 0 is counted once, although rescaling reads the trace twice."""
+    """The note about outputs of length 0 counts each output once, although rescaling reads the trace twice."""
     path = tmp_path / "in.jsonl"
     lines = (f'{{"timestamp":{t},"input_length":5,"output_length":0}}' for t in (0, 9))
     path.write_text("\n".join(lines))

@@ -29,7 +29,7 @@ kv_cache: {}
     ],
 )
 def test_cache_sizes_are_in_tokens_or_bytes(room, tokens):
-    """A size in bytes is converted to tokens, which have ten bytes each in this test."""
+    """A cache size in bytes is converted to tokens, here at ten bytes of KV per token."""
     assert cache_size_tokens(room, 10) == tokens
 
 

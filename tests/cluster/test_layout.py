@@ -81,7 +81,7 @@ def test_rejects_layouts_that_do_not_fit(pools, message):
 
 
 def test_pools_on_shared_nodes_count_the_machine_once():
-    """Pools with equal `nodes` share machines, and a shared machine counts once."""
+    """Pools with the same `nodes` name share machines, and a shared machine counts once."""
     spec = cluster(
         pool(1, 4, 1, Role.PREFILL, instances=1, nodes="here"), pool(1, 2, 1, Role.DECODE, instances=1, nodes="here")
     )
@@ -119,7 +119,7 @@ def test_workers_share_cores_evenly_or_take_turns():
 
 
 def test_gateway_avoids_the_cores_of_decode_workers():
-    """If decode workers use all cores, the gateway may run on every core."""
+    """The gateway runs on the cores without decode workers or, if there are none, on all cores."""
     split = [(Role.PREFILL, (0,)), (Role.DECODE, (1,))]
     assert gateway_cores([0, 1], split) == (0,)
     assert gateway_cores([0, 1], [(Role.MIXED, (0,)), (Role.MIXED, (1,))]) == (0, 1)

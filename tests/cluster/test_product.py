@@ -1,4 +1,4 @@
-"""Exact products of large integers."""
+"""Exact products of integers of any size."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -19,7 +19,7 @@ def test_end_of_a_run_is_the_sum_of_its_iterations(pace, count):
 
 @given(paces, st.integers(1, 5000), st.integers(-1, 1))
 def test_finds_the_iteration_under_way(pace, count, off):
-    """At the picosecond at which an iteration ends, the next iteration is running."""
+    """Exactly at the end of an iteration, the next iteration counts as running."""
     elapsed = max(0, pace.end_ps(count) + off)
     running = pace.under_way(elapsed)
     assert pace.end_ps(running - 1) <= elapsed < pace.end_ps(running)

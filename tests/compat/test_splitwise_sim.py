@@ -57,14 +57,14 @@ def test_decode_left_out_four_times_goes_first():
 
 
 def test_overdue_tasks_of_equal_age_go_by_arrival():
-    """Among prompts and decodes that equally many batches have left out, the first to arrive runs first."""
+    """If a prompt and a decode were left out of equally many batches, the earlier arrival runs first."""
     made = paused_by_prompts(arrival_s=2.0)
     assert [ran(made) for _ in range(8)] == [[f"p{number}"] for number in range(8)]
     assert ran(made) == ["a"]
 
 
 def test_age_order_is_fixed_when_a_task_is_added():
-    """A queued task that four batches have left out does not move ahead in the queue."""
+    """A queued prompt keeps its place in the queue, even after four batches have run without it."""
     made = sim(num_blocks=8, budget=100)
     arrive(made, request("a", prompt=16, output=17))  # two of eight blocks
     ran(made)
@@ -85,7 +85,7 @@ def test_prompt_within_the_budget_interrupts_decodes(decodes_here):
 
 
 def test_prompt_over_the_budget_does_not_interrupt_decodes():
-    """A prompt over the token budget waits until a running decode ends."""
+    """A prompt longer than the token budget waits until a running decode ends."""
     made = running_decodes()
     made.submit(request("p", prompt=2049), decodes_here=False)
     assert not made.changed
@@ -96,7 +96,7 @@ def test_prompt_over_the_budget_does_not_interrupt_decodes():
 
 
 def test_chained_decode_of_a_long_prompt_interrupts_decodes():
-    """A prompt over the token budget pauses running decodes if the instance also decodes the prompt's request."""
+    """A prompt longer than the token budget pauses running decodes if its request also decodes on the instance."""
     made = running_decodes()
     made.submit(request("p", prompt=2049), decodes_here=True)
     assert made.changed

@@ -1,4 +1,4 @@
-"""The rules `distserve-published`, which follow DistServe's simulator. Iterations take whole milliseconds."""
+"""Simulations by the rules `distserve-published`, which follow DistServe's simulator, with times in whole ms."""
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,7 @@ from twofold.timeline import Moment
 
 
 def play(shape, sizes, *, budget=100, later=None, failures=()):
-    """Simulate `sizes` (requests, or arrival ms, prompt and output tokens) on `shape` (role, stages per instance)."""
+    """Simulate requests on the instances that `shape` lists as (role, number of pipeline stages)."""
     stages = {count for _, count in shape}
     assert len(stages) == 1
     model = Pipeline("toy", ToyModel.error, ToyModel(), later or ToyModel(), stages.pop())
@@ -111,7 +111,7 @@ def test_decode_batch_reads_at_most_fifty_thousand_tokens():
 @settings(max_examples=200)
 @given(workloads(), st.integers(1, 3), st.booleans(), st.booleans())
 def test_every_request_ends_once_and_all_blocks_are_freed(requests, stages, colocated, fails):
-    """If no instance fails, the inter-token latencies also add up to the total decode time."""
+    """If no instance fails, the inter-token latencies of all requests add up to the total decode time."""
     shape = [(Role.MIXED, stages)] * 2 if colocated else split(stages)
     failures = (InstanceFailure(instance="mixed-1" if colocated else "decode-0", at_s=0.05, back_s=0.1),)
     world = play(shape, requests, budget=400, later=ToyModel(base=2), failures=failures if fails else ())

@@ -24,7 +24,7 @@ OTHERS = {"job", "le"}  # labels that Prometheus and histograms add
 
 
 def exported_labels():
-    """Return the label names of each exported metric, after every kind of event has occurred once."""
+    """Return the label names of each Prometheus metric that the service exports."""
     telemetry = Telemetry("tiny", slo=Slo(ttft_s=1.0))
     telemetry.ended(request_timeline([4.0, 6.0, 7.0], **SPLIT_MOMENTS), 7.0)
     for role in (Role.PREFILL, Role.DECODE):

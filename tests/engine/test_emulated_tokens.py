@@ -13,7 +13,7 @@ seeds, positions = st.integers(0, 2**63), st.integers(0, 10**6)
 
 @given(st.integers(2, 200_000), seeds, positions)
 def test_tokens_are_in_the_vocabulary(vocab_size, seed, position):
-    """The 256 lowest ids (at most half of the vocabulary) are excluded, because they may be special tokens."""
+    """The lowest 256 token ids (or half of a small vocabulary) are never sampled: they may be special tokens."""
     tokens = RandomTokens(vocab_size)
     token = tokens.sample(SamplingParams(max_tokens=1, seed=seed), position, 0).token_id
     assert min(256, vocab_size // 2) <= token < vocab_size

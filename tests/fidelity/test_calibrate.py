@@ -25,7 +25,7 @@ SHARED = {"prefill": 1.05, "decode": 1.15}
 
 
 class Service:
-    """Simulated service that writes worker journals; `taken` maps a group's purpose to the gateway's CPU share."""
+    """Simulated service that writes worker journals; `taken` maps purposes of requests to the gateway's CPU share."""
 
     def __init__(self, taken):
         self.now = 100.0
@@ -122,7 +122,7 @@ def answered(taken):
 
 
 def share(service, purpose):
-    """Return the mean number of CPU cores that the gateway and clients use while groups with this `purpose` run."""
+    """Return the mean number of CPU cores that gateway and clients use during requests with the given `purpose`."""
     of = [one for one in service.observed if one.group.purpose is purpose]
     spans = [
         max(t.token_times_s[-1] for t in one.timelines) - min(min(t.moments.values()) for t in one.timelines)

@@ -18,7 +18,7 @@ SLO = Slo(ttft_s=5.0, tpot_s=1.0)
 
 
 def twin(directory, design, **changes):
-    """Return a simulation of a service whose instances have the iteration times `TIMES`."""
+    """Return a simulation of a service whose instances have known iteration times."""
     made = msgspec.structs.replace(
         profile(), times=TIMES, host=None, machine="box", kv_capacity_tokens=50_000, **{"link": None, **changes}
     )

@@ -1,4 +1,4 @@
-"""Slowness of a host: measured iteration times divided by predicted ones, which include contention."""
+"""Slowness of a host: the ratio of measured to predicted iteration times."""
 
 import msgspec
 import pytest

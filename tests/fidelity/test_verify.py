@@ -46,7 +46,7 @@ def regular(rate):
 
 
 def test_accepts_errors_up_to_limit_plus_spread():
-    """Simulated and live metrics may differ by the limit plus the spread between live replays."""
+    """Live and simulated values may differ by the error limit plus the spread between live replays."""
     close = figure("TTFT P50", 1.2, (0.95, 1.05), 0.1)
     assert (close.error, close.spread, close.holds) == (pytest.approx(0.2), pytest.approx(0.1), True)
     assert not figure("TTFT P50", 1.21, (0.95, 1.05), 0.1).holds
@@ -121,7 +121,7 @@ def moved(timeline, by):
 
 
 def journals(timelines, *, slower):
-    """Return the journals of an idle decode worker and of a prefill worker that ran the requests one at a time."""
+    """Return the journals of an idle decode worker and of a prefill worker that ran one request at a time."""
     found = {"prefill-0": [], "decode-0": []}
     for number, timeline in enumerate(timelines):
         prompt = timeline.request.prompt_tokens

@@ -56,7 +56,7 @@ class Ended(Observer):
 
 
 def play(spec, rows, slo=None):
-    """Simulate rows (arrival ms, prompt tokens, output tokens); return (TTFT, TPOT) in ms per row, and the result."""
+    """Simulate rows (arrival ms, prompt tokens, output tokens); return each TTFT and TPOT in ms, and the result."""
     requests = [
         Request(id=str(number), arrival_s=at / 1e3, prompt_tokens=prompt, output_tokens=output)
         for number, (at, prompt, output) in enumerate(rows)
@@ -69,7 +69,7 @@ def play(spec, rows, slo=None):
 @pytest.mark.skipif(not files(), reason="needs the reference output of DistServe's simulator: set TWOFOLD_DATA")
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.stem)
 def test_latencies_equal_distserve(path):
-    """TTFT and TPOT differ by at most 0.01%, and SLO attainment by at most half a percentage point."""
+    """TTFT and TPOT differ from DistServe's by at most 0.01%, and SLO attainment by at most half a percentage point."""
     rows = json.loads(path.read_text())
     sizes = [(row["arrival_ms"], row["prompt_len"], row["output_len"]) for row in rows]
     ours, _ = play(cluster(path.name), sizes)

@@ -44,7 +44,7 @@ def test_split_meets_the_ttft_slo_that_colocated_misses(claims, rates):
 
 
 def test_prefix_hit_rate_matches_the_setting(claims, rates):
-    """About half of all prompt tokens are reused. Only the first prompt of each group reuses none."""
+    """About half of all prompt tokens are reused from the cache, as the workload intends."""
     setting = next(one for one in claims.SETTINGS if one.name == "16k")
     result = rates.run(claims.generated_systems(setting)[claims.SPLIT], claims.requests(setting, 0.5, 150))
     assert 0.45 < result.reuse.reused_tokens / result.reuse.prompt_tokens <= 0.5
@@ -52,7 +52,7 @@ def test_prefix_hit_rate_matches_the_setting(claims, rates):
 
 @given(limit=st.floats(0.001, 1000.0), start=st.floats(0.01, 100.0))
 def test_rate_search_finds_the_highest_feasible_rate(rates, limit, start):
-    """The search may return None only if no rate of at least 2% of the start rate is feasible."""
+    """The search finds the highest rate that meets all bounds, unless this rate is below 2% of the start rate."""
     grid = RateGrid(0.05)
     rate, bound = rates.highest(lambda rate: "TBT" if rate > limit else "", start, grid)
     assert bound == "TBT"

@@ -78,7 +78,7 @@ class Ended(Observer):
 
 @pytest.fixture(scope="module", params=RUNS, ids=[run[0] for run in RUNS])
 def run(request):
-    """Return SplitwiseSim's result rows, Twofold's timelines and result, and whether the SLO should be met."""
+    """Return the results of SplitwiseSim and Twofold for one cluster and trace, and whether the SLO should be met."""
     name, trace, pools, met = request.param
     golden = find_data(f"golden/splitwise/{name}.csv")
     requests = find_data(f"traces/splitwise-{trace}-70rps-2min.csv")
@@ -114,7 +114,7 @@ def test_latencies_equal_splitwise_sim_under_overload(rows):
 
 
 def test_latencies_equal_the_reference(run):
-    """TTFT, E2E, queueing time and time to the second token differ by at most a relative 1e-6."""
+    """TTFT, E2E, queueing time and time to the second token differ from SplitwiseSim's by at most a relative 1e-6."""
     rows, timelines, result, _ = run
     assert len(rows) == len(timelines) == result.completed == result.arrived
     for row in rows:
@@ -131,14 +131,14 @@ def test_latencies_equal_the_reference(run):
     ("column", "histogram"), [("ttft_times", "ttft_s"), ("tbt_times", "tpot_s"), ("response_times", "e2e_s")]
 )
 def test_percentiles_equal_the_reference(run, column, histogram, percentile):
-    """Percentiles of TTFT, TPOT and E2E differ by at most 0.1%, partly because of histogram buckets."""
+    """Percentiles of TTFT, TPOT and E2E differ from SplitwiseSim's by at most 0.1%."""
     rows, _, result, _ = run
     theirs = np.percentile([row[column] for row in rows], percentile)
     assert getattr(result, histogram).percentile(percentile) == pytest.approx(theirs, rel=1e-3)
 
 
 def test_slo_verdict_equals_the_reference(run):
-    """Percentiles of slowdowns, and verdicts on their bounds, are as computed from SplitwiseSim's latencies."""
+    """Percentiles of slowdowns, and verdicts on their SLO bounds, equal the values from SplitwiseSim's latencies."""
     rows, _, result, met = run
     judged = verdict(result, SPLITWISE)
     assert judged.met is met

@@ -1,4 +1,4 @@
-"""The prefix cache of one tier: eviction, pinned blocks and held blocks."""
+"""The prefix cache of one tier: eviction, and protection of pinned blocks and of blocks in use."""
 
 from collections import Counter
 

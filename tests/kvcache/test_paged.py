@@ -56,7 +56,7 @@ class Memory:
             assert self.contents[held[(end - 1) // SIZE]][:end] == request.tokens[:end]
 
     def compute(self, request):
-        """Write the next token of a request, after copying a shared block if needed, and publish full blocks."""
+        """Write the next token of a request, copying a shared block if needed; add full blocks to the cache."""
         if not request.owned:
             return
         held = self.blocks.blocks_of(request.grant)

@@ -36,7 +36,7 @@ def test_decode_by_hand(opt_13b, sequences, a, b, c):
 
 
 def test_pipeline_stages_share_the_work(models, machines):
-    """Each stage takes an equal share of the time, plus 1 ms per stage of the pipeline; the first adds an overhead."""
+    """Each of two pipeline stages takes half of the time plus 2 ms, and the first stage adds an overhead."""
     model = distserve_pipeline(models["opt-66b"], machines["dgx-a100"], 2, 2)
     stage = (43.0588 + 0.274229 * 512 + 2.2478e-5 * 512**2) / 2 + 2
     overhead = 2 + 1e-4 * 512

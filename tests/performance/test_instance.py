@@ -60,7 +60,7 @@ def whole(models, machines):
 
 
 def test_stages_take_their_share_of_the_time(models, machines, whole):
-    """The second of two stages adds the transfer of 14,336 activations per token."""
+    """Each of two stages takes half of the time; the second adds the transfer of 14,336 activations per token."""
     halves = by_layers(whole, models["bloom-176b"], machines["dgx-a100"], 8, 2, boundary_bytes_per_s=1e9)
     sent_s = 100 * 14336 * 2 / 1e9
     alone_s = whole.prefill_s(100, 10_000)

@@ -1,4 +1,4 @@
-"""Host profiles: files, extension of a catalog, and errors for invalid or missing files."""
+"""Host profiles: files, use in a hardware catalog, and errors for invalid or missing files."""
 
 import pytest
 

@@ -198,7 +198,7 @@ def test_matches_the_closed_form_for_linear_times():
 
 
 def test_opt_13b_saturates_an_a100_at_512_tokens():
-    """DistServe's section 3.1 states 512 tokens; 400 to 700 are accepted."""
+    """Section 3.1 of the DistServe paper states 512 tokens; the test accepts 400 to 700."""
     catalog = load_catalog()
     model = performance_model("distserve-published", catalog.model("opt-13b"), catalog.machine("dgx-a100"), 1)
     found = saturating_tokens(lambda tokens: model.prefill_s(tokens, tokens * tokens), 2048)

@@ -25,7 +25,7 @@ KV_BYTES = 327_680
 
 @pytest.fixture(scope="module")
 def llama(models, machines):
-    """Return a roofline model of llama2-70b; measured profiles lack prompts so long that attention matters."""
+    """Return a roofline model of llama2-70b, which covers longer prompts than the measured profiles."""
     return performance_model("roofline", models["llama2-70b"], machines["dgx-a100"], 8)
 
 
@@ -44,7 +44,7 @@ def test_matches_the_inequality_of_the_paper(prefix, flops_per_s):
 
 
 def test_covers_models_of_the_catalog(models):
-    """llama2-70b has 17% more FLOPs in linear layers than Mooncake states; BLOOM needs 4 times as much bandwidth."""
+    """llama2-70b has 17% more linear FLOPs than Mooncake states. BLOOM needs over 4 times llama2-70b's bandwidth."""
     llama, bloom = (PrefixCost.of(models[name]) for name in ("llama2-70b", "bloom-176b"))
     assert llama.kv_bytes == PUBLISHED.kv_bytes
     assert llama.square_flops == PUBLISHED.square_flops
@@ -124,7 +124,7 @@ LANE = st.floats(0.001, 100.0)
 
 
 def by_layers(layers, load, compute, store):
-    """Reference: simulate a layer-wise prefill (Mooncake, section 5.2); return the end times of compute and storing."""
+    """Simulate a layer-wise prefill (Mooncake, section 5.2); return the end times of compute and of KV storing."""
     loaded, computed, stored = load, 0.0, 0.0
     for _ in range(layers):
         begun = max(loaded, computed)  # attention waits until its layer is loaded

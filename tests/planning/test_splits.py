@@ -61,7 +61,7 @@ def test_more_splits_than_are_tried_are_bisected():
 
 
 def test_an_overload_is_served_as_well_as_can_be():
-    """If no split meets the target, the search returns the split with the highest attainment."""
+    """If no split reaches the required SLO attainment, the search returns the split with the highest attainment."""
     found = planner("2xh100:prefill,2xh100:decode", replicas=True).search(
         of(200.0, 1500, 200), RoleSplit(2, 2), stock=4
     )

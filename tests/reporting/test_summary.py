@@ -24,7 +24,7 @@ def ended(name, arrived, tokens, reason=FinishReason.LENGTH, prompt_tokens=10):
 
 
 def seconds(longest):
-    """Return a Hypothesis strategy for times in whole microseconds; shorter times would give infinite rates."""
+    """Return a Hypothesis strategy for times in whole microseconds, up to `longest` seconds."""
     return st.integers(0, longest * 1_000_000).map(lambda microseconds: microseconds / 1e6)
 
 
@@ -106,7 +106,7 @@ def test_goodput_never_exceeds_throughput(run, bound):
 
 @given(runs(reasons=(FinishReason.STOP, FinishReason.LENGTH)))
 def test_an_infinite_slo_is_always_met(run):
-    """Without failures, goodput equals throughput."""
+    """If all latency bounds are infinite and no request fails, goodput equals throughput."""
     summary = summarize(run, slo=INFINITE)
     assert summary.slo_attainment == (1.0 if run else None)
     assert summary.goodput == summary.request_throughput

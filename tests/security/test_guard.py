@@ -48,7 +48,7 @@ def door():
 
 @pytest.fixture
 def caller():
-    """Yield a client socket of another ZeroMQ context."""
+    """Yield a client socket in a separate ZeroMQ context."""
     context = zmq.Context()
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.LINGER, 0)

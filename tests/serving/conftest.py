@@ -52,7 +52,7 @@ def service(pytestconfig, tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def hosts():
-    """Yield two emulated hosts, whose link tests can cut; skip the tests where network namespaces are unavailable."""
+    """Yield two emulated hosts with a link that a test can cut; skip the test if network namespaces are unavailable."""
     try:
         with two_hosts(first_local=True) as joined:
             yield joined

@@ -111,7 +111,7 @@ def groups_of(contexts, window=None, block_size=16, group_bytes=2**30, monkeypat
 
 
 def test_groups_sequences_of_similar_length():
-    """Only sequences of similar length are padded to one length, so one long sequence does not pad all others."""
+    """Only sequences of similar length are padded to one length, so a long sequence adds no padding to short ones."""
     assert groups_of([500, 490, 480, 470]) == [4]
     assert groups_of([4000, 500, 490, 30, 20]) == [1, 2, 2]
 
@@ -121,7 +121,7 @@ def test_a_window_limits_the_context_read():
 
 
 def test_groups_fit_the_cache(monkeypatch):
-    """The keys and values of a group do not exceed the byte limit, unless the group is a single sequence."""
+    """Several sequences form a group only if their keys and values fit in the byte limit of a group."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     bytes_of_two = 2 * 8 * 16 * 2 * (8 + 5) * 4
     assert groups_of([120] * 5, group_bytes=bytes_of_two, monkeypatch=monkeypatch) == [2, 2, 1]

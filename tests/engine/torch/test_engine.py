@@ -28,7 +28,7 @@ def prompts_of(lengths, seed=1):
 
 @pytest.fixture(scope="module")
 def expected(tiny_model_dir):
-    """Return a function that computes the reference output of an architecture only once."""
+    """Return a function that returns an architecture's reference output, which is computed only once."""
     known = {}
 
     def outputs(arch):
@@ -69,7 +69,7 @@ def test_long_prompt(engine, tiny_model_dir):
 
 
 def test_results_come_in_the_order_of_the_steps(engine):
-    """Results are in the same order as the steps, although the engine packs decodes first."""
+    """Results are in the order of the input sequences, although the engine packs decodes first."""
     one = engine()
     tables = [[0, 1, 2, 3], [4, 5, 6, 7]]
     prompt, other = prompts_of([40, 9])

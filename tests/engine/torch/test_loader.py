@@ -88,7 +88,7 @@ def test_loads_a_model_without_eos(copied):
 
 
 def test_longrope_limits_the_context_to_its_original_length(copied):
-    """A longer sequence would change the rotary embeddings of its whole batch."""
+    """In longer contexts, LongRoPE would change the rotary embeddings of all sequences in the batch."""
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 512}
     factors = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
     change_config(copied, rope_parameters=rope | factors)

@@ -51,7 +51,7 @@ def test_copies_are_complete_on_exit():
 
 
 def test_pinned_memory_can_be_pinned_again():
-    """A second pin of pinned memory has no effect; memory can be pinned again once its pins are closed."""
+    """A second pin of the same memory has no effect; memory can be pinned again after all its pins are closed."""
     memory = torch.zeros(1 << 16, dtype=torch.uint8)
     first = PinnedMemory(memory, GPU_OR_CPU)
     second = PinnedMemory(memory, GPU_OR_CPU)  # the device refuses to register the memory twice

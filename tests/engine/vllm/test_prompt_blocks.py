@@ -1,4 +1,4 @@
-"""Reports of prompt blocks in vLLM's prefix cache, by the block keys of the service."""
+"""Reports of the prompt blocks in vLLM's prefix cache, which identify blocks by the service's block keys."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from twofold.serving.worker.state import CacheChanges
 
 
 def names(*hashes):
-    """Return a 32-byte block hash for each number, in the format of vLLM's requests."""
+    """Convert numbers to 32-byte block hashes, the format of vLLM's requests."""
     return [bytes([0] * 31 + [number]) for number in hashes]
 
 
@@ -63,7 +63,7 @@ def test_an_aborted_prompt_leaves_no_names(monkeypatch):
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["expect", "forget", "stored", "removed"]))))
 def test_reports_equal_the_cache(steps):
-    """After any events, the reported keys are the keys of the cached blocks; no state of evicted blocks remains."""
+    """After any sequence of events, the reported blocks are the cached blocks; no state of evicted blocks remains."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
         blocks, cached, known, live = CachedPromptBlocks(), dict.fromkeys(range(1, 5), 0), set(), set()

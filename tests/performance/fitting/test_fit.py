@@ -1,4 +1,4 @@
-"""Fits of iteration times to profiles: recovery of known coefficients, and of the coefficients in the package."""
+"""Fits of iteration times to profiles, compared with known coefficients and with the packaged coefficients."""
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ SHAPES = [(2**power, 1) for power in range(7, 14)] + [(512, 2**power) for power 
 
 
 def made_rows(prefill, decode):
-    """Yield a profile row per prompt and batch size, with the times that the coefficients predict."""
+    """Yield a profile row for each prompt size and batch size, with the times that the given coefficients predict."""
     for prompt, batch in SHAPES:
         blank = ProfileRow(
             model="m",

@@ -37,7 +37,7 @@ def simulated_hits(prompts, cache):
 
 
 def counted_hits(prompts, capacity):
-    """Return the hits of each prompt at `capacity` blocks, from the least capacity at which each block hits."""
+    """Return the block hits of each prompt at `capacity`, derived from the least capacity for each block to hit."""
     least = least_capacities(prompts)
     ends = np.cumsum([len(prompt) for prompt in prompts])
     return [int((part <= capacity).sum()) for part in np.split(least, ends[:-1])]

@@ -67,7 +67,7 @@ def test_sigint_is_blocked_while_the_fork_server_starts(make_problem, monkeypatc
 
 
 def test_a_worker_that_is_killed_is_one_sentence(make_problem):
-    """The error suggests fewer `--jobs`, because memory may have run out."""
+    """If a worker process is killed, the error suggests fewer `--jobs`, because memory may have run out."""
     problem = make_problem(duration_s=20_000.0)
 
     async def killed(executor, store):

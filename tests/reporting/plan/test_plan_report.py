@@ -59,7 +59,7 @@ def test_names_fit_a_narrow_terminal():
 
 @pytest.mark.parametrize("count", [1, 13, 14, 15, 200])
 def test_a_long_front_is_thinned_between_its_ends(count):
-    """14 points of a Pareto front remain, including the first and the last."""
+    """A Pareto front of more than 14 points is reduced to 14, including the first and the last."""
     points = [ParetoPoint(design=design(1, 1), rate=float(rate)) for rate in range(1, count + 1)]
     some = thinned(points)
     assert len(some) == min(count, 14)

@@ -63,7 +63,7 @@ def test_latencies_show_the_distribution_and_the_bounds():
 
 
 def test_runs_that_measured_nothing_have_no_curve():
-    """The logarithmic axis cannot show a latency of only zeros."""
+    """A latency whose values are all zero has no curve, because the axis is logarithmic."""
     picture = latencies({"a": result(tpot_s=histogram(), itl_s=histogram(0.0, 0.0))})
     assert [trace.get("xaxis") for trace in picture.traces if trace["x"]] == ["x", "x4"]
 
@@ -123,7 +123,7 @@ def test_gantt_tells_phases_and_instances_apart():
 
 
 def test_gantt_keeps_no_more_than_its_bound():
-    """The Gantt chart ends at the end of the last iteration within the limit; later iterations are dropped."""
+    """A Gantt chart with a limit of n iterations ends at the end of iteration n; later iterations are dropped."""
     runs = [run("a", at, at + 1.0) for at in range(10)]
     made = kept(*runs[:3], run("b", 2.5, 9.0), run("c", 3.0, 4.0), *runs[3:], limit=3)
     assert [each.instance for each in made.runs] == ["a", "a", "a", "b"]

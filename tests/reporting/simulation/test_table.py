@@ -94,7 +94,7 @@ def test_a_mixed_pool_rests_on_both_phases():
 
 
 def test_slowdowns_carry_the_error_of_their_reference():
-    """Slowdowns are estimates if the model of the reference latencies is an estimate."""
+    """Slowdowns are marked as estimated if the model that predicts unloaded latencies is an estimate."""
     errors = {label: error for label, _, error in latency_rows(result(), ESTIMATED)}
     assert "estimated" in errors["TTFT slowdown"]
     assert "estimated" not in errors["TTFT"]

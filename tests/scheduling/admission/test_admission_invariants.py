@@ -13,7 +13,7 @@ keys = st.sampled_from(["", "slots", "minute"])
 
 
 class Door(RuleBasedStateMachine):
-    """State machine that offers requests to admission, starts and ends them, and withdraws queued ones, at random."""
+    """State machine that offers requests to admission, starts, ends and withdraws requests, at random."""
 
     @initialize(running=st.integers(1, 4), waiting=st.integers(0, 5))
     def open(self, running, waiting):

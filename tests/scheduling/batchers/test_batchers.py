@@ -47,7 +47,7 @@ def test_balanced_prefill_keeps_order_and_budget():
 
 
 def test_decode_runs_every_sequence_up_to_the_limit():
-    """`decode` adds ready sequences in order of arrival, up to `max_num_seqs` running ones."""
+    """`decode` adds ready sequences in order of arrival, until `max_num_seqs` sequences run."""
     decode = BATCHERS["decode"](2048, 4)
     chosen = selected(decode, decoding(2), ready(5))
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([], ["r0", "r1"], [])
@@ -95,7 +95,7 @@ def test_inlines_prompts_within_the_tbt_bound():
 
 
 def test_a_prompt_is_inlined_whole_or_not_at_all():
-    """`inlined` runs a prompt beyond the TBT bound or token budget only without decodes."""
+    """`inlined` runs a prompt that would exceed the TBT bound or the token budget only in a batch without decodes."""
     assert selected(inlined(0.020), waiting(100), decoding(1)).prefills == []
     assert selected(inlined(1.0, budget=64), waiting(100), decoding(1)).prefills == []
     assert selected(inlined(0.020, budget=64), waiting(100)).prefills == [("w0", 100)]

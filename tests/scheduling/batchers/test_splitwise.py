@@ -155,7 +155,7 @@ def test_skips_no_decode_more_than_four_times_in_a_row(lives, budget, max_num_se
 
 
 def test_decodes_are_skipped_four_times():
-    """Some decode is skipped four times, so the test of at most four skips is not vacuous."""
+    """Some decode is skipped four times, so the assertion of at most four skips is not vacuous."""
     watched = Watched(10, 16)
     mixed = scheduler(watched, num_blocks=1000)
     arrive(mixed, request("a", output=50))

@@ -1,4 +1,4 @@
-"""Predicted prefill queues of instances, by which prediction-based routers compare them."""
+"""Predicted prefill queues, by which prediction-based routers compare instances."""
 
 import pytest
 from hypothesis import given

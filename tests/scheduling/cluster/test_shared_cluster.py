@@ -36,7 +36,7 @@ def seen(cluster):
 
 
 def report(made, controllers, name):
-    """Return a report for each controller: the instance's total load, and the load from the controller itself."""
+    """Return a load report for each controller: an instance's total load, and the controller's own part of it."""
     total = made.pools.get(name).less(NO_LOAD)
     return [LoadReport(name, total, controller.own(name)) for controller in controllers]
 

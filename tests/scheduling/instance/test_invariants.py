@@ -135,7 +135,7 @@ def test_equal_inputs_give_equal_results(world, sizes, per_token, transfer, budg
 @settings(max_examples=300)
 @given(worlds, sizes, milliseconds, milliseconds, budgets)
 def test_runs_end_requests_when_single_iterations_do(world, sizes, per_token, transfer, budget):
-    """Results are the same whether a batch repeats until `changed` is set or every iteration selects a new batch."""
+    """Results do not depend on whether a batch repeats until an event occurs or each iteration selects a new batch."""
     how = {"budget": budget}
     single = run(world, sizes, per_token, transfer, **how)[2]
     together = run(world, sizes, per_token, transfer, runs=True, accounts=BlockAllocator, **how)[2]
@@ -144,7 +144,7 @@ def test_runs_end_requests_when_single_iterations_do(world, sizes, per_token, tr
 
 
 def test_random_clusters_preempt_and_change_pools():
-    """Some clusters preempt sequences and change roles, so the property tests here are not vacuous."""
+    """Some clusters preempt sequences and change the roles of instances, so the property tests here are not vacuous."""
     sizes = [(40, 12, 1000 * i, None) for i in range(20)]
     alone = run(("preempting", "jsq", TIGHT), sizes, 20, 1, budget=6)[2]
     assert sum(preemptions(alone).values()) > 10

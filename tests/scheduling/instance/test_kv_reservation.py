@@ -40,7 +40,7 @@ def test_output_waits_for_blocks_after_its_prefill():
 
 
 def test_prompt_starts_without_blocks_for_its_output():
-    """By default, a prompt waits for its output blocks; if they are allocated at decode start, it does not wait."""
+    """A prompt waits for output blocks by default, but not if output blocks are allocated at decode start."""
     for memory, started in ((FULL_RESERVATION, 1), (LATE, 0)):
         mixed = scheduler("mixed", num_blocks=5, memory=memory)
         mixed.submit(request("a", prompt=8, output=21), decodes_here=True)
@@ -48,7 +48,7 @@ def test_prompt_starts_without_blocks_for_its_output():
 
 
 def test_lease_excludes_output_reserved_later():
-    """A lease covers the prompt and `extra` tokens. Output blocks are allocated when decode starts."""
+    """If output blocks are allocated at decode start, a lease covers only the prompt and one more token."""
     decode = scheduler("decode", num_blocks=10, memory=KvReservation(output_at_decode_start=True, extra=1))
     decode.reserve(request("a", prompt=8, output=5), "p")
     (lease,) = decode.grant(0.0)

@@ -62,7 +62,7 @@ def test_balances_decodes_over_lanes():
 
 
 def test_holds_blocks_of_an_aborted_request_until_its_batch_ends():
-    """The end of a batch with other sequences does not free the blocks of an aborted request."""
+    """The blocks of an aborted request stay in use when a batch without this request ends."""
     scheduler = make(2, budget=10)
     for name in "ab":
         scheduler.submit(request(name), decodes_here=True)

@@ -37,7 +37,7 @@ def prompt(name, tokens=10, keys="abcdefgh", **how):
 
 
 def items(instance):
-    """Run one batch and return its prefill items."""
+    """Run one batch and return a `BatchItem` for each prompt in it."""
     batch = instance.next_batch(0.0)
     instance.complete(batch)
     return [item for item in batch.items if item.phase is Phase.PREFILL]

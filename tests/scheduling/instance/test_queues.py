@@ -24,7 +24,7 @@ def progress(sequence):
 
 @dataclass
 class Counted:
-    """Decoding sequence of `NaiveDecodeSet`."""
+    """Decoding sequence in the reference model `NaiveDecodeSet`."""
 
     name: str
     computed: int

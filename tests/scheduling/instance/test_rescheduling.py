@@ -1,4 +1,4 @@
-"""Events that set an instance's `changed` flag: the instance must select a new batch."""
+"""Events that set an instance's `changed` flag, which demands the selection of a new batch."""
 
 import pytest
 

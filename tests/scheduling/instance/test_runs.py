@@ -32,13 +32,13 @@ rounds = st.lists(st.tuples(commands, commands, st.integers(1, 12)), min_size=1,
 
 @dataclass
 class Side:
-    """One of two compared instances, which advances in runs or in single iterations, with a log of its results."""
+    """One of two compared instances, with a log: one repeats batches, the other selects each iteration anew."""
 
     instance: InstanceScheduler
     told: list[tuple[object, ...]] = field(default_factory=list)
 
     def tell(self, action, number, prompt, output):
-        """Apply a command if the current state allows it; log the result and all leases that are granted then."""
+        """Apply a command if the instance's state allows it; log the result and the leases that are then granted."""
         made = self.instance
         name = str(number)
         here = name in made.sequences
@@ -60,7 +60,7 @@ class Side:
         self.told += [("lease", lease.request_id) for lease in made.grant(0.0)]
 
     def hear(self, outcomes):
-        """Log first tokens and ends of requests, which must be equal for runs and for single iterations."""
+        """Log first tokens and ends of requests, which must be equal for both compared instances."""
         self.told += [
             (o.request_id, o.index, o.finish_reason, o.hands_off)
             for o in outcomes
@@ -84,7 +84,7 @@ class Side:
 
 
 def one_round(together, single, during, count):
-    """Advance both instances by the same number of iterations, up to `count`; apply `during` in the last iteration."""
+    """Advance both instances by up to `count` iterations; apply the commands in `during` within the last iteration."""
     iteration = together.instance.start(0.0)
     if iteration is None:
         assert single.instance.next_batch(0.0) is None
@@ -113,7 +113,7 @@ def one_round(together, single, during, count):
     st.sampled_from([FULL_RESERVATION, KvReservation(output_at_decode_start=True, extra=1)]),
 )
 def test_a_run_equals_single_iterations(batcher, rounds, budget, memory):
-    """Results, leases, blocks, queues and `changed` are equal under random commands."""
+    """Under random commands, a batch repeated k times gives the same results as k separately selected batches."""
     how = {"num_blocks": 24, "max_num_seqs": 6, "budget": budget, "memory": memory}
     together = Side(scheduler(batcher, accounts=BlockAllocator, **how))
     single = Side(scheduler(batcher, accounts=PagedBlockAllocator, **how))
@@ -144,7 +144,7 @@ def selected_anew(instance):
     st.sampled_from([FULL_RESERVATION, KvReservation(output_at_decode_start=True, extra=1)]),
 )
 def test_selection_is_empty_while_changed_is_unset(batcher, rounds, memory):
-    """While `changed` is unset, the batcher would select nothing new, so callers may skip the selection."""
+    """Until an event sets `changed`, the batcher would select nothing new, so callers may skip the selection."""
     side = Side(scheduler(batcher, num_blocks=24, max_num_seqs=6, budget=20, memory=memory))
     instance, idle = side.instance, False
     for before, during, count in rounds:
@@ -163,7 +163,7 @@ def test_selection_is_empty_while_changed_is_unset(batcher, rounds, memory):
 
 
 def test_runs_are_long_without_events():
-    """A run lasts to the end of a request, so the property tests here are not vacuous."""
+    """Without events, a batch repeats until a request ends, so the property tests here are not vacuous."""
     for batcher in sorted(set(BATCHERS) - {"prefill", "prefill-balanced", "prefill-chunks"}):
         made = scheduler(batcher, num_blocks=1000)
         for name in "ab":

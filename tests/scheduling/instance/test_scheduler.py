@@ -131,7 +131,7 @@ def test_rejects_a_duplicate_request_in_any_state():
 
 
 def test_lost_peer_ends_its_reservations_and_leases():
-    """Leases and reservations of other sources continue."""
+    """If a prefill instance is lost, the leases and reservations of other prefill instances continue."""
     decode = scheduler("decode", num_blocks=10)
     for name, prompt, source in (("a", 20, "dead"), ("b", 30, "dead"), ("c", 4, "alive")):
         decode.reserve(request(name, prompt=prompt), source)

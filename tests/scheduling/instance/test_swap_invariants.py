@@ -88,7 +88,7 @@ def test_requests_end_once_with_their_tokens_in_order_and_read_their_own_kv(worl
 @settings(max_examples=200)
 @given(worlds, sizes)
 def test_runs_end_when_blocks_run_out(world, sizes):
-    """Runs of iterations give the same request ends and swaps as single iterations."""
+    """Batches that repeat until an event give the same request ends and swaps as batches of one iteration."""
     _, _, single = run(world, sizes)
     _, _, together = run(world, sizes, runs=True, accounts=BlockAllocator)
     assert story(single) == story(together)

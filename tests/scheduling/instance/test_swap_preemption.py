@@ -25,7 +25,7 @@ def arrive(instance, *names, **sizes):
 
 
 def turn(instance):
-    """Run one iteration; return its request ids and the swaps before it: (is swap-out, device blocks, host blocks)."""
+    """Run one iteration; return its request ids and its swaps as (is swap-out, device blocks, host blocks)."""
     batch = instance.next_batch(0.0)
     copies = [(copy.out, copy.device_blocks, copy.host_blocks) for copy in instance.swap.take_copies()]
     instance.complete(batch)

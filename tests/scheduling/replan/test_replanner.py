@@ -30,7 +30,7 @@ class World:
         self.draw, self.open = Random(0), []
 
     def run(self, rate, seconds, output=100):
-        """Generate traffic for `seconds`, or until the replanner asks for a search; return the query or None."""
+        """Generate traffic for `seconds`, or until the replanner requests a search; return the search query or None."""
         end, watch = self.now + seconds, self.replanner.monitor
         while self.now < end:
             self.now += self.draw.expovariate(rate)

@@ -20,7 +20,7 @@ def traffic(seed, *, rate, burstiness=1.0, prompt=1000, output=150, end_s=HOUR_S
 
 
 def made(number):
-    """Callback for the progress of running requests. It fails, because no request is running in these tests."""
+    """Callback that must not be called: it reports the progress of running requests, and these tests have none."""
     raise AssertionError
 
 
@@ -30,7 +30,7 @@ def feed(watch, events):
 
 
 def tell(watch, events):
-    """Pass requests to the monitor until it raises an alarm; return their number, or None without an alarm."""
+    """Pass requests to the monitor until it raises an alarm; return the number of passed requests, or None."""
     for count, (now, prompt, output) in enumerate(events, 1):
         watch.ended(watch.arrived(prompt, now), output)
         if watch.alarmed:

@@ -20,12 +20,12 @@ def route(*loads, prompt=100, tokens=TOKENS):
 
 
 def long(name, **more):
-    """Return an instance load with a prefill queue above the threshold."""
+    """Create the load totals of an instance whose prefill queue is too long for Splitwise's router."""
     return load(name, queued=1, pending_prefill_tokens=THRESHOLD, **more)
 
 
 def full(name, **more):
-    """Return an instance load without free KV memory."""
+    """Create the load totals of an instance without free KV memory."""
     return load(name, capacity=1000, reserved_tokens=1000, **more)
 
 
@@ -99,7 +99,7 @@ def test_unknown_capacity_accepts_all():
 
 
 def crowded():
-    """Return a cluster of one prefill instance with a long queue and one decode instance, and both loads."""
+    """Return a cluster, and the load totals of its prefill instance (with a long queue) and its decode instance."""
     made = cluster([Role.PREFILL, Role.DECODE], "splitwise")
     prefill, decode = made.pools
     made.place(request("first", prompt=THRESHOLD), 0.0)

@@ -1,4 +1,4 @@
-"""Heartbeats and watchdog: an unacknowledged worker ends before the controller presumes it dead."""
+"""Heartbeats and watchdog: a worker without acknowledgements ends before the controller presumes it dead."""
 
 from heapq import heapify, heappop, heappush
 

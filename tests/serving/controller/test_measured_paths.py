@@ -1,4 +1,4 @@
-"""KV link and prefill speeds of workers, as measured and stored by the controller."""
+"""Measured speeds of KV links and of prefills, which the controller stores for each worker."""
 
 import asyncio
 
@@ -67,7 +67,7 @@ def test_readiness_waits_for_required_links_only():
 
 
 def test_the_path_into_a_host_is_its_slowest_crossing_link():
-    """Without measured links, a host has a default network speed."""
+    """KV transfer into a host has the speed of the slowest measured link to another host, or else a default speed."""
     paths = MeasuredPaths()
     assert paths.into("far") is None
     paths.registered(registered("p0", PrefillSpeed(fixed_s=0.0, s_per_token=1e-4)))

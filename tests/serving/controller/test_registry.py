@@ -59,7 +59,7 @@ def registered(instance, epoch=1, model="/m", layout=LAYOUT, host=HOME, now_s=0.
 
 
 class Scene:
-    """A registry of workers p and d. `look` advances time, with heartbeats of `living`, and returns lost workers."""
+    """A registry of workers p and d. `look` advances time with heartbeats of `living`, and returns the lost workers."""
 
     def __init__(self):
         self.outbox, self.orders, self.now = Outbox(), Orders(), 0.0

@@ -86,7 +86,7 @@ def running(*lives):
 
 
 def test_a_welcome_carries_the_hosts_workers():
-    """The message omits settings that are local to the service, such as directories."""
+    """The welcome message lists the host's workers, but omits local settings of the service, such as directories."""
     scene = Scene()
     joined = scene.joins()
     assert dict(joined.workers) == {"decode-0": Role.DECODE, "decode-1": Role.DECODE}
@@ -183,7 +183,7 @@ def test_a_returning_host_kills_workers_presumed_dead():
 
 
 def test_a_restarted_host_reuses_worker_names_after_the_watchdog_term():
-    """Names that the restarted host does not need are removed."""
+    """A restarted host is welcomed only after the watchdog term; worker names that it no longer needs are removed."""
     scene = Scene()
     scene.joins()
     scene.told()

@@ -74,7 +74,7 @@ def findings(job, split=RoleSplit(1, 3)):  # noqa: B008  (a split never changes)
 
 
 async def step(live, clock, *, before_s=300.0, after_s=60.0):
-    """Report requests to `live` that end at once: 10 per second until `before_s`, then 25 per second."""
+    """Simulate 10 requests per second until `before_s`, then 25; report the arrival and end of each to `live`."""
     draw, number = Random(0), 0
     while clock.now < before_s + after_s:
         clock.now += draw.expovariate(10.0 if clock.now < before_s else 25.0)
@@ -92,7 +92,7 @@ async def step(live, clock, *, before_s=300.0, after_s=60.0):
 
 
 def planned(monkeypatch, run_search, stuck=()):
-    """Return a service stub and its re-planning (`LiveReplanning`) after a step in the request rate."""
+    """Return a service stub and its re-planning (`LiveReplanning`) after an increase of the request rate."""
     service, clock = Service(stuck), Clock(monkeypatch)
     pools = cluster([Role.PREFILL] * 3 + [Role.DECODE], "jsq-planned").pools
     live = LiveReplanning(CONFIG, pools, service, Recorder(), run_search)

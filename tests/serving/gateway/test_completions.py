@@ -14,7 +14,7 @@ def ids_of(text):
 
 
 def say(text, more=()):
-    """Return a script that generates the tokens of `text` and then the tokens `more`."""
+    """Return a script for the stub service: generate the tokens of `text`, then the tokens `more`."""
     return lambda _: [*ids_of(text), *more]
 
 
@@ -69,7 +69,7 @@ def test_streams_one_chunk_per_token(complete, events):
 
 
 def test_cached_tokens_count_once_per_prompt(events):
-    """The cached tokens of a prompt are counted once, as the minimum of its choices, with and without streaming."""
+    """The cached tokens of a prompt are counted once, as the minimum over its choices, with and without streaming."""
     reused = [4, 3, 2, 5]
 
     def script(generation):

@@ -56,7 +56,7 @@ SPLITWISE: Final = SlowdownSlo(
 
 
 def parse_slo(text: str) -> Slo | SlowdownSlo:
-    """Parse `splitwise` or latency bounds in seconds (see `Slo.parse`). Raise ConfigurationError if invalid."""
+    """Parse `splitwise` (that paper's SLO) or bounds in seconds (`ttft=2`). Raise ConfigurationError if invalid."""
     if text.strip().lower() == "splitwise":
         return SPLITWISE
     slo = Slo.parse(text)

@@ -95,7 +95,7 @@ class ReplicatedControllers(ClusterScheduler):
         return held
 
     def _show(self, cell: CellLoad) -> None:
-        """Update a cell's instance counts in all controllers. Pause the cell if it cannot run both phases."""
+        """Update a cell (group of instances) in all controllers, and pause it if it cannot prefill and decode."""
         for controller in self.controllers:
             pools = controller.pools
             known = pools.get(cell.id)
@@ -147,7 +147,7 @@ class ReplicatedControllers(ClusterScheduler):
     # -- reports ----------------------------------------------------------------------------------------------------
 
     def _unit(self, instance_id: str) -> InstanceLoad:
-        """Return the load reported for an instance: its own load or, with a router over cells, its cell's load."""
+        """Return the load to report for an instance: that of its cell (group of instances), if any, or its own."""
         load = self.pools.get(instance_id)
         assert load is not None  # noqa: S101  (a request was just placed on it)
         return self.pools.cells[load.cell].load if isinstance(self.pools, CellPools) else load
@@ -158,7 +158,7 @@ class ReplicatedControllers(ClusterScheduler):
             self._report_soon(second)
 
     def _report_soon(self, unit: InstanceLoad) -> None:
-        """Schedule a load report of an instance or cell at its next report time, unless one is scheduled."""
+        """Schedule a load report of an instance or cell (group of instances), unless one is already scheduled."""
         name, every, now = unit.id, self._every, self._kernel.now
         if not every:
             self._report(unit)
@@ -170,7 +170,7 @@ class ReplicatedControllers(ClusterScheduler):
             self._kernel.schedule(now + (phase - now) % every, EventOrder.REPORT, self._report, unit)
 
     def _report(self, unit: InstanceLoad) -> None:
-        """Send the current load of an instance or cell to all controllers. It arrives after the report delay."""
+        """Send the load of an instance or cell (group of instances) to all controllers, with the report delay."""
         self._due.discard(unit.id)
         total = unit.less(NO_LOAD)
         reports = [LoadReport(unit.id, total, controller.own(unit.id)) for controller in self.controllers]

@@ -22,7 +22,7 @@ _SERIALIZED: Final = HandoffMode.SERIALIZED
 
 @mypyc_attr(free_list_len=1)
 class _Sent(Event):
-    """End of a KV transfer. The simulated network sets the time of this event."""
+    """Event at the end of a KV transfer. The simulated network sets its time."""
 
     __slots__ = ("handoffs", "request")
 
@@ -37,9 +37,9 @@ class _Sent(Event):
 
 class SimulatedHandoffs:
     """Simulates hand-offs: lease on the decode instance, KV transfer, and release of blocks on the prefill instance. A
-    layer-wise transfer starts after the first layer of the prefill. It ends at the earliest when the last layer has
-    been computed, sent and synchronized. By default, decode memory is reserved at arrival; for pull hand-offs, or if
-    instances change roles (`docs/decisions/0007`), at the start of the prefill.
+    layer-wise transfer starts after the first layer of the prefill. It ends once all layers are computed and sent, plus
+    the synchronization time. By default, decode memory is reserved at arrival; for pull hand-offs, or if instances
+    change roles (`docs/decisions/0007`), at the start of the prefill.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class SimulatedHandoffs:
             self._land(life)
 
     def _land_after_tail(self, life: SimulatedRequest) -> None:
-        """Schedule the end of a layer-wise hand-off, after the last layer is sent and synchronized."""
+        """Schedule the end of a layer-wise hand-off: once the last layer is sent, plus the synchronization time."""
         layer = ps(self._size(life) / self._layers / life.prefill.link.bytes_per_s(life.decode.link))
         at = max(self._kernel.now, life.first_token + layer) + self._sync
         self._kernel.schedule(at, EventOrder.TRANSFER + life.number, self._land, life)

@@ -1,4 +1,4 @@
-"""Simulated clusters that add the time of a server, or of a gateway that shares its host's cores with the workers."""
+"""Simulated clusters with the processing time of a server, or of a gateway on the same cores as the workers."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -41,8 +41,8 @@ class ServedCluster(VirtualCluster):
 
 
 class HostedCluster(VirtualCluster):
-    """Simulated cluster of CPU workers on one host, with a gateway that processes requests and tokens one at a time.
-    Their times come from a `MeasuredProfile`. `cores` maps the name of each instance to its cores.
+    """Simulated cluster of CPU workers on one host, with a gateway that processes requests and tokens one at a time. A
+    `MeasuredProfile` has the times of the workers and the gateway. `cores` maps the name of each instance to its cores.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class HostedCluster(VirtualCluster):
             super().record(life)
 
     def _do(self, order: int, work: int, delay: int, action: Action, argument: object) -> None:
-        """Queue gateway work of `work` picoseconds; call `action(argument)` `delay` picoseconds after its end."""
+        """Queue gateway work of `work` picoseconds; call `action(argument)` `delay` picoseconds after the work ends."""
         self._chores.append((work, Call(order, self._done, (order, delay, action, argument))))
         if len(self._chores) == 1:
             self._host.begin(self._gateway, *self._chores[0])

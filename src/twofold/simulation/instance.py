@@ -35,8 +35,8 @@ class InstanceEnvironment(ABC):
     def ran(
         self, instance: "SimulatedInstance", batch: RunningBatch, timing: RunTiming, count: int, begun: int, since: int
     ) -> None:
-        """Record `count` completed iterations of a batch that began at picosecond `begun`. Its sequences got their
-        previous tokens at picosecond `since`.
+        """Record `count` completed iterations of a batch that began at picosecond `begun`. At picosecond `since`, the
+        sequences of the batch got their last tokens before these iterations.
         """
 
     @abstractmethod
@@ -49,7 +49,7 @@ class InstanceEnvironment(ABC):
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedInstance(ABC):
     """Base class of simulated instances, with totals of time and energy. `busy` is the total time of batches in
-    picoseconds (for a pipeline, the mean over its stages). `batch` is the latest running batch, None if idle.
+    picoseconds (for a pipeline, the mean over its stages). `batch` is the batch started last, None if idle.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class SimulatedInstance(ABC):
         return self.scheduler.queued
 
     def charge(self, duration: int, milliwatts: int, batch: RunningBatch, stages: int = 1) -> None:
-        """Add a batch to the totals: `duration` in picoseconds, summed over `stages`; `milliwatts` above idle power."""
+        """Add a batch to the time and energy totals: picoseconds summed over `stages`, milliwatts above idle power."""
         power: i64 = milliwatts  # machine integers: the duration of one batch is far below 2⁵⁰ ps
         time: i64 = duration
         self._energy += (time >> _UNIT) * power
@@ -142,7 +142,7 @@ class VirtualInstance(SimulatedInstance):
                 self._cut_short()
 
     def _cut_short(self) -> None:
-        """End the run of iterations after the current one, so that newly arrived work can join the next batch."""
+        """End the running batch after its current iteration, so that newly arrived work can join the next batch."""
         self._cut = True
         run = self._run
         count = run.timing.under_way(self.kernel.now - run.begun)
@@ -236,7 +236,7 @@ class VirtualInstance(SimulatedInstance):
             sequence.last_token_at = self._last_token[batch.lane]
 
     def complete(self, run: "_Run") -> None:
-        """Complete `run`, the oldest run of iterations, report its results, and start the next batch."""
+        """Complete the oldest scheduled iterations (`run`), report their results, and start the next batch."""
         now, batch, timing, count = self.kernel.now, run.batch, run.timing, run.count
         begun = since = run.begun
         self._running -= 1
@@ -268,8 +268,8 @@ class VirtualInstance(SimulatedInstance):
 
 
 def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[int]:
-    """Return the picosecond at which an iteration that enters at `now` starts on each pipeline stage. It takes `first`
-    on the first stage and `later` on each other. Update `free_at`, the picosecond from which each stage is free.
+    """Return the start time of an iteration on each pipeline stage, if it enters at `now`. It takes `first` picoseconds
+    on the first stage, and `later` on each later one. Update `free_at`, the time from which each stage is free.
     """
     begins: list[int] = []
     at, duration = now, first
@@ -282,8 +282,8 @@ def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[i
 
 
 class _Run(Event):
-    """Event at the end of a run: `count` iterations of a batch from picosecond `begun` on, or one iteration of a
-    pipeline. It has no effect if `pending` is false, because the run was cut short or the instance failed. `begins` are
+    """Event at the end of `count` iterations of a batch from picosecond `begun` on (in a pipeline, of one iteration).
+    It has no effect if `pending` is false, because the iterations were cut short or the instance failed. `begins` are
     the start times on the pipeline stages, and `later_ps` is the time on each stage after the first.
     """
 

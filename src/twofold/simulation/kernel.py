@@ -18,7 +18,7 @@ Action = Callable[[Any], None]
 
 
 class EventOrder:
-    """Order of simultaneous events: `Event.order` is the constant of its kind plus an instance or request number."""
+    """Order of simultaneous events: `Event.order` is a constant for the kind plus an instance or request number."""
 
     COMPLETION: Final = 0
     TRANSFER: Final = 1 << 40

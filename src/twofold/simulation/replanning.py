@@ -103,7 +103,7 @@ def assign(cluster: VirtualCluster, split: RoleSplit) -> None:
 
 
 def require_movable(spec: ClusterSpec, kinds: Sequence[InstanceProfile]) -> None:
-    """Raise ConfigurationError unless the router can change roles and all instances are alike and not mixed."""
+    """Raise ConfigurationError unless the router supports role changes and all instances are alike and not mixed."""
     movers = [name for name in ROUTERS if name not in FIXED_ROLE_ROUTERS]
     moves = spec.router in movers
     require(moves, f"the router {spec.router} never moves an instance: re-plan with {', '.join(movers)}")

@@ -30,7 +30,7 @@ _MANY: Final = 1 << 20
 
 
 class TierHits(msgspec.Struct, frozen=True):
-    """Number of prompt blocks found in one tier, DRAM or disk, of the caches of their prefill instances."""
+    """Number of prompt blocks found in one tier (DRAM or disk) of the prefix caches of prefill instances."""
 
     tier: str
     blocks: int

@@ -213,11 +213,11 @@ def simulate(
 ) -> SimulationResult:
     """Simulate requests, sorted by arrival, until the last one has ended or `stop_when` returns true.
 
-    `reference` is the performance model of the uncontended instance for slowdowns. `progress` is called with the number
-    of ended requests and the simulated seconds. `series` False omits the time series, which is faster. `max_run` limits
-    the iterations per event and affects only speed. `prepare` is called with the cluster before the first arrival.
-    `overload` names a rule that rejects requests predicted to miss `slo`. Raise ConfigurationError for an invalid
-    cluster and WorkloadError without requests.
+    A slowdown is a latency divided by the one on an idle instance of the performance model `reference`. `progress` is
+    called with the number of ended requests and the simulated seconds. `series` False omits the time series, which is
+    faster. `max_run` limits the iterations per event and affects only speed. `prepare` is called with the cluster
+    before the first arrival. `overload` names a rule that rejects requests predicted to miss `slo`. Raise
+    ConfigurationError for an invalid cluster and WorkloadError without requests.
     """
     profiles = instance_profiles(spec, catalog)
     statistics = RunStatistics(slo, reference, over_all_tokens=cluster_rules(spec.rules).over_all_tokens)

@@ -60,7 +60,7 @@ class Tally:
         }
 
     def add(self, value: int, weight: int = 1) -> None:
-        """Add a value `weight` times (at least once). Raise ValueError unless 0 ≤ value < 2⁶³ − 1."""
+        """Add a value `weight` times (`weight` ≥ 1). Raise ValueError unless 0 ≤ value < 2⁶³ − 1."""
         if value < self.low or value > self.high:
             self._extend(value, value)
         self.total += value if weight == 1 else product(value, weight)
@@ -266,8 +266,8 @@ class RunStatistics:
             self.slo_scale.add(nearest(needed * MICRO))
 
     def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
-        """Record the ITLs of `count` iterations with `decodes` sequences. `start` is the time of their previous tokens,
-        except for sequences in `joined`, whose previous tokens are older.
+        """Record the ITLs of `count` iterations with `decodes` decoding sequences. Each sequence got its previous token
+        at picosecond `start`, except those in `joined`, which got it earlier.
         """
         first, itl = pace.first_ps, self.itl
         if not joined:

@@ -51,7 +51,7 @@ class StoreMatch(NamedTuple):
 
 
 class PendingRequest:
-    """Request sent to a KV store, with a queue of its replies. `memory` is the store's memory."""
+    """Request to a KV store, with a queue of the replies to it. `memory` is the slot memory of the store."""
 
     def __init__(
         self, number: int, memory: SlotMemory, send: Callable[[messages.StoreOperation], None], timeout_s: float
@@ -72,7 +72,7 @@ class PendingRequest:
 
 
 class StoreSession:
-    """Connection to one epoch (life) of a store, with its memory mapped. `fileno` is readable once the store exits."""
+    """Connection to one epoch (life) of a KV store. `fileno()` becomes readable when the store process exits."""
 
     def __init__(self, welcome: messages.Welcome, send: SendOperation, timeout_s: float) -> None:
         """Map the store's memory. Raises ConfigurationError or OSError if the store has exited."""
@@ -120,9 +120,9 @@ class StoreSession:
 
 
 class StoreClient:
-    """Thread-safe client of the KV store at the inbox `store`, with replies to `inbox`. It reconnects after the store
-    has restarted, or has not replied for `timeout_s` seconds. With `verify`, it ignores blocks with wrong checksums and
-    counts them in `damaged`.
+    """Thread-safe client of the KV store that receives messages at the address `store`; replies arrive at the address
+    `inbox`. The client reconnects after the store has restarted, or has not replied for `timeout_s` seconds. With
+    `verify`, it ignores blocks with wrong checksums and counts them in `damaged`.
     """
 
     def __init__(
@@ -179,9 +179,9 @@ class StoreClient:
         on_count: Callable[[int], None] = lambda _count: None,
         on_layer: OnLayer = lambda _layer: None,
     ) -> int:
-        """Copy the store's leading blocks of `keys` into the engine's `blocks`; return their number. Call
-        `on_count(number)` once the number is final, even if the store dies later; then call `on_layer(k)` once layer k
-        of all these blocks is copied.
+        """Copy the leading blocks of `keys` that the store has into the engine's `blocks`; return the number of copied
+        blocks. Call `on_count(number)` once this number is final, and then `on_layer(k)` once layer k of all these
+        blocks is copied.
         """
         with self._request(messages.Load(list(keys))) as request:
             if request is not None:
@@ -197,9 +197,9 @@ class StoreClient:
         start: int = 0,
         computed: Callable[[int], bool] = lambda _layer: True,
     ) -> int:
-        """Store the missing blocks of a prompt from index `start` on; return their number. `blocks` are the engine's
-        blocks of `keys`, fixed during the call. `computed(layer)` waits until a layer is computed; if it returns False,
-        the call ends.
+        """Write the blocks of `keys` that the store lacks, from index `start` on, to the store; return their number.
+        `blocks` are the engine's blocks, which must not be freed during the call. `computed(layer)` waits until a layer
+        is computed; if it returns False, the call ends.
         """
         stored = written = 0
         with self._request(messages.Put(list(keys), start)) as request:
@@ -230,7 +230,7 @@ class StoreClient:
         on_count: Callable[[int], None],
         on_layer: OnLayer,
     ) -> int:
-        """Copy blocks in parts, as the store reads them from disk. The request's end unpins the last part."""
+        """Copy blocks in parts, as the store reads them from disk; return the number of leading blocks copied."""
         memory, whole = request.memory, set[int]()
         while (held := request.wait(messages.HeldBlocks)) is not None and not held.last:
             intact = self._intact(memory, held.blocks)
@@ -287,7 +287,7 @@ class StoreClient:
             self._end(self._session)
 
     def _poll(self) -> None:
-        """Process messages for up to `_HELLO_S` seconds. Only this method opens and closes connections."""
+        """Wait for messages for a short time and process them. Only this method opens and closes connections."""
         poll, session = select.poll(), self._session
         poll.register(self._inbox.fileno(), select.POLLIN)
         if session is None:
@@ -339,7 +339,7 @@ def _fill(
     blocks: Sequence[int],
     computed: Callable[[int], bool],
 ) -> list[messages.Block] | None:
-    """Copy blocks into slots, layer by layer as computed; return the slots, or None if a layer is never computed."""
+    """Copy `blocks` into `slots`, each layer once computed; return the filled slots, or None if a layer is missing."""
     checksums = [0] * len(slots)
     for layer in range(copier.layers):
         if not computed(layer):

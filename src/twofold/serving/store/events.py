@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class EventQueue(Generic[T]):
-    """Queue from any number of threads to one consumer. `fileno` is readable while items are queued."""
+    """Queue from any number of threads to one consumer. `fileno()` is readable while the queue has items."""
 
     def __init__(self) -> None:
         self._items: SimpleQueue[T] = SimpleQueue()
@@ -43,7 +43,7 @@ class EventQueue(Generic[T]):
 
 
 class StoreThread(ABC, Generic[Work, Result]):
-    """A thread that executes queued work in order; `fileno` is readable while `take` has results."""
+    """A thread that executes queued work in order. `fileno()` is readable while results wait for `take`."""
 
     def __init__(self, name: str) -> None:
         self._work: EventQueue[Work | None] = EventQueue()

@@ -26,8 +26,8 @@ _DISK: Requester = ("", 0)
 
 @dataclass(frozen=True, slots=True)
 class StoreGrant:
-    """Part of the answer to a Put request (slots to fill) or a Load request (pinned blocks), by block index in the
-    prompt. `puts` is true for a Put request, and `last` for the final part.
+    """Slots granted to a Put request (`puts` true), which are to be filled, or to a Load request, which contain pinned
+    blocks. `blocks` maps indices in the prompt to slots. `last` marks the final grant of the request.
     """
 
     requester: Requester
@@ -48,8 +48,8 @@ class _LoadRequest:
 
 @dataclass(slots=True, eq=False)
 class _PutRequest:
-    """Progress of a Put request. `next_index` is the index of the next block to lease a slot for. `leased` maps leased
-    slots to block indices, at most `limit` at a time. `counter` names the counter of stored blocks.
+    """Progress of a Put request. `next_index` is the index of the next block that needs a slot. `leased` maps leased
+    slots to block indices, at most `limit` at a time. `counter` names the statistic that counts the stored blocks.
     """
 
     requester: Requester
@@ -62,8 +62,8 @@ class _PutRequest:
 
 class StoreManager:
     """Manager of a KV store with `slots` slots (one block each) in memory and `disk_blocks` blocks on disk (0: no
-    disk). Blocks in memory occupy at most seven eighths of the slots; the others are for blocks being filled or written
-    to disk.
+    disk). Stored blocks occupy at most seven eighths of the slots. The other slots are for blocks that clients are
+    writing, or that are on their way to disk.
     """
 
     def __init__(self, slots: int, disk_blocks: int, eviction: str) -> None:
@@ -100,7 +100,7 @@ class StoreManager:
         return sum(self.tiers.match(keys)), self.tiers.tiers[MEMORY].match(keys)
 
     def incoming(self, key: bytes) -> bool:
-        """Return whether a slot is leased for the block `key`, which is still incomplete."""
+        """Return whether the block `key` is being written into a leased slot."""
         return key in self._incoming
 
     def load(self, requester: Requester, keys: Sequence[bytes], counter: str = "loaded") -> None:
@@ -128,7 +128,7 @@ class StoreManager:
         self._advance()
 
     def commit(self, requester: Requester, blocks: Sequence[Block]) -> None:
-        """Store the completed blocks of a Put request, free its other slots, and lease its next slots."""
+        """Store the completed blocks of a Put request, free its unfilled slots, and lease more slots to it."""
         putting = self._requests.get(requester)
         if not isinstance(putting, _PutRequest):
             return
@@ -265,7 +265,7 @@ class StoreManager:
         putting.leased.clear()
 
     def _keep(self, putting: _PutRequest, whole: dict[int, Block]) -> None:
-        """Add the completed blocks of a Put request to the store; `whole` maps block indices to blocks."""
+        """Add completed blocks of a Put request to the store; `whole` maps indices in the prompt to these blocks."""
         keys = putting.keys
         for index, block in whole.items():
             self._incoming.remove(keys[index])
@@ -327,7 +327,7 @@ class StoreManager:
             self._moves.append((DiskSpare if reason is RemovalReason.MOVED else DiskForget)(key))
 
     def _settle(self, added: Sequence[bytes]) -> None:
-        """Write blocks evicted by the insertion of `added` to disk, unless the disk lags, and free their slots."""
+        """Free the slots of blocks evicted to make room for `added`; queue writes of these blocks to disk."""
         for key in added:
             if key in self._blocks and key not in self.tiers.tiers[MEMORY]:
                 self._leaving[key] = self._blocks.pop(key)  # memory had no room for the block
@@ -366,7 +366,7 @@ class _Watcher(CacheObserver):
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the runs of consecutive numbers in `indices` as (first, last + 1)."""
+    """Return the ranges of consecutive numbers in `indices`, each as (first, last + 1)."""
     among = set(indices)
     starts = [index for index in indices if index - 1 not in among]
     ends = [index + 1 for index in indices if index + 1 not in among]

@@ -78,13 +78,13 @@ class Put(msgspec.Struct, frozen=True, tag=True):
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
-    """Notice that the client has written these blocks of a Put. The store frees unused slots and leases more."""
+    """Notice that `blocks` of a Put request are written. The store frees the unfilled slots and leases new slots."""
 
     blocks: list[Block]
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Request to unpin `slots` of a Load. With None, it ends the whole Load or Put."""
+    """Request to unpin `slots` of a Load request. None ends the whole Load or Put request."""
 
     slots: list[int] | None = None
 
@@ -196,8 +196,8 @@ class GetBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class BlocksFollow(msgspec.Struct, frozen=True, tag=True):
-    """Reply to GetBlocks `number` with further blocks: their CRC-32s, by index in the request. The attached frames
-    contain the blocks in the same order. `last` marks the final reply.
+    """Reply to the GetBlocks request `number` with some of the blocks. `checksums` maps indices in the request to
+    CRC-32s. The attached frames contain the blocks in the same order. `last` marks the final reply.
     """
 
     number: int
@@ -206,5 +206,5 @@ class BlocksFollow(msgspec.Struct, frozen=True, tag=True):
 
 
 def blocks_at_once(block_bytes: int) -> int:
-    """Return the maximum number of blocks in one request to another host's store."""
+    """Return the maximum number of blocks of `block_bytes` bytes in one request to another host's store."""
     return max(1, min(MOST_KEYS, MOST_BYTES_AT_ONCE // block_bytes))

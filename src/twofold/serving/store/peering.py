@@ -1,5 +1,5 @@
-"""Exchange of blocks with the stores of other hosts, as requests to the local store's manager. A Load request pins
-blocks until they are sent. A Put request leases slots for fetched blocks, so two fetches of one block lease one slot.
+"""Exchange of blocks with the stores of other hosts, through requests to the local store's manager. A Load request pins
+blocks until they are sent. A Put request leases slots for fetched blocks; two fetches of one block share a slot.
 """
 
 from collections.abc import Sequence
@@ -39,8 +39,8 @@ class _Fetch:
 
 class Peering:
     """Sends blocks to other stores and fetches blocks from them, without blocking the manager's thread. A fetch
-    requests at most `at_once` blocks at a time, and waits for blocks that another fetch is receiving. It ends at its
-    deadline, or when the store has all its blocks.
+    requests at most `at_once` blocks at a time, and waits for blocks that another fetch is receiving. A fetch ends at
+    its deadline, or when the local store has all requested blocks.
     """
 
     def __init__(self, manager: StoreManager, server: BlockServer, fetcher: BlockFetcher, at_once: int) -> None:
@@ -91,7 +91,7 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """Pass a grant to the sending or fetching thread; return False if the grant belongs to a local client."""
+        """Pass granted slots to the thread that sends or fetches blocks; return False if a local client needs them."""
         who, number = granted.requester
         if who == _SENDS:
             self._server.put(PeerReply(number, self._callers[number], granted.blocks, granted.last))

@@ -19,7 +19,7 @@ GONE_MS = 10_000  # a host without TCP acknowledgements for this long is lost, w
 
 
 class PeerCaller(NamedTuple):
-    """A store that has requested blocks: its connection, and the number of its request."""
+    """Another store that has requested blocks: its connection, and the number of its request."""
 
     connection: bytes
     number: int
@@ -42,9 +42,9 @@ class PeerReply(NamedTuple):
 
 
 class BlockServer(StoreThread[PeerReply, PeerRequest | PeerReply]):
-    """Thread that receives requests of other stores at `address`, and sends blocks from `memory` to stores with the
-    cluster's secret key. Blocks are copied for sending, so slow or dead stores keep none pinned. `take` yields received
-    requests and sent replies.
+    """Thread that receives requests of other stores at `address`, and sends blocks from `memory` to stores that have
+    the cluster's secret key. Blocks are copied before sending, so a slow or dead store does not keep blocks pinned.
+    `take` yields received requests and sent replies.
     """
 
     def __init__(

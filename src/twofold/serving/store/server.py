@@ -37,8 +37,8 @@ SendReport = Callable[[StoreChanged | StoreStatus], None]
 
 
 class StoreServer:
-    """Serves clients in one epoch (life) of the KV store of `host`. `welcome` answers registrations, `report` sends
-    reports to the controller, and `peers`, if set, exchanges blocks with other hosts.
+    """Serves clients in one epoch (life) of the KV store of `host`. `welcome` is the reply to registrations. `report`
+    sends reports to the controller. `peers`, if set, exchanges blocks with other hosts.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class StoreServer:
         return StoreStatus(host=self._host, epoch=self._welcome.epoch, tiers=tiers, bytes_moved=moved)
 
     def _report_changes(self) -> None:
-        """Report added and removed blocks. The first report, even if empty, voids an earlier epoch's blocks."""
+        """Send added and removed blocks to the controller. The first report, even if empty, announces the epoch."""
         stored, removed = self._manager.take_changes()
         if stored or removed or not self._introduced:
             self._introduced = True
@@ -264,7 +264,7 @@ def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
 
 
 def peering(network: HostNetwork, manager: StoreManager, memory: SlotMemory, contents: str) -> Peering:
-    """Create the `Peering` with other hosts. Its own ZeroMQ context keeps encryption off local clients' threads."""
+    """Create the `Peering` with other hosts. Its encryption runs in threads of a separate ZeroMQ context."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     guard = Guard(context, read_key(Path(network.key_file)))
     digest = hashlib.blake2b(contents.encode(), digest_size=16).digest()

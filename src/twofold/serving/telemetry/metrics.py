@@ -80,7 +80,7 @@ class LinkMetrics:
 
 
 class OverloadMetrics(Collector):
-    """Metrics of overload control: predicted latency over SLO bound per phase, and errors of predicted TTFTs."""
+    """Metrics of overload control: per phase, predicted latency divided by SLO bound; errors of predicted TTFTs."""
 
     def __init__(self, registry: MetricRegistry, ledger: OverloadLedger) -> None:
         self._ledger = ledger

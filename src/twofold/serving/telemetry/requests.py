@@ -98,7 +98,7 @@ class RequestTelemetry:
 def _histograms(
     registry: MetricRegistry, spans: tuple[tuple[str, str, tuple[float, ...], str], ...]
 ) -> dict[str, Histogram]:
-    """Return one histogram per row of `spans`, keyed by the name of the `Timeline` attribute that it records."""
+    """Create the histograms described in `spans`; return them by the `Timeline` attribute that they record."""
     return {attribute: registry.histogram(f"{name}_seconds", text, buckets) for name, text, buckets, attribute in spans}
 
 
@@ -116,8 +116,8 @@ def _snapshot(timeline: Timeline, ended_s: float | None = None) -> RequestSnapsh
 
 
 def phases(live: Collection[Timeline], waiting: int) -> dict[str, int]:
-    """Count the live requests by phase. A timeline records the start of a prefill only when the prefill ends. Queued
-    prompts in excess of the `waiting` prompts that instances report therefore count as prefilling.
+    """Count the live requests by phase. `waiting` is the number of waiting prompts in the reports of instances. Any
+    other queued prompts count as prefilling, because a timeline records the start of a prefill only when it ends.
     """
     counts = dict.fromkeys([HELD, *(name.value for name in StageName)], 0)
     for timeline in live:

@@ -40,8 +40,8 @@ class Stage(msgspec.Struct, frozen=True, array_like=True):
 
 
 def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, ...]:
-    """Return the stages of a request that have begun. Stages without a recorded end end at `ended_s`. A hand-off begins
-    at the first token at the latest. A running prefill counts as queued, because workers report it when it ends.
+    """Return the stages of a request that have begun. If a stage has no recorded end, it ends at `ended_s`. A hand-off
+    begins no later than the first token. A running prefill counts as queued, because workers report it when it ends.
     """
     at = timeline.moments.get
     first, landed, decoding = at(Moment.FIRST_TOKEN), at(Moment.HANDOFF_ENDED), at(Moment.DECODE_STARTED)
@@ -66,7 +66,7 @@ def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, 
 
 
 def stage_of(timeline: Timeline) -> StageName:
-    """Return the current stage of a live request. A running prefill counts as queued, as in `stages_of`."""
+    """Return the current stage of a live request. A running prefill counts as queued until its worker reports it."""
     moments = timeline.moments
     if Moment.DECODE_STARTED in moments:
         return StageName.DECODE

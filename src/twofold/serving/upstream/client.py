@@ -59,7 +59,7 @@ class _Cards(msgspec.Struct, frozen=True):
 
 
 class _Logprobs(msgspec.Struct, frozen=True):
-    """Log probabilities of output tokens; `top_logprobs` has keys `token_id:N` (`return_tokens_as_token_ids`)."""
+    """Log probabilities of output tokens. The keys in `top_logprobs` are token ids, written as `token_id:N`."""
 
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] = []
@@ -177,8 +177,8 @@ def completion_body(
 
 
 def rejected_decode_body(model: str, kv: KvParams) -> bytes:
-    """Return the body of a decode request that a server will reject, upon which vLLM makes the prefill server release
-    its KV (`notify_kv_transfer_request_rejected`). Otherwise the KV is kept until its lease ends, by default for 30 s.
+    """Return the body of an invalid decode request, whose rejection makes vLLM release the KV on the prefill server
+    (`notify_kv_transfer_request_rejected`). Otherwise this KV is kept until its lease ends, by default for 30 s.
     """
     fields = {"model": model, "prompt": [0], "max_tokens": 1 << 30, "kv_transfer_params": kv}
     return msgspec.json.encode(fields)

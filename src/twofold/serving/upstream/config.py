@@ -12,7 +12,7 @@ _EVENTS = ("events", "replay")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of a vLLM server, with optional addresses of its KV events (`events`) and of their replay."""
+    """Configuration of a vLLM server, with optional addresses for KV events (`events`) and missed ones (`replay`)."""
 
     instance: str
     role: Role

@@ -26,8 +26,8 @@ NOMINAL_S = 1e-3  # per prompt token until the first measurement; only ratios ma
 
 
 class UpstreamPromptKeys:
-    """Computes block keys and cache salts of prompts. Block keys are empty until a server has reported its block size.
-    A secret salt per API key keeps API keys from sharing cached prefixes; without API keys, the client's salt is used.
+    """Computes block keys and cache salts of prompts; the keys are empty until a server reports its block size. Each
+    API key has a secret salt, so API keys share no cached prefixes. Without API keys, the client's salt is used.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class UpstreamPromptKeys:
         self._secret = secrets.token_bytes(32)
 
     def name(self, generation: Generation) -> Generation:
-        """Return `generation` with the block keys of its prompt, and with the cache salt to send to servers."""
+        """Return the request `generation` with the block keys of its prompt, and the cache salt to send to servers."""
         salt = self._salt(generation)
         blocks: tuple[bytes, ...] = ()
         if self.block_tokens:
@@ -110,7 +110,7 @@ class PrefillSpeeds:
 
 
 class ServerPrediction(Prediction):
-    """Predicts prefill times in proportion to the computed tokens. Servers cannot fetch prefixes from each other."""
+    """Predicts prefill times in proportion to uncached prompt tokens. No server fetches prefixes from another."""
 
     def __init__(self, instance: str, speeds: PrefillSpeeds) -> None:
         self._instance, self._speeds = instance, speeds

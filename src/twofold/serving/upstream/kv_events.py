@@ -167,7 +167,7 @@ class EventFeed:
             self._read(number, payload)
 
     async def _catch_up(self, number: int) -> None:
-        """Replay the missed batches before `number`. If some of them are unavailable, call `on_gap`."""
+        """Replay the missed batches before batch `number`. If some of them are unavailable, call `on_gap`."""
         missed = [] if self._config.replay is None else await self._replayed(self._config.replay)
         for each, payload in missed:
             if self._next == each < number:

@@ -38,7 +38,7 @@ class PrefillTotals(msgspec.Struct, frozen=True):
 class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Metrics of a server, summed over its data-parallel engines. `steps` counts engine steps, `running` and `waiting`
     count requests, and `blocks` counts KV blocks of `block_tokens` tokens. `used` is the used share of the blocks (0 to
-    1), and `mean_prompt` the mean prompt length in tokens. Metrics of an idle engine are stale.
+    1), and `mean_prompt` the mean prompt length in tokens. An idle engine does not update its metrics.
     """
 
     steps: int
@@ -131,9 +131,9 @@ class ExternalLoad(msgspec.Struct, frozen=True):
 
 
 class ExternalLoads:
-    """Adds the load of other clients to the server loads that routers compare. This load is the minimum of two
-    consecutive readings of the metrics, because this service's requests enter and leave the metrics with a delay. It is
-    0 for an engine that has made no step in between.
+    """Adds the load of other clients to the server loads that routers compare. The load of other clients is the minimum
+    of two consecutive readings of the metrics, because this service's requests enter and leave the metrics with a
+    delay. It is 0 for a server that ran no iteration between the readings.
     """
 
     def __init__(self, pools: Pools) -> None:
@@ -172,7 +172,7 @@ class ExternalLoads:
 
 
 def _external_load(metrics: ServerMetrics, load: InstanceLoad, added: ExternalLoad) -> ExternalLoad:
-    """Return the load in `metrics` beyond this service's own load, which is `load` minus `added`."""
+    """Return the load of other clients: `metrics` without the load of this service (`load` minus `added`)."""
     own = load.requests - added.requests
     external = max(0, metrics.running + metrics.waiting - own)
     waiting = min(external, metrics.waiting)

@@ -152,7 +152,7 @@ class UpstreamRequest:
         self._listener.token(self._id, output, server.instance, started_s, time.monotonic())
 
     async def _release(self, kv: KvParams) -> None:
-        """Make the prefill server release the KV of an attempt that ended before its decode was sent."""
+        """Make the prefill server release the KV of an attempt that ended before its decode request was sent."""
         try:
             await self.decode.client.complete(rejected_decode_body(self.decode.model, kv))
         except TwofoldError:

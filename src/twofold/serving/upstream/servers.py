@@ -31,7 +31,7 @@ class AttemptRunner(Protocol):
 
 
 class Server(Worker):
-    """External vLLM server: a worker that this service cannot start or stop. `restarts` counts recoveries."""
+    """External vLLM server, which this service cannot start or stop. `restarts` counts recoveries from failures."""
 
     def __init__(self, config: ServerConfig, client: VllmClient, longest_s: float) -> None:
         super().__init__(config.instance, config.role, longest_s)
@@ -65,7 +65,7 @@ class ServerRegistry(WorkerGroup):
             self.runner.abort(message.request_id)
 
     def mark_up(self, instance: str, card: ServerModel) -> bool:
-        """Mark a healthy server as up; return True for the first time, False after a recovery."""
+        """Mark a healthy server as up; return True the first time, and False when it recovers from a failure."""
         server = self.members[instance]
         first = server.card is None
         server.card, server.state = card, WorkerState.UP
@@ -187,7 +187,7 @@ class HealthProbe:
 
 
 def check(instance: str, card: ServerModel, other: ServerModel | None, model: ServedModel | None) -> None:
-    """Raise ConfigurationError if a server has another model than `other`, or a shorter context than `model`."""
+    """Raise ConfigurationError if a server's model is not `other`, or its context is shorter than that of `model`."""
     if other is not None and card.id != other.id:
         raise ConfigurationError(
             f"{instance} serves {card.id!r} and others serve {other.id!r}: start all servers with the same model "

@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
     """A batch with the data that the engine needs. `reused` maps the request id of each prompt to its number of cached
-    tokens. `handing_off` lists requests to hand off after this batch. `layers` synchronizes the engine with the KV
-    store by layer. Before the batch runs, the KV blocks `received` from peers and the swap `copies` are copied.
+    tokens. `handing_off` lists requests to hand off after this batch. `layers` synchronizes the batch with the KV store
+    by layer. The KV blocks in `received` (from peers) and `copies` (swapping) are copied before the batch.
     """
 
     batch: Batch
@@ -108,7 +108,7 @@ class BatchLoop:
             return None
 
     def _swapped(self) -> list[BlockCopy]:
-        """Grant leases that waited for swapped-out decodes to resume; return the swap copies of this batch."""
+        """Return the swap copies of this batch. Also grant leases that were deferred until paused decodes resumed."""
         swap = self._scheduler.swap
         if swap is None:
             return []

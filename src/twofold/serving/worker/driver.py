@@ -27,9 +27,9 @@ STORE_TIMEOUT_S = 2.0  # the host's store starts at the same time as the workers
 def batch_driver(
     config: ServiceConfig, spec: WorkerConfig, parts: WorkerParts, epoch: int, changes: CacheChanges, context: Context
 ) -> WorkerDriver:
-    """Create the scheduler and the batch loop of a worker. `changes` collects the cached and evicted prompt blocks.
-    Prompt prefixes are exchanged with the host's KV store, if any, but not with swap preemption: loads would take the
-    free blocks that paused decodes need.
+    """Create the scheduler and the batch loop of a worker. `changes` collects the cached and evicted prompt blocks. The
+    worker exchanges prompt prefixes with the host's KV store unless it uses swap preemption: loads from the store would
+    take the free blocks that paused decodes need.
     """
     scheduler = _scheduler(config, spec, parts, epoch, changes)
 

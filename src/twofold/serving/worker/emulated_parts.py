@@ -82,8 +82,8 @@ def prepare(config: ServiceConfig, report: ReportStage) -> EmulatedFactory:
 
 
 def _context_length(wanted: int | None, model: Model, profiles: list[InstanceProfile], block_size: int) -> int:
-    """Return the context length: `wanted`, or by default the model's, limited by the smallest KV cache. `wanted` may
-    exceed the model's, because nothing is computed. Raises ConfigurationError if it exceeds the smallest KV cache.
+    """Return the context length `wanted` or, by default, that of the model, limited by the smallest KV cache. `wanted`
+    may exceed that of the model, because nothing is computed. Raises ConfigurationError if `wanted` exceeds the cache.
     """
     smallest = min(profiles, key=lambda profile: profile.longest(block_size))
     available = smallest.longest(block_size)

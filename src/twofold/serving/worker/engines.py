@@ -79,7 +79,7 @@ class WorkerDriver(NamedTuple):
 class WorkerParts:
     """Engine of one worker process, and all objects that depend on it. `driver` replaces `batch_driver` for an engine
     with its own scheduler. `swap_space` enables swap preemption, and `copier` copies KV blocks to and from the host's
-    store. `changed` becomes the lock of the worker's state. `ranks_alive()` is false if another rank is silent.
+    store. `changed` is the lock of the worker's state. `ranks_alive()` is false if another rank does not respond.
     """
 
     engine: Engine

@@ -25,7 +25,7 @@ class HandoffEvents:
     # -- with the lock held -------------------------------------------------------------------------------------
 
     def offered(self, message: messages.HandoffOffered) -> None:
-        """Queue a read of KV that a peer offers. From then on the read, not the lease, keeps local blocks allocated."""
+        """Queue a read of KV that a peer offers. The local blocks stay allocated until this read ends."""
         state, request_id = self._state, message.request_id
         incoming = IncomingHandoff(
             request_id=request_id,
@@ -47,7 +47,7 @@ class HandoffEvents:
             self._reply(incoming, complete=False)
 
     def ended(self, message: messages.HandoffEnded) -> None:
-        """Process a source's message that its writes have ended. KV is complete if the message has a first token."""
+        """Process a prefill worker's message that its KV writes have ended. Without a first token, KV is incomplete."""
         state, request_id = self._state, message.request_id
         if message.epoch != state.epoch:
             log.warning("%s ignores KV for %s with epoch %d", state.instance, request_id, message.epoch)
@@ -216,7 +216,7 @@ class InboxLoop:
         self._state.scheduler.reserve(request, message.source)
 
     def _lose(self, instance: str) -> None:
-        """Fail hand-offs from a dead peer, cancel hand-offs to it; exit the process if its writes may yet arrive."""
+        """Fail hand-offs from a dead peer, and cancel hand-offs to it. Exit if writes of the peer may still arrive."""
         state = self._state
         inbox, elsewhere = state.peers.inbox(instance), state.peers.elsewhere(instance)
         receives = bool(state.scheduler.leases.held_by(instance)) or state.receiver.reads_from(instance)

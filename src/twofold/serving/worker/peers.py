@@ -19,7 +19,7 @@ PROBE_S = 0.025  # long enough to measure bandwidth
 
 class PeerDirectory:
     """Inboxes of a worker's peers and connections to their KV caches, by instance. A connection is opened on first use
-    and closed when the peer's epoch (life) ends. `update` and `remove` never wait for an opening.
+    and closed when the peer's epoch (life) ends. `update` and `remove` do not wait while a connection is opened.
     """
 
     def __init__(self, transport: Transport, host: str = HOME) -> None:
@@ -47,8 +47,8 @@ class PeerDirectory:
             self.on_update()
 
     def fence(self, instance: str) -> None:
-        """Disconnect a peer that is about to be killed, and refuse new connections to its epoch. If the transport's
-        writes may outlive a lease, an open connection stays open until the peer is dead.
+        """Refuse new connections to the current epoch (life) of a peer that is about to be killed. Close the open
+        connection, unless writes of the transport may outlive a lease.
         """
         with self._known:
             peer = self._peers.get(instance)
@@ -163,7 +163,7 @@ class LinkProber:
 
 
 def link_speed(connection: Connection, clock: Callable[[], float] = time.perf_counter) -> LinkSpeed:
-    """Measure a link: latency with small transfers, bandwidth with transfers that grow until they take `PROBE_S`."""
+    """Measure the latency of a link with small transfers, and its bandwidth with large transfers."""
 
     def probe_s(nbytes: int) -> float:
         began = clock()

@@ -29,7 +29,7 @@ _MAX_HELD_SHARE = 1 / 4
 
 
 class _Held(NamedTuple):
-    """Leading blocks of a prompt, not freed until they are stored. Blocks before index `start` were stored earlier."""
+    """Leading blocks of a prompt, kept until copied to the KV store. Those before `start` were copied earlier."""
 
     keys: Sequence[bytes]
     blocks: Sequence[int]
@@ -53,7 +53,7 @@ class StoredPrefixes(PrefixSource):
     def __init__(
         self, state: SharedWorkerState, scheduler: InstanceScheduler, client: StoreClient, copier: BlockCopier
     ) -> None:
-        """`scheduler`, the scheduler of `state`, must allocate blocks with a `PrefixBlockAllocator`."""
+        """`state` and `scheduler` belong to one worker. `scheduler` must use a `PrefixBlockAllocator`."""
         assert scheduler.shared is not None  # noqa: S101  (for the type checker)
         self._state, self._scheduler, self._shared = state, scheduler, scheduler.shared
         self._client, self._copier = client, copier
@@ -87,7 +87,7 @@ class StoredPrefixes(PrefixSource):
         return LayerSync(self._copier.layers, loads, computed) if loads or computed is not None else None
 
     def _loads_for(self, prompts: Sequence[BatchItem]) -> list[ReadyLayers]:
-        """Return the loads in progress whose target blocks these prompts read or copy."""
+        """Return the loads in progress into blocks that these prompts read."""
         scheduler, reads = self._scheduler, set[int]()
         for item in prompts:
             reads.update(scheduler.blocks_of(item.request_id), scheduler.copy_of(item.request_id) or ())
@@ -105,7 +105,7 @@ class StoredPrefixes(PrefixSource):
         return computed
 
     def _full(self, item: BatchItem) -> list[bytes]:
-        """Return the keys of a prompt's blocks that are full once this batch item is computed."""
+        """Return the keys of a prompt's blocks that are full once the prompt chunk `item` is computed."""
         keys = self._state.sequences[item.request_id].prefix_blocks
         return _live(keys[: (item.context_tokens + item.num_tokens) // self._shared.block_size])
 
@@ -124,7 +124,7 @@ class StoredPrefixes(PrefixSource):
         self._tell()
 
     def _tell(self) -> None:
-        """Grant waiting leases and wake the main thread, because blocks may be free and prompts ready."""
+        """Grant waiting leases and wake the main thread, after a change of free blocks or of ready prompts."""
         self._scheduler.changed = True
         self._state.grant()
         self._state.changed.notify()
@@ -132,7 +132,7 @@ class StoredPrefixes(PrefixSource):
     # -- without the lock -------------------------------------------------------------------------------------------
 
     def _fetch_all(self) -> None:
-        """Loop of a fetch thread: let the store fetch a prompt's blocks from another host, then pass it to
+        """Loop of a fetch thread: make the store fetch a prompt's blocks from another host, then pass the prompt to
         `_bring_all`.
         """
         while True:

@@ -9,7 +9,7 @@ from twofold.serving.messages import StoreFetch
 
 
 class ReadyLayers:
-    """Counter of the complete layers of a load or of an iteration. Other threads can wait for a layer."""
+    """Counter of complete layers, loaded from the KV store or computed. Other threads can wait for a layer."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -66,7 +66,7 @@ Queue = Callable[[], None]  # queues a prompt
 
 
 class PrefixSource:
-    """Base class of prefix sources; provides no prefixes. Call `bring` and `begin` with the worker's lock held."""
+    """Source of cached prefixes; this base class has none. Call `bring` and `begin` with the worker's lock held."""
 
     def start(self) -> None:
         """Start the threads of the source. Call this before the first prompt arrives."""

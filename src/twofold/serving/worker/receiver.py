@@ -12,9 +12,9 @@ from twofold.serving.worker.peers import PeerDirectory
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class IncomingHandoff:
-    """Incoming hand-off whose source has computed all KV. In pull mode, `source_blocks` of the source's epoch
-    `source_epoch` are read into the local `blocks`. In the other modes the source has written `blocks`, and only
-    checksums are verified. `started_s` is the monotonic time at which the source's message arrived.
+    """Incoming hand-off whose source (a prefill worker) has computed all KV. In pull mode, `source_blocks` of epoch
+    `source_epoch` of the source are read into the local `blocks`. In the other modes, the source has written `blocks`,
+    and only checksums are verified. `started_s` is the monotonic time at which the source's message arrived.
     """
 
     request_id: str
@@ -73,7 +73,7 @@ class HandoffReceiver:
             self._changed.notify()
 
     def cancel(self, request_id: str) -> None:
-        """Cancel the reads of an aborted request. `ended` is still called for its hand-off."""
+        """Cancel the reads of an aborted request. The callback `ended` is still called for its hand-off."""
         for incoming in self._select(lambda each: each.request_id == request_id):
             incoming.cancelled = True
 

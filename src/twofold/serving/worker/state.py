@@ -51,7 +51,7 @@ class WorkerScheduler(Protocol):
 
 
 class KvLanding:
-    """Copies received KV blocks to the engine's pool. This base class does nothing: peers write there directly."""
+    """Copies received KV blocks to the engine's pool. This base class does nothing, as peers write into this pool."""
 
     def received(self, request_id: str, blocks: Sequence[int]) -> None:
         """Register complete blocks of a request, to be copied before the next batch."""
@@ -232,7 +232,7 @@ class SharedWorkerState:
     def tell_step(
         self, report: Status, started_s: float, started: list[str], tokens: list[tuple[str, TokenOutput]]
     ) -> None:
-        """Report a completed iteration: its tokens, the prompts that it `started`, and the status in `report`."""
+        """Send the controller the tokens of an iteration, the prompts started in it, and the worker's status."""
         self.tell(
             StepDone(
                 instance=self.instance,

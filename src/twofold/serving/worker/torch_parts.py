@@ -33,7 +33,7 @@ class StagedLanding(KvLanding):
     """Copies received blocks from a pool in host memory to the engine's pool on an accelerator."""
 
     def __init__(self, landing_pool: KvPool, engine_pool: KvPool, ranks: OtherRanks | None = None) -> None:
-        """Both pools are rank 0's. Other ranks copy their shards of the same blocks between their own pools."""
+        """Both pools belong to rank 0. Other ranks (`ranks`) copy their shards between pools of their own."""
         self._landing_pool, self._engine_pool, self._ranks = landing_pool, engine_pool, ranks
         self._waiting: list[tuple[str, Sequence[int]]] = []
 
@@ -55,7 +55,7 @@ class StagedLanding(KvLanding):
 
 
 class PoolSwapSpace:
-    """Swap space: a KV pool in host memory. The kernel allocates its pages on first use."""
+    """Swap space: a KV pool in host memory, which the operating system allocates page by page on first use."""
 
     def __init__(self, engine_pool: KvPool, num_blocks: int) -> None:
         self._engine_pool = engine_pool

@@ -315,7 +315,7 @@ class ChromeTrace(Observer):
 
 
 def _title(run: IterationRun) -> str:
-    """Return the title of a run in the trace, such as `prefill 1,204 tokens + decode ×17 (32 iterations)`."""
+    """Return the title of iterations in the trace, such as `prefill 1,204 tokens + decode ×17 (32 iterations)`."""
     parts = []
     if run.prefill_tokens:
         parts.append(f"prefill {run.prefill_tokens:,} tokens")

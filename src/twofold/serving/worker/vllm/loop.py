@@ -23,7 +23,7 @@ NOTHING = SettledTransfers(set(), set())
 
 
 class WorkerBridge:
-    """`ConnectorBridge` that passes calls of vLLM's KV connector to the worker bound with `bind`."""
+    """Passes calls of vLLM's KV connector to the worker that was set with `bind`."""
 
     def __init__(self, make: MakePool) -> None:
         self._make = make
@@ -195,8 +195,8 @@ class VllmLoop:
         tokens: list[tuple[str, TokenOutput]],
         ended: list[tuple[str, int | None]],
     ) -> None:
-        """Append a request's new tokens to `tokens`, and record its end or failure, with the worker's lock held. For a
-        hand-off, append its first token to `ended`, or None if that token ended the output.
+        """Append a request's new tokens to `tokens`, and record its end or failure, with the worker's lock held. If a
+        peer decodes the request, append its id and first token to `ended`; None replaces a token that ended the output.
         """
         request_id, state = held.request.id, self._state
         if output.finish_reason in {VllmReason.ABORT, VllmReason.ERROR}:

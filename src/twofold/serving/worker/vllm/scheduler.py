@@ -17,8 +17,8 @@ from twofold.scheduling.instance.status import InstanceStatus
 
 
 class LeasedVllmBlocks(BlockAllocator):
-    """Blocks that vLLM has allocated for KV from peers, until this KV is complete or cancelled. vLLM keeps them until
-    `returned(request_id)` is called, once the request has released them and the last transfer to them has ended.
+    """Blocks that vLLM has allocated for KV from peers, until this KV is complete or cancelled. Once a request and its
+    transfers no longer use their blocks, `returned(request_id)` is called, and vLLM may free the blocks.
     """
 
     def __init__(self, num_blocks: int, block_size: int, returned: Callable[[str], None]) -> None:
@@ -58,7 +58,7 @@ class VllmOrder(Enum):
 
 @dataclass(slots=True, eq=False)
 class VllmRequest:
-    """A request on this worker. If a peer prefills it, `source` is the peer and `grant` the blocks leased to it."""
+    """Request on this worker. If a peer prefills it, `source` is the peer, and `grant` the blocks that it may write."""
 
     request: Request
     decodes_here: bool
@@ -196,7 +196,7 @@ class VllmScheduler:
         return held is not None and held.stage is VllmRequestState.LEASE_QUEUE
 
     def allocated(self, request_id: str, blocks: Sequence[int]) -> None:
-        """Lease blocks that vLLM has allocated for a request to the peer that prefills the request."""
+        """Lease the blocks that vLLM has allocated for a request. The lease goes to the peer that prefills it."""
         held = self._here.get(request_id)
         if held is None:  # aborted since vLLM called `is_remote`
             self._received.add(request_id)

@@ -43,7 +43,7 @@ def values_yaml() -> str:
 
 
 def table() -> str:
-    """Return the README's table of chart values; a value that all worker roles have takes one row, `workers.ROLE.…`."""
+    """Return the README table of chart values; the values of all worker roles share rows named `workers.ROLE.…`."""
     rows: dict[str, str] = {}
     for path, each, default in _leaves("Values", msgspec.to_builtins(Values()), ""):
         name = _ROLE.sub("workers.ROLE.", path)

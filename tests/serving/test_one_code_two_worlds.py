@@ -112,7 +112,7 @@ class VirtualRun:
         self.instances[name].end_lease(**args)
 
     def on_handed_off(self, name, request_id):
-        """Report the end of a hand-off to the scheduler of instance `name` or, for any other name, of the cluster."""
+        """Report the end of a hand-off to the scheduler of instance `name`; without one, to the cluster scheduler."""
         if name in self.instances:
             self.instances[name].handed_off(request_id)
         else:

@@ -49,7 +49,7 @@ class Cache:
             )
 
     def make(self, transport, epoch, layout, num_blocks, everything=True):
-        """Create a transport and return its descriptor; `everything` leases all blocks to two peers."""
+        """Create a transport and return its descriptor; if `everything` is True, lease all blocks to two peers."""
         make = load_transport(transport)
         self.transport = make(KvCacheSpec(self.name, epoch, layout, num_blocks, DEVICE, self.network))
         if everything:

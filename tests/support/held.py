@@ -69,7 +69,7 @@ def holdings(process):
 
 
 def leaks(process, before, *, tries=6000, pause_s=0.1):
-    """Poll until a service holds no more than `before`; return {kind: (before, now)} of the resources still held."""
+    """Poll until a service holds no more resources than `before`; return {kind: (before, now)} of the excess."""
     # Each of the four threads of a worker opens a connection to the controller when it sends its first message.
     most = {**before, "open files of the gateway": before["open files of the gateway"] + 4 * before["processes"]}
     for _ in range(tries):

@@ -14,7 +14,7 @@ OUTPUT_TOKENS = 8
 
 @dataclass
 class State:
-    """Sequences in the queues of a scheduler; the function `selected` merges several such states."""
+    """The sequences in each queue of a scheduler; the function `selected` merges several of these objects."""
 
     waiting: list[ScheduledSequence] = field(default_factory=list)
     prefilling: list[ScheduledSequence] = field(default_factory=list)
@@ -50,7 +50,7 @@ def prefilling(prompt: int, computed: int, name: str = "s") -> State:
 
 
 def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
-    """Return scheduler queues with `count` sequences ready to decode; the i-th reserves `output_tokens[i]` tokens."""
+    """Return scheduler queues of `count` decodable sequences; sequence i reserves KV for `output_tokens[i]` tokens."""
     made = [sequence(f"r{i}", computed=10, generated=1) for i in range(count)]
     for each, tokens in zip(made, output_tokens, strict=False):
         each.decode_tokens = tokens

@@ -204,7 +204,7 @@ class VirtualCluster:
     # -- instances ------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """After an event, start idle instances, and end series of equal iterations that the event has changed."""
+        """After an event, start idle instances, and cut short series of equal iterations whose batch must change."""
         for name, instance in self.instances.items():
             if name not in self._running:
                 self._begin(name, instance)

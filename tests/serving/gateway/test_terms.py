@@ -35,7 +35,7 @@ def left(generation):
     [({}, None, 600), ({"timeout": 5}, None, 5), ({}, "7.5", 7.5), ({"timeout": 9}, "8", 8), ({"timeout": 8}, "9", 8)],
 )
 def test_timeout_from_field_and_header(client, service, path, body, fields, header, seconds):
-    """The shorter of the timeouts in field and header applies; without either, the default of the service applies."""
+    """The shorter of the timeouts in request field and header applies; without any, the service's default applies."""
     headers = {} if header is None else {"X-Request-Timeout": header}
     assert client.post(path, json={**body, **fields}, headers=headers).status_code == 200
     assert left(service.started[-1]) == seconds

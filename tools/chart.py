@@ -43,7 +43,7 @@ def values_yaml() -> str:
 
 
 def table() -> str:
-    """Return the table of chart values for the README; a value that all worker roles have takes one row."""
+    """Return the README table of chart values; the values of all worker roles share rows named `workers.ROLE.…`."""
     rows: dict[str, str] = {}
     for path, each, default in _leaves("Values", msgspec.to_builtins(Values()), ""):
         name = _ROLE.sub("workers.ROLE.", path)
@@ -71,7 +71,7 @@ def _group(name: str) -> dict[str, _Property]:
 
 
 def _below(each: _Property, default: object) -> tuple[str, Json] | None:
-    """Return the name and default values of the group that a property refers to, or None if it refers to none."""
+    """Return the name and defaults of the value group to which a property's `$ref` points, or None without a `$ref`."""
     if each.ref is None or not isinstance(default, dict):
         return None
     return each.ref.rpartition("/")[2], default

@@ -27,7 +27,7 @@ def prompts(count):
 
 @pytest.fixture(scope="module")
 def expected(service):
-    """Return the outputs of a service with enough KV memory for all 14 prompts."""
+    """Return reference outputs of a service with enough KV memory for all 14 prompts."""
     return asyncio.run(complete_all(service("llama", COLOCATED), prompts(14), at_once=14, **HOW))
 
 

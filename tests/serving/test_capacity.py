@@ -25,7 +25,7 @@ def prompts(count):
 
 
 def told(url):
-    """Return the KV block gauges from /metrics by (gauge name, instance or host, tier or state)."""
+    """Return the KV block gauges from /metrics, by gauge name, instance or host, and memory tier or block state."""
     return {tuple(match[:3]): float(match[3]) for match in GAUGE.findall(metrics(url))}
 
 

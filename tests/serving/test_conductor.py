@@ -51,7 +51,7 @@ async def ask(url, *prompts):
 
 
 def computed_on(url):
-    """Return the number of prompt tokens sent to each prefill worker so far."""
+    """Return a dict that maps each prefill worker to the number of prompt tokens sent to it so far."""
     found = re.findall(
         r'^twofold:prefix_cache_queries_total\{instance="(prefill-\d)"\} (\S+)$', metrics(url), re.MULTILINE
     )
@@ -84,7 +84,7 @@ def test_prompts_are_routed_to_their_cached_prefix(emulated):
 
 
 def test_a_busy_worker_with_the_prefix_is_bypassed(emulated):
-    """In a burst of prompts with one prefix, both workers compute and cache the prefix."""
+    """A burst of prompts with one prefix goes to both prefill workers, although only one has the prefix cached."""
     _, url = emulated
     begin = tokens("in demand", SHARED)
     asyncio.run(ask(url, begin))
@@ -116,7 +116,7 @@ def test_the_prefixes_of_a_killed_worker_are_recomputed(emulated):
 
 
 def test_output_equals_the_models(tiny_model_dir):
-    """Workers with measured speeds generate the same tokens as transformers, even when one worker is killed."""
+    """Real prefill workers generate the same tokens as transformers, even when one of them is killed."""
     begin = [tokens(f"real {number}", 40 * BLOCK) for number in range(4)]
     prompts = [prompt + tokens(f"{number} {turn}", 30) for turn in range(4) for number, prompt in enumerate(begin)]
     expected = greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT)

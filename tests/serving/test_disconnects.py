@@ -37,7 +37,7 @@ async def leave(url, body, *, after_tokens=0, after_s=0.0):
 
 
 def occasions(draw, answer_s):
-    """Yield arguments of `leave`: disconnect at once, at a random time, after the first token, and during decode."""
+    """Yield arguments for client disconnects: at once, at a random time, after the first token, and during decode."""
     while True:
         yield {"stream": draw.random() < 0.5}
         # Mostly early: decode is by far the longest phase.

@@ -24,7 +24,7 @@ def prompt(seed, count):
 
 
 async def stream(session, url, name, ids, output, events, began):
-    """Return the tokens of a streamed completion; append (`name`, tokens so far) to `events` for each chunk."""
+    """Return the tokens of a streamed completion; append `name` and the token count so far to `events` per chunk."""
     body = {
         "model": await served_name(session, url),
         "prompt": ids,
@@ -47,7 +47,7 @@ async def stream(session, url, name, ids, output, events, began):
 
 
 async def beside_a_decode(url, decode, short, long):
-    """Send three prompts, each after the previous one's first token; return outputs and (name, token number) events."""
+    """Send three prompts, each after the first token of the previous one; return the outputs and the token events."""
     events, tasks = [], []
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
         for name, ids, output in (("decode", decode, LONG_OUTPUT), ("short", short, OUTPUT), ("long", long, OUTPUT)):

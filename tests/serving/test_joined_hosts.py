@@ -20,7 +20,7 @@ QUESTIONS = [
 
 
 async def ask(url):
-    """Send all prompts of `QUESTIONS` at once and return their output tokens."""
+    """Send all test prompts to the service at once and return their output tokens."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
         return await asyncio.gather(*(complete(session, url, **question) for question in QUESTIONS))
 

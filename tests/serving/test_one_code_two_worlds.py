@@ -112,7 +112,7 @@ class VirtualRun:
         self.instances[name].end_lease(**args)
 
     def on_handed_off(self, name, request_id):
-        """Report the end of a hand-off to instance `name`, or to the cluster scheduler if `name` is the controller."""
+        """Report the end of a hand-off to the scheduler of instance `name`; without one, to the cluster scheduler."""
         if name in self.instances:
             self.instances[name].handed_off(request_id)
         else:
@@ -129,7 +129,7 @@ class VirtualRun:
 
 
 def timed(name, entries):
-    """Yield (time, process, entry number, entry) for each journal entry of a process; the times never decrease."""
+    """Yield the entries of a process's journal with sort keys: a time that never decreases, the process, the number."""
     latest = 0.0
     for number, entry in enumerate(entries):
         latest = max(latest, entry.at)

@@ -21,7 +21,7 @@ FIXED = {"temperature": 0, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
 
 @pytest.fixture(scope="module", params=["split", "colocated", "scripted"])
 def openai_base_url(request, service):
-    """Yield the base URL of the API of a split, a colocated and a scripted service in turn."""
+    """Yield the base URLs of a split service, a colocated service and a stub of the service in turn."""
     if request.param == "scripted":
         with running_app(create_app(ScriptedService(), byte_level(), keys=None)) as url:
             yield f"{url}/v1"

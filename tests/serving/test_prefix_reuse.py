@@ -46,7 +46,7 @@ async def ask_in_turn(url, prompts, **fields):
 
 
 def shared_with_earlier(prompts):
-    """Return how many tokens of each prompt earlier prompts can provide: whole blocks, never the last token."""
+    """Return the number of reusable tokens of each prompt: whole blocks of an earlier prompt, never the last token."""
     found = []
     for number, prompt in enumerate(prompts):
         best = 0

@@ -74,7 +74,7 @@ def test_the_same_tokens_from_a_remote_store_and_its_copy(tiny_model_dir, tmp_pa
 
 
 def test_the_conductor_fetches_from_a_busy_host(tiny_model_dir, tmp_path):
-    """The router also sends a burst of prompts with one prefix to the host that must first fetch the prefix."""
+    """If the host that has a prefix cached is busy, the router uses the other host, which fetches the prefix."""
     model, path = tiny_model_dir("llama"), tmp_path / "host.yaml"
     slow = replace(profile(), model=read_model(model), times=TIMES.slower(10.0))  # 10 ms a token
     path.write_text(dump_profile(slow))

@@ -60,7 +60,7 @@ class Load:
             await asyncio.sleep(0.005)
 
     async def more_answers(self):
-        """Wait for `len(prompts) // 2` more answers."""
+        """Wait for more answers, half as many as the clients have prompts."""
         enough = self.answered + len(self.prompts) // 2
         while self.answered < enough:  # noqa: ASYNC110 (what it waits for is many tasks)
             await asyncio.sleep(0.02)

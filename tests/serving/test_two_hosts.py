@@ -19,7 +19,7 @@ CLIENT = aiohttp.ClientTimeout(total=900)
 
 
 async def ask(url):
-    """Send all prompts of `QUESTIONS` at once and return their output tokens."""
+    """Send all test prompts to the service at once and return their output tokens."""
     async with aiohttp.ClientSession(timeout=CLIENT) as session:
         return await asyncio.gather(*(complete(session, url, **question) for question in QUESTIONS))
 
@@ -77,7 +77,7 @@ def test_a_cut_link_changes_no_answer(running, expected):
 
 
 def cut_while_busy(running, expected, for_s):
-    """Cut the link during a KV transfer, which a bandwidth limit makes long enough."""
+    """Cut the link during a KV transfer; a bandwidth limit makes the transfer long enough."""
     running.hosts.limit(SLOW_BITS_PER_S)
     try:
         asyncio.run(with_cable_cut(running, expected, after_s=0.4, for_s=for_s))

@@ -24,7 +24,7 @@ PULL = ClusterSpec(
 
 
 def watched(spec, output=OUTPUT):
-    """Simulate a burst; return the (prefill, decode) instance statuses before every event, and the run's statistics."""
+    """Simulate a burst; return the statuses of all instances before every event, and the simulation's statistics."""
     statistics = RunStatistics(None, None, over_all_tokens=False)
     cluster = build_cluster(spec, CATALOG, instance_profiles(spec, CATALOG), statistics, [], 1 << 60)
     seen = []

@@ -66,7 +66,7 @@ def test_current_reports_give_the_decisions_of_one_controller(control):
 
 
 def test_late_reports_cause_herding():
-    """Late load reports crowd requests on few instances; counting sent requests or `two-choices` reduces this."""
+    """Late load reports crowd requests on few instances; `two-choices` routing, or counting new requests, helps."""
     late = ControlSpec(reports_every_s=1.0, own_load=OwnLoad.IGNORED)
     known, herding = run(), run(late)
     assert herding.ttft_s.percentile(50) > 2.5 * known.ttft_s.percentile(50)

@@ -26,7 +26,7 @@ class Ends(Observer):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Return a function that simulates (arrival s, prompt tokens, output tokens) and returns each (TTFT, E2E) in s."""
+    """Return a function that simulates requests on one host and returns the TTFT and E2E of each in seconds."""
 
     def run(one, requests, *, prefill=1, decode=1, colocated=0, **settings):
         path = tmp_path_factory.mktemp("host") / "host.yaml"

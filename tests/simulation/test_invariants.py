@@ -20,7 +20,7 @@ ORDERED = [
 @settings(max_examples=1500)
 @given(clusters() | pipelines(), workloads())
 def test_every_request_ends_once_and_all_resources_are_freed(cluster, requests):
-    """Once each request has completed, failed or been rejected, all blocks are free and all load totals are zero."""
+    """Once every request has completed, failed or been rejected, all blocks are free and no instance has any load."""
     world = run(cluster, requests)
     counts, lives = world.statistics, world.cluster.requests
     assert counts.arrived == len(requests)

@@ -156,7 +156,7 @@ def test_simulates_a_pipeline_of_the_catalog():
 
 
 def test_rejects_pipelines_with_an_unpipelined_batcher():
-    """SplitwiseSim's batcher rejects pipelines, no matter whether `batcher` or `rules` selects it."""
+    """SplitwiseSim's batcher rejects pipelines, whether a pool or the cluster's `rules` selects the batcher."""
     pool = PoolSpec(machines=2, machine="dgx-h100", role=Role.MIXED, pipeline_parallel=2)
     for change, more in (({"batcher": "splitwise-sim"}, {}), ({}, {"rules": "splitwise-sim"})):
         spec = ClusterSpec(pools=(msgspec.structs.replace(pool, **change),), model="llama2-70b", router="jsq", **more)

@@ -40,7 +40,7 @@ def cluster(text="3xh100:prefill,1xh100:decode", router="jsq-planned"):
 
 
 def traffic(*parts, seed=0):
-    """Yield random requests; each of `parts` is ((requests/s, mean prompt tokens, mean output tokens), seconds)."""
+    """Yield random requests; each of `parts` gives a rate, mean prompt and output tokens, and a duration in s."""
     draw, now, end = Random(seed), 0.0, 0.0
     for (rate, prompt, output), seconds in parts:
         now, end = end, end + seconds
@@ -69,7 +69,7 @@ class Seen(Observer):
 
 
 class Always:
-    """A stub of the split planner that always returns the same split."""
+    """A stub of the split planner that always returns the numbers of prefill and decode instances in `split`."""
 
     def __init__(self, split):
         self.split, self.asked = split, []
@@ -89,7 +89,7 @@ def replanned(spec, requests, planner, *, search_s=5.0, spare=0, rules=None, **h
 
 @pytest.mark.parametrize("router", ["jsq-planned", "splitwise"])
 def test_attainment_recovers_from_a_step(router):
-    """One minute after the role change, SLO attainment exceeds 90%; without re-planning it stays below 50%."""
+    """After a traffic shift, a role change raises SLO attainment above 90%; without it, attainment is below 50%."""
     spec, step_s = cluster(router=router), 120.0
     requests = list(traffic((PROMPTS, step_s), (OUTPUTS, 240.0)))
     _, seen, log = replanned(spec, requests, SplitPlanner(spec, CATALOG, SLO))

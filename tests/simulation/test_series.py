@@ -18,7 +18,7 @@ steps = st.lists(st.tuples(gaps, levels), min_size=1, max_size=40)
 
 
 def segments_of(start, changes, end_gap):
-    """Return the end of a step function and its segments as (begin, end, value), computed without bins."""
+    """Return the end time of a step function and its segments as (begin, end, value)."""
     at, spans, value = start, [], None
     for gap, level in [*changes, (end_gap, None)]:
         if value is not None and gap:

@@ -19,7 +19,7 @@ def offer(door: Admission, name: str, *, now: float = 0.0, **fields) -> Refusal 
 
 
 def drain(door: Admission, now: float) -> list[QueuedRequest]:
-    """Start all requests that may start now, and return them."""
+    """Start all requests that the admission queue may start now, and return them."""
     started = []
     while (each := door.next(now)) is not None:
         started.append(each)

@@ -18,9 +18,9 @@ def design(*counts, family=SPLIT):
 
 
 class AnalyticCluster:
-    """A stub evaluator of the planner's trials; a machine of a role serves `per_prefill`, `per_decode` or `per_mixed`
-    requests/s. A split design has the capacity of its weaker pool less `overhead` requests/s. `upper` returns `slack`
-    times the capacity. If `tells` is True, evaluations name the limiting phase.
+    """A stub that evaluates the planner's trials (a design at a rate): a machine of a role serves `per_prefill`,
+    `per_decode` or `per_mixed` requests/s, and a split design its weaker pool's rate less `overhead`. `upper` returns
+    `slack` times this capacity. If `tells` is True, evaluations name the limiting phase.
     """
 
     def __init__(self, per_prefill=5.0, per_decode=3.0, per_mixed=2.0, *, slack=1.2, overhead=0.0, tells=True):

@@ -20,8 +20,8 @@ def kind(tensor, pipeline=1, name="dgx-node"):
 
 
 class AnalyticPlacement:
-    """A stub evaluator of the planner's trials; `prefill` and `decode` map an instance kind to requests/s. A split
-    placement has the capacity of its weaker phase, a colocated one a third of its lower rate.
+    """A stub that evaluates the planner's trials (a design at a rate); `prefill` and `decode` map an instance kind to
+    requests/s. A split design has the rate of its weaker phase, a colocated design a third of its weaker phase's.
     """
 
     def __init__(self, prefill, decode):

@@ -41,7 +41,7 @@ async def served_name(session: aiohttp.ClientSession, url: str) -> str:
 async def complete_all(
     url: str, prompts: Sequence[list[int]], *, at_once: int, spread_s: float = 0.0, **fields: object
 ) -> list[list[int]]:
-    """Send prompts after random delays of up to `spread_s` seconds, `at_once` at most; return outputs in order."""
+    """Send prompts after random delays of up to `spread_s` seconds, at most `at_once` at a time; return the outputs."""
     waits = random.Random(0)
     slots = asyncio.Semaphore(at_once)
 

@@ -40,7 +40,7 @@ class Cache:
     """The KV cache of one process: a transport with its memory pools and connections."""
 
     def __init__(self, name, key=None, host=None):
-        """Create a cache without a transport; with a cluster key file `key`, give it network settings of `host`."""
+        """Create a cache without a transport; with a cluster key file `key`, it belongs to the host `host`."""
         self.name, self.network = name, None
         self.transport, self.connections = None, []
         if key is not None:
@@ -49,7 +49,7 @@ class Cache:
             )
 
     def make(self, transport, epoch, layout, num_blocks, everything=True):
-        """Create a transport and return its descriptor; `everything` leases all blocks to `prefill` and `decode`."""
+        """Create a transport and return its descriptor; if `everything` is True, lease all blocks to two peers."""
         make = load_transport(transport)
         self.transport = make(KvCacheSpec(self.name, epoch, layout, num_blocks, DEVICE, self.network))
         if everything:

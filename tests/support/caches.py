@@ -7,7 +7,7 @@ from twofold.kvcache.prefix import prefix_keys
 
 
 def prompts(alphabet, longest):
-    """Strategy for prompts as keys of one-token blocks; a smaller `alphabet` makes common prefixes more frequent."""
+    """Strategy for prompts as block keys of one-token blocks; prompts of a small `alphabet` often share prefixes."""
     tokens = st.lists(st.integers(0, alphabet - 1), min_size=1, max_size=longest)
     return tokens.map(lambda drawn: tuple(prefix_keys(drawn, 1)))
 

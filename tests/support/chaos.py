@@ -28,8 +28,8 @@ class Fault(StrEnum):
 
 
 class Chaos:
-    """An injector of each fault into each role of a service, while clients stream; `roles` are prefixes of worker
-    names. `learn` records the reference outputs, `run` injects the faults, and `wrong` lists incorrect responses.
+    """An injector of faults into the workers of a service, while clients stream; `roles` are prefixes of worker names,
+    such as `prefill`. `learn` records reference outputs, `run` injects faults, and `wrong` lists incorrect responses.
     """
 
     def __init__(self, process, url, roles, *, clients=5, seed=1):
@@ -83,7 +83,7 @@ class Chaos:
         )
 
     async def _client(self, session, name):
-        """Send prompts one after another and compare their outputs; disconnect early from one request in ten."""
+        """Send prompts one after another and compare outputs with the reference; disconnect from one request in ten."""
         while not self.over:
             number = self.draw.randrange(len(self.questions))
             leave_after = self.draw.randrange(60) if self.draw.random() < 0.1 else None

@@ -48,7 +48,7 @@ def _open(pid):
 
 
 def run_dirs(process):
-    """Return the socket directories of a service; their names contain its pid."""
+    """Return the socket directories of a service, whose names contain the pid of the service."""
     return glob.glob(f"{tempfile.gettempdir()}/twofold-{process.pid}-*")
 
 
@@ -57,7 +57,7 @@ def socket_files(process):
 
 
 def holdings(process):
-    """Return how many processes, segments, socket files, open files and threads a service has, by kind."""
+    """Return the numbers of processes, shared memory segments, socket files, open files and threads of a service."""
     gateway, *others = family(process)
     return {
         "processes": 1 + len(others),
@@ -69,7 +69,7 @@ def holdings(process):
 
 
 def leaks(process, before, *, tries=6000, pause_s=0.1):
-    """Poll until `holdings` are back at `before`; return {kind: (before, now)} of resources still held."""
+    """Poll until a service holds no more resources than `before`; return {kind: (before, now)} of the excess."""
     # Each of the four threads of a worker opens a connection to the controller when it sends its first message.
     most = {**before, "open files of the gateway": before["open files of the gateway"] + 4 * before["processes"]}
     for _ in range(tries):

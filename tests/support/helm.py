@@ -13,13 +13,13 @@ _KUBERNETES = "1.30.0"  # rendered for this version, because there is no cluster
 
 
 def rendered(name, values):
-    """Render the chart and return its objects by (kind, name); raise ValueError with helm's error message."""
+    """Render the Helm chart; return a dict of its objects by (kind, name), or raise ValueError with helm's message."""
     texts = _by_binary(name, values) if shutil.which("helm") else _by_library(name, values)
     return by_name(each for text in texts for each in yaml.safe_load_all(text) if each)
 
 
 def by_name(objects):
-    """Return Kubernetes objects by (kind, name); raise AssertionError if two objects have the same key."""
+    """Return a dict of Kubernetes objects by (kind, name); raise AssertionError if two objects have the same key."""
     found = {}
     for each in objects:
         key = each["kind"], each["metadata"]["name"]

@@ -1,4 +1,4 @@
-"""An executor of the planner's trials that evaluates each trial immediately, with an analytic cluster."""
+"""An executor that evaluates the planner's trials (a design at a rate) immediately, by a formula."""
 
 from concurrent.futures import Future
 
@@ -7,7 +7,7 @@ from twofold.planning.evaluation import SimulatedTrial
 
 
 class InlineExecutor:
-    """An executor that counts trials in `runs` and raises KeyboardInterrupt after `interrupt_after` trials."""
+    """An executor that counts trials of the planner in `runs`; after `interrupt_after`, it raises KeyboardInterrupt."""
 
     def __init__(self, cluster=None, interrupt_after=None):
         self.cluster = cluster or AnalyticCluster(slack=3.0)

@@ -17,7 +17,7 @@ TWOFOLD = [sys.executable, "-m", "twofold.cli.main"]
 
 
 class JoinedService:
-    """A service and the hosts that join it, as processes on this machine or on the emulated `hosts`."""
+    """A service and the hosts that join it: processes on this machine or, if `hosts` is set, on emulated hosts."""
 
     def __init__(self, model, folder, hosts=None):
         self.model, self.folder, self.hosts = model, Path(folder), hosts
@@ -29,7 +29,7 @@ class JoinedService:
         self.processes = []
 
     def serve(self, *flags, engine=ENGINE, program=None):
-        """Start `twofold serve`, or `program` with the same flags; then call `wait` until the service is ready."""
+        """Start `twofold serve`, or the script `program` with equal flags; return its process without waiting."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         listen = ["--listen-workers", self.controller, "--cluster-key", str(self.key)]

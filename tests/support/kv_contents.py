@@ -34,12 +34,12 @@ class KvContents:
         return isinstance(self._instance.blocks, PagedBlockAllocator)
 
     def leased(self, request_id: str, blocks: Iterable[int], *, torn: bool = False) -> None:
-        """Record that a peer has written these blocks or, if `torn` is True, is still writing them."""
+        """Record that a peer has written a request's KV to `blocks` or, if `torn` is True, is still writing it."""
         for place, block in enumerate(blocks):
             self._here[block] = ("torn", place) if torn else self._whole(request_id, place)
 
     def begins(self, batch: Batch, copies: list[BlockCopy]) -> None:
-        """Record the block copies of a batch and the block tables of its sequences, which `ends` will check."""
+        """Record the block copies of a batch and the block tables of its sequences, for the check in `ends`."""
         self._copies = copies
         self._tables = {i.request_id: tuple(self._instance.blocks_of(i.request_id)) for i in batch.items}
         wanted = (self._instance.copy_of(item.request_id) for item in batch.items)
@@ -47,7 +47,7 @@ class KvContents:
         self.shared_copies += len(self._shared_copies)
 
     def ends(self, batch: Batch, gone: Iterable[str]) -> None:
-        """Execute a batch and check that every sequence of it, except `gone`, finds its KV in its blocks."""
+        """Execute a batch, and check that each of its requests, except those in `gone`, reads its own KV."""
         for copy in self._copies:
             for here, there in zip(copy.device_blocks, copy.host_blocks, strict=True):
                 if copy.out:

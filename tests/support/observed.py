@@ -1,4 +1,4 @@
-"""A short, constant series of reports for tests of simulation observers."""
+"""The reports of a short simulation, for tests of simulation observers."""
 
 from twofold.instance import Role
 from twofold.request import FinishReason, Request
@@ -38,7 +38,7 @@ def refused(request_id="chat-2", arrival_s=0.5):
 
 
 def report_run(observer):
-    """Report to an observer two instances, three runs, a transfer, a role change, two requests and two notes."""
+    """Report a short simulation to an observer: iterations, a KV transfer, a role change, and two ended requests."""
     observer.role("prefill-0", Role.PREFILL, 0)
     observer.role("decode-0", Role.DECODE, 0)
     observer.note(250 * MS, "placement", "chat-1", "prefill-0, decode-0")

@@ -1,4 +1,4 @@
-"""Cluster forecasts with round predicted times."""
+"""Forecasts of prefill and transfer times with round numbers."""
 
 from twofold.kvcache.index import PrefixIndex
 from twofold.scheduling.cluster.forecast import ClusterForecast, Prediction
@@ -7,7 +7,7 @@ BLOCK_TOKENS = 100
 
 
 class Proportional(Prediction):
-    """A prediction of `per_block_s` seconds per 100 computed tokens and `transfer_s` per 100 transferred tokens."""
+    """A prediction of `per_block_s` seconds per block of 100 computed tokens and `transfer_s` per transferred block."""
 
     def __init__(self, per_block_s: float = 1.0, transfer_s: float = 0.1) -> None:
         self.per_block_s, self.per_block_transfer_s = per_block_s, transfer_s

@@ -51,7 +51,7 @@ class RayNodes:
 
 
 def patient(get_node):
-    """Return `get_node` with added retries, because its own timeout of 30 s is too short on a busy machine."""
+    """Return Ray's `get_node` with added retries, because the timeout of 30 s is too short on a busy machine."""
 
     def found(*arguments):
         try:

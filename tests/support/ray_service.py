@@ -114,7 +114,7 @@ def answers_of(model):
 
 
 def under_load(service, answers, what):
-    """Call `what` under load; check that all streams are complete and unchanged, and that all blocks become free."""
+    """Call `what` while clients stream; check that all streams are complete and unchanged and all blocks get free."""
     load = Load(service.url, answers)
     with ThreadPoolExecutor(1) as pool:  # Ray's test cluster needs the main thread
         clients = pool.submit(asyncio.run, load.run())

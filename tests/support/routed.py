@@ -33,7 +33,7 @@ def cluster(roles: list[Role], router: str = "jsq", capacity_tokens: int | None 
 
 
 def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int) -> InstanceLoad:
-    """Return the load of an instance whose `name` begins with `p` (prefill), `d` (decode) or `m` (mixed)."""
+    """Return an instance load with the given numbers; the first letter of `name` (p, d or m) selects the role."""
     made = InstanceLoad(name, _ROLES[name[0]], capacity)
     made.queued = partial(int, queued)
     made.replace(NO_LOAD, LoadTotals(**numbers))
@@ -41,13 +41,13 @@ def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int
 
 
 def numbers(load: InstanceLoad | LoadTotals) -> SimpleNamespace:
-    """Return the totals of a load as an object, so that loads with the same totals compare equal."""
+    """Return the token and request counts of a load as an object, so that loads with equal counts compare equal."""
     names = ("pending_prefill_tokens", "reserved_tokens", "prefills", "decodes", "requests")
     return SimpleNamespace(**{name: getattr(load, name) for name in names})
 
 
 def predicted(prefill: str, decode: str, reused_tokens: int = 0, fetch: PrefixFetch | None = None) -> Route:
-    """Return an expected route for comparison with a router's route; any predicted TTFT compares equal."""
+    """Return the route that a router is expected to return; any predicted TTFT compares equal."""
     return Route(prefill, decode, (), reused_tokens, fetch, ANY)
 
 

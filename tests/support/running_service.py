@@ -15,7 +15,7 @@ ROUTE = ("-m", "twofold.cli.main", "route")  # alternative `program`
 
 @contextmanager
 def running_service(model, *flags, port=None, program=("-m", "twofold.cli.main", "serve")):
-    """Run `twofold serve MODEL FLAGS…` (no MODEL if None), or `program` instead; yield (process, URL)."""
+    """Run `twofold serve` or `program` with a model (unless None) and flags; yield the process and the URL."""
     port = free_port() if port is None else port
     given = [] if model is None else [str(model)]
     command = [sys.executable, *program, *given, *flags, "--port", str(port)]
@@ -50,7 +50,7 @@ def children(process):
 
 
 def named(process, pattern):
-    """Return the running descendants of a process whose name fully matches a regular expression."""
+    """Return the running descendants of a process that have names matching the whole regular expression `pattern`."""
     return [child for child in children(process) if re.fullmatch(pattern, _name(child)) and _running(child)]
 
 

@@ -36,20 +36,20 @@ def request(name: str, prompt: int = 10, output: int = 3, arrival_s: float = 0.0
 
 
 def arrive(instance: InstanceScheduler, made: Request, source: str = "p") -> None:
-    """Lease blocks to a request that is prefilled on `source`, and report that its KV cache has been received."""
+    """Let a decode instance lease blocks to a request that is prefilled on `source`, then receive the request's KV."""
     assert instance.lease_now(made, source, 0.0) is not None
     assert instance.kv_received(made.id, EPOCH)
 
 
 def step(instance: InstanceScheduler, stopped: tuple[str, ...] | set[str] = ()) -> list[StepResult]:
-    """Run one iteration and return its results."""
+    """Run one iteration of an instance scheduler, and return the results of the iteration."""
     batch = instance.next_batch(0.0)
     assert batch is not None
     return instance.complete(batch, stopped)
 
 
 def ran(instance: InstanceScheduler) -> list[str]:
-    """Run one iteration and return the ids of the requests in its batch, in order."""
+    """Run one iteration of an instance scheduler, and return the ids of the requests in its batch, in order."""
     batch = instance.next_batch(0.0)
     assert batch is not None
     instance.complete(batch)

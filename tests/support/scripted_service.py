@@ -42,7 +42,7 @@ def served_model(**changes: object) -> ServedModel:
 
 
 class ScriptedService:
-    """A stub of the service that generates the tokens of `script`, by default determined by prompt and seed."""
+    """A stub of the service that generates the tokens of `script`; by default, prompt and seed determine the tokens."""
 
     def __init__(self, script: Script | None = None, *, model: ServedModel | None = None, delay_s: float = 0.0) -> None:
         self.model = model or served_model()

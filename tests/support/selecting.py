@@ -14,7 +14,7 @@ OUTPUT_TOKENS = 8
 
 @dataclass
 class State:
-    """Sequences by queue; `selected` merges the sequences of several states."""
+    """The sequences in each queue of a scheduler; the function `selected` merges several of these objects."""
 
     waiting: list[ScheduledSequence] = field(default_factory=list)
     prefilling: list[ScheduledSequence] = field(default_factory=list)
@@ -40,17 +40,17 @@ def sequence(name: str, prompt: int = 10, output: int = OUTPUT_TOKENS, **more: i
 
 
 def waiting(*prompts: int, name: str = "w") -> State:
-    """Return a state with one waiting prompt for each length in `prompts`."""
+    """Return scheduler queues with one waiting prompt for each length in `prompts`."""
     return State(waiting=[sequence(f"{name}{i}", prompt) for i, prompt in enumerate(prompts)])
 
 
 def prefilling(prompt: int, computed: int, name: str = "s") -> State:
-    """Return a state with one prompt in prefill, whose first `computed` tokens have been computed."""
+    """Return scheduler queues with one prompt in prefill, whose first `computed` tokens have been computed."""
     return State(prefilling=[sequence(name, prompt, computed=computed)])
 
 
 def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
-    """Return a state with `count` sequences ready to decode; sequence i reserves KV for `output_tokens[i]` tokens."""
+    """Return scheduler queues of `count` decodable sequences; sequence i reserves KV for `output_tokens[i]` tokens."""
     made = [sequence(f"r{i}", computed=10, generated=1) for i in range(count)]
     for each, tokens in zip(made, output_tokens, strict=False):
         each.decode_tokens = tokens
@@ -58,7 +58,7 @@ def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
 
 
 def decoding(count: int) -> State:
-    """Return a state with `count` decoding sequences, each with one generated token."""
+    """Return scheduler queues with `count` decoding sequences, each with one generated token."""
     return State(decodes=[sequence(f"d{i}", computed=10, generated=1) for i in range(count)])
 
 
@@ -91,7 +91,7 @@ def named(selection: SchedulerOutput) -> Selected:
 
 
 def selected(batcher: Batcher, *parts: State | SchedulingBudget) -> Selected:
-    """Queue the sequences of all states, first the decoding sequences, and return the batch that `batcher` selects."""
+    """Return the batch that `batcher` selects from the given scheduler queues; decoding sequences are queued first."""
     states = tuple(part for part in parts if isinstance(part, State))
     running = merged((State(ready=[each for state in states for each in state.decodes]),))
     for each in running.ready:

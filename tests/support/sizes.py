@@ -52,7 +52,7 @@ def disk_bytes(directory):
 
 @contextmanager
 def largest(*measures):
-    """Call the functions `measures` repeatedly; yield a list of their maximum results, each a dict by name."""
+    """Call the functions `measures` repeatedly; yield one dict per function with the maximum of each of its values."""
     most = [{} for _ in measures]
     looks, done = [0], threading.Event()
 

@@ -36,7 +36,7 @@ def until(happens):
 
 
 class GatedCopier:
-    """A block copier whose `hold(layer)` blocks reads from this layer on until `open`; `done` lists later copies."""
+    """A block copier; `hold(layer)` suspends reads of this and later layers until `open()`; `done` lists the copies."""
 
     def __init__(self, copier):
         self.layers, self.span = copier.layers, copier.span

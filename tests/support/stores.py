@@ -58,7 +58,7 @@ def _pattern(key, number, size):
 
 
 class RunningPeering:
-    """The exchange of blocks between a KV store and the stores of emulated hosts with the same cluster key `key`."""
+    """Block exchange between a KV store and the stores of emulated hosts, which all have the cluster key `key`."""
 
     def __init__(self, manager, memory, key, contents, at_once):
         self._context = zmq.Context()
@@ -74,7 +74,7 @@ class RunningPeering:
 
 
 class RunningStore:
-    """A KV store on a thread; `reports` lists its messages to the controller. A `key` connects it to other stores."""
+    """A KV store on a thread, connected to other stores if `key` is set; `reports` lists messages to the controller."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ def filled(keys):
 
 
 def put(client, keys):
-    """Put the blocks of `keys` into the KV store, and return how many of them the store did not have yet."""
+    """Put the blocks of `keys` into the KV store, and return the number of blocks that were new to the store."""
     return client.store(keys, filled(keys).copier, range(len(keys)))
 
 

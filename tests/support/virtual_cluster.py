@@ -29,7 +29,7 @@ ARRIVAL, ABORT, LANDING, COMPLETION = range(4)
 
 @dataclass
 class Run:
-    """A run of `count` equal iterations on an instance; it begins at `began`, and each iteration takes `each_s`."""
+    """A series of `count` equal iterations on an instance; it begins at `began`, and each iteration takes `each_s`."""
 
     began: float
     each_s: float
@@ -40,8 +40,8 @@ class Run:
 
 
 class VirtualCluster:
-    """A cluster that runs requests to completion; results are in `tokens`, `ended`, `first_token_s` and `end_s`. If
-    `runs` is True, equal iterations complete together unless the scheduler sets `changed`.
+    """A simulated cluster that runs requests to completion; `tokens`, `ended`, `first_token_s` and `end_s` map request
+    ids to results. If `runs` is True, equal iterations are simulated in one step until the batch must change.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class VirtualCluster:
     # -- instances ------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Start idle instances and cut short the runs of instances with `changed` set; called after each event."""
+        """After an event, start idle instances, and cut short series of equal iterations whose batch must change."""
         for name, instance in self.instances.items():
             if name not in self._running:
                 self._begin(name, instance)
@@ -255,7 +255,7 @@ class VirtualCluster:
         self.at(end, COMPLETION, self._numbers[name], lambda: self._complete(name, run, version))
 
     def _cut_short(self, name: str, run: Run) -> None:
-        """End a run at the next iteration boundary, or now if an iteration is due to end now."""
+        """End a series of equal iterations at the next iteration boundary, or now if an iteration is due to end now."""
         passed, rest = divmod(self.now - run.began, run.each_s)
         due = rest == 0 and self._order < (COMPLETION, self._numbers[name])
         count = max(1, int(passed) + (0 if due else 1))

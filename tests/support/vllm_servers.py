@@ -116,7 +116,7 @@ class VllmServer:
 
 
 def _metadata() -> str:
-    """Return a directory with package metadata that `vllm serve` needs and the CPU wheel lacks; "" if installed."""
+    """Return a directory with package metadata that vLLM's CPU wheel lacks, or "" if the package vllm is installed."""
     try:
         version("vllm")
     except PackageNotFoundError:

@@ -48,7 +48,7 @@ def run(tmp_path, url, sha256):
 
 
 def test_downloads_a_file_once(tmp_path, home):
-    """The second run finds the file present and does not contact the server."""
+    """A second `make data` finds the file present and does not contact the server."""
     digest = hashlib.sha256(TRACE).hexdigest()
     assert run(tmp_path, f"{home}/trace.csv", digest).returncode == 0
     assert (tmp_path / "data" / "traces" / "one.csv").read_bytes() == TRACE

@@ -66,7 +66,7 @@ def test_a_serialized_hand_off_takes_the_modelled_time(blocks):
 @settings(max_examples=50)
 @given(st.integers(1, 60), st.floats(0.01, 20.0))
 def test_a_layer_wise_hand_off_takes_the_modelled_time(blocks, prefill_s):
-    """The duration differs from the transfer model's by at most the time of one group of layers."""
+    """The duration of a layer-wise hand-off is within one layer group's time of the transfer model's prediction."""
     took = World().layer_wise(range(blocks), prefill_s)
     said = model().layer_wise_s(blocks * BLOCK, prefill_s)
     group_s = 8 / 70 * min(prefill_s, blocks * BLOCK * KV_BYTES / 1e9)

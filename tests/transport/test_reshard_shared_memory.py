@@ -42,7 +42,7 @@ class Instance:
         return ours
 
     def views(self, layer):
-        """Yield (slice of heads, (keys, values)) for each rank that stores `layer`."""
+        """Yield the slice of KV heads, the keys and the values of a layer, for each rank that stores the layer."""
         for rank, own in enumerate(self.ranks):
             held = self.split.layers(rank, len(ALL))
             if layer in held:

@@ -44,7 +44,7 @@ def cache(key):
 
 
 def prepared(cache, peer, transport, layout):
-    """Fill two caches with known contents, and return the connection from one to the other."""
+    """Fill two caches with known contents, and return the connection from `cache` to the cache of `peer`."""
     cache.make(transport, 1, layout, OURS)
     theirs = peer.do("make", transport, 2, layout, THEIRS)
     cache.fill(1)

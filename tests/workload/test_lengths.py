@@ -16,7 +16,7 @@ PUBLISHED = {"azure-code": ((1469, 2048), (13, 28)), "azure-conv": ((1020, 1155)
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_generated_lengths_have_the_published_median_and_mean(name):
-    """Stored means differ from the published ones by at most 1%, sampled medians and means by at most 4%."""
+    """Means of packaged quantiles are within 1% of the published ones, sampled medians and means within 4%."""
     lengths = load_lengths(name)
     for quantiles, (_, mean) in zip((lengths.prompt_tokens, lengths.output_tokens), PUBLISHED[name], strict=True):
         segments = pairwise(zip(lengths.probabilities, quantiles, strict=True))
@@ -68,7 +68,7 @@ def test_distserve_lengths_have_the_means_of_the_paper(name, prompt, output):
 
 
 def test_fixed_lengths_are_written_as_prompt_plus_output():
-    """The name `512+64` gives fixed lengths; incomplete or zero lengths are not recognized."""
+    """The name `512+64` gives fixed prompt and output lengths; a missing or zero length is not recognized."""
     assert set(islice(load_lengths("512+64").sample(0), 100)) == {(512, 64)}
     assert not is_named("512+")
     assert not is_named("0+64")

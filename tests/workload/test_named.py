@@ -28,7 +28,7 @@ def trace(tmp_path):
     arrival=st.sampled_from([None, "poisson", "gamma", "constant"]),
 )
 def test_same_seed_gives_the_same_requests(name, seed, rate, arrival):
-    """Arrival times never decrease, and ids are consecutive."""
+    """Equal seeds give equal requests; arrival times never decrease, and ids are consecutive."""
     one, two = (list(workload(name, rate=rate, num_requests=20, arrival=arrival, seed=seed)) for _ in range(2))
     assert one == two
     assert [request.id for request in one] == [str(index) for index in range(20)]

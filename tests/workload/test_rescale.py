@@ -68,7 +68,7 @@ def test_scaled_lengths_are_proportional_and_at_least_one(requests, factor):
 
 
 def test_resizing_a_prompt_keeps_its_whole_prefix_blocks():
-    """A resized prompt keeps the ids of blocks that are full both before and after the change."""
+    """A resized prompt keeps the ids of blocks that are full both before and after resizing."""
     request = ask(prompt_tokens=1300, prefix_blocks=(7, 8, 9))
     half, same, double = (next(scale_lengths([request], factor)) for factor in (0.5, 1.0, 2.0))
     assert half.prefix_blocks == (7,)
@@ -89,7 +89,7 @@ def test_window_is_half_open_and_begins_at_zero():
 
 
 def test_window_and_first_stop_reading():
-    """`take` reads no request after its last one, and `window` reads only one request after its end."""
+    """`take` reads no request after the last one it yields, and `window` reads one request after the window's end."""
     endless = (ask(index, float(index)) for index in iter(int, None))
     assert len(list(take(endless, 3))) == 3
     source = iter(TEN)
@@ -113,7 +113,7 @@ def test_replay_rate_is_measured_over_the_selected_part():
 
 
 def test_replay_duration_is_measured_after_scaling():
-    """A replay of four seconds at twice the rate covers eight seconds of the trace."""
+    """At twice the rate of a trace, a replay of four seconds covers eight seconds of the trace."""
     part = list(Replay(rate_scale=2.0, duration_s=4.0).requests(lambda: iter(TEN)))
     assert [r.id for r in part] == list("01234567")
     assert part[-1].arrival_s == 3.5

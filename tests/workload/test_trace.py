@@ -185,7 +185,7 @@ def test_azure_traces_have_the_published_lengths(name, requests, prompt, output)
 
 
 def test_mooncake_trace_has_the_published_reuse():
-    """The numbers of requests, blocks and distinct blocks, and the highest reuse, equal the published ones."""
+    """The numbers of requests, blocks and distinct blocks, and the highest possible reuse, equal the published ones."""
     summary = summarise(open_trace(public_trace("mooncake-conversation.jsonl")))
     assert summary.requests == 12031
     assert (summary.duration_s, summary.prompt_tokens.p50) == (3536.999, 6909)

@@ -13,7 +13,7 @@ SOON = 0.05
 
 
 class Items:
-    """Asynchronous generator that yields the numbers below `ready`, then ends if `ends` is True, else waits forever."""
+    """Asynchronous generator of the numbers 0 to `ready` - 1; it then ends if `ends` is True, else it waits forever."""
 
     def __init__(self, ready, *, ends=False):
         self.ready, self.ends, self.closed = ready, ends, False

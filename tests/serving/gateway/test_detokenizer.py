@@ -20,7 +20,7 @@ def detokenize(tokenizer, token_ids, skip):
 
 @given(kinds, st.data(), st.booleans())
 def test_pieces_join_to_the_librarys_decoding(kind, data, skip):
-    """Joined text pieces equal the tokenizers library's text, unless byte fallback leaves a partial character."""
+    """Joined pieces of text equal one decoding of all tokens, unless byte fallback leaves a partial character."""
     tokenizer = KINDS[kind]()
     ids = st.integers(0, tokenizer.backend.get_vocab_size() - 1)
     token_ids = data.draw(st.lists(ids, max_size=40))
@@ -60,7 +60,7 @@ def pieces_of_smile(kind):
 
 
 def test_ids_beyond_the_vocabulary_add_no_text():
-    """Models with a padded vocabulary can generate ids without tokens."""
+    """Ids beyond the vocabulary, which models with a padded vocabulary can generate, add no text to the output."""
     tokenizer = byte_level()
     hello = tokenizer.backend.encode("he").ids
     assert "".join(detokenize(tokenizer, [5000, *hello, 5001], skip=True)[1]) == "he"

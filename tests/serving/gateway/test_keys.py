@@ -61,7 +61,7 @@ def test_keys_are_ignored_when_none_are_configured(client):
 
 
 def test_more_generations_than_the_keys_limit_are_400(guarded):
-    """The status is 400 instead of 429, because a retry cannot succeed."""
+    """A request for more generations than its API key may ever run at once gets a 400 instead of a 429."""
     response = guarded.post("/v1/completions", json={**ASK, "n": 3}, headers={"authorization": "Bearer other"})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
 
@@ -96,7 +96,7 @@ def keys_file(tmp_path):
 
 
 def test_reads_a_key_file(keys_file):
-    """Limits are optional, comments and empty lines are skipped, and keys from flags precede those of the file."""
+    """In a key file, limits are optional, and comments and empty lines are ignored."""
     path = keys_file("# who  key\n\nalice sk-1\nbob\tsk-2 4\ncarol sk-3 - 60\n")
     ring = read_keys([SECRET], path)
     assert ring.limits == {

@@ -18,7 +18,7 @@ def client():
 
 
 def exchange(client, *parts):
-    """Send raw bytes, read until the server disconnects, and return the response's status, head and rest."""
+    """Send raw bytes and read until the server disconnects; return the status, the head and the text after the head."""
     address = (client.base_url.host, client.base_url.port)
     with socket.create_connection(address, timeout=600) as sock:
         try:
@@ -65,7 +65,7 @@ def test_rejects_endless_headers_while_they_arrive(client):
 
 
 def test_header_limit_is_per_request_and_excludes_the_body(client):
-    """The limit does not depend on how packets split the bytes."""
+    """The limit on the headers of a request does not depend on how packets split the bytes."""
     body = b'{"model": "tiny", "prompt": [1], "max_tokens": 1, "user": "' + b"u" * 5000 + b'"}'
     post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     big = LINE + b"X: " + b"a" * 1800 + b"\r\n\r\n"
@@ -92,7 +92,7 @@ def test_invalid_http_is_400(client):
     ],
 )
 def test_rejects_long_prompts(client, fields, status):
-    """The limits apply to characters before tokenization and to tokens after it."""
+    """Prompts are limited in characters before tokenization, and in tokens after it."""
     response = client.post("/v1/completions", json={"model": "tiny", "max_tokens": 1, **fields})
     assert response.status_code == status
     if status == 400:

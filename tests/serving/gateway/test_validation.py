@@ -126,7 +126,7 @@ def test_an_unknown_model_is_404(complete, chat, client):
 
 
 def test_rejects_requests_beyond_the_context(complete, chat):
-    """The error message contains the token counts."""
+    """The error for a request beyond the context length contains the token counts."""
     error = refused(complete(prompt=[5] * 200, max_tokens=57), param="max_tokens")
     assert error["code"] == "context_length_exceeded"
     assert all(number in error["message"] for number in ("256", "200", "57", "257"))

@@ -119,7 +119,7 @@ class StoreLives(RuleBasedStateMachine):
         self.known = set()
 
     def turn(self):
-        """Record the manager's block moves and granted slots, and check its reported changes of the stored keys."""
+        """Record the manager's block moves and granted slots, and check its reports of stored and removed keys."""
         self.moves.extend(self.manager.take_moves())
         for granted in self.manager.take_grants():
             keys = (self.puts if granted.puts else self.loads).get(granted.requester)
@@ -250,7 +250,7 @@ class StoreLives(RuleBasedStateMachine):
         assert self.known == {key for prompt in PROMPTS for key in prompt if key in self.manager.tiers}
 
     def teardown(self):
-        """End all clients, then check that only stored blocks occupy slots."""
+        """End all clients, then check that only stored blocks occupy memory slots."""
         for client in CLIENTS:
             self.die(client)
         while self.moves:

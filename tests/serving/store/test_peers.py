@@ -212,7 +212,7 @@ def test_refuses_blocks_of_another_model(tmp_path):
 
 @contextmanager
 def guarded(kind):
-    """Yield a guard (it authenticates connections by the cluster key) and a ZeroMQ socket."""
+    """Yield a ZeroMQ socket, and a guard that authenticates ZeroMQ connections by the cluster key."""
     context = zmq.Context()
     guard, socket = Guard(context, KEY), context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
@@ -225,7 +225,7 @@ def guarded(kind):
 
 
 def frames_near(message, kind):
-    """Strategy for random bytes, truncated messages, and messages with wrong values."""
+    """Hypothesis strategy for random bytes, truncated copies of `message`, and messages with wrong values."""
     whole = msgspec.msgpack.encode(message)
     values = st.recursive(
         st.none() | st.integers(-(2**63), 2**64 - 1) | st.binary(max_size=80) | st.booleans(),

@@ -1,4 +1,4 @@
-"""A KV store and its clients, without other hosts."""
+"""A KV store and its clients on one host."""
 
 import pytest
 

@@ -72,7 +72,7 @@ def test_a_request_has_a_span_for_each_stage(traced):
 
 
 def test_a_request_without_a_trace_starts_one(traced):
-    """The first generation's span starts the trace; it is the parent of the spans of all other generations."""
+    """If a request has no trace, the span of its first generation starts one and is the parent of its other spans."""
     context = context_of("mine", "/v1/completions", "")
     spans = traced(request_timeline([4.0], name="a"), request_timeline([4.0], name="b"), context=context)
     first, second = (span for span in spans if span.kind is SpanKind.SERVER)

@@ -49,7 +49,7 @@ def test_reads_a_prefill_response():
 
 
 def test_reads_several_tokens_in_an_event():
-    """If one event has several tokens, their indices continue the stream, and the last token has the finish reason."""
+    """If one event has several tokens, each has its own index, and only the last one has the finish reason."""
     tokens = read_completion(STOPPED).choices[0].outputs(4)
     assert [(token.index, token.token_id, token.finish_reason) for token in tokens] == [
         (4, 17, None),

@@ -52,7 +52,7 @@ class Publisher:
 
 
 def feed(numbers, lost=(), *, replays=False):
-    """Publish the batches `numbers` except `lost`; return the received numbers, with "gap" for each reported gap."""
+    """Publish numbered batches but lose those in `lost`; return the received numbers, with "gap" for reported gaps."""
     heard = []
 
     async def scenario():

@@ -65,7 +65,7 @@ def test_stored_blocks_get_the_prompt_keys():
 
 
 def test_removed_blocks_are_forgotten():
-    """Removed blocks leave the index; removals of unknown hashes and in other memory tiers are ignored."""
+    """Blocks removed from GPU memory leave the index; removals of unknown hashes or from other tiers are ignored."""
     changes = follow(stored(0, 3), removed(2, 9), removed(0, medium="CPU"), removed(0, group_idx=1))
     assert changes[1:] == [("removed", [KEYS[2]])]
 

@@ -118,7 +118,7 @@ def test_disconnects_free_every_block(fleet):
 
 
 async def streaming(fleet, asked, count, hit):
-    """Run `count` streams of one prompt, call `hit` once each stream has a token, and return the tokens by stream."""
+    """Run `count` streams of one prompt, call `hit` (a fault) once each has a token, and return the streams' tokens."""
     going, tokens = asyncio.Event(), [[] for _ in range(count)]
 
     async def one(session, number):

@@ -113,7 +113,7 @@ def test_one_output_token_needs_no_handoff(attempt):
 
 
 def test_an_output_that_ends_at_the_first_token_releases_the_kv(attempt):
-    """If prefill ends the output, an invalid request to the decode server frees the KV on the prefill server."""
+    """If the first token ends the output, the gateway makes the prefill server free the request's KV immediately."""
     heard, raised, (_, refused) = attempt(whole(7, finish="stop"), [Refuse(400)])
     assert (heard.tokens, heard.finish, raised) == ([(0, 7, "p")], FinishReason.STOP, None)
     assert refused[0]["kv_transfer_params"] == KV

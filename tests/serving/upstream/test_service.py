@@ -28,7 +28,7 @@ def behind(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def routes(behind, tiny_model_dir):
-    """Yield a function that starts a gateway with a given probe timeout for the two services and returns its URL."""
+    """Yield a function that starts a gateway to two services, with a given probe timeout, and returns its URL."""
     with ExitStack() as running:
 
         def start(probe_timeout):
@@ -42,7 +42,7 @@ def routes(behind, tiny_model_dir):
 
 @pytest.fixture
 def route(routes):
-    """Return the URL of a gateway that waits for slow servers, because a replay would change sampled output."""
+    """Return the URL of a gateway with a probe timeout of one hour, so that no slow server counts as hung."""
     return routes(3600)
 
 

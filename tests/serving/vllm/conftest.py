@@ -28,7 +28,7 @@ def vllm_model_dir(tmp_path_factory):
 
 @pytest.fixture
 def vllm_service(vllm_model_dir):
-    """Yield a function that starts a service and returns its URL; a new service first ends the previous one."""
+    """Yield a function that starts a service and returns its URL; each call ends the service of the previous call."""
     with ExitStack() as running:
 
         def url(arch, *flags):

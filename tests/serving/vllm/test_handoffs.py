@@ -56,12 +56,12 @@ def check(url, arch, directory):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_split_llama_equals_one_vllm(way, vllm_service, vllm_model_dir):
-    """The output equals that of one vLLM engine in every hand-off mode and over both transports."""
+    """In every hand-off mode and over both transports, the output equals that of one vLLM engine."""
     check(vllm_service("llama", *SPLIT, *WAYS[way]), "llama", vllm_model_dir("llama"))
 
 
 def test_split_qwen3_equals_one_vllm(vllm_service, vllm_model_dir):
-    """The output equals that of one vLLM engine with layer-wise hand-offs over NIXL."""
+    """With layer-wise hand-offs over NIXL, the output equals that of one vLLM engine."""
     check(vllm_service("qwen3", *SPLIT, *WAYS["layer-wise"]), "qwen3", vllm_model_dir("qwen3"))
 
 

@@ -23,7 +23,7 @@ def config(pools="1xa100:prefill,1xh100:decode", model="bloom-176b", **engine):
 
 
 def test_memory_equals_the_simulators():
-    """An emulated worker has as many KV blocks as the simulated instance, and as many bytes per token as the model."""
+    """An emulated worker has as many KV blocks as the simulated instance, and the model's KV bytes per token."""
     made = config()
     prepared = prepare(made, print)
     for worker, kind in zip(made.workers, instance_profiles(made.cluster, CATALOG), strict=True):

@@ -77,7 +77,7 @@ def test_a_prompt_runs_while_its_prefix_is_loaded(model, host, expected):
 
 
 def test_a_layer_is_handed_off_when_it_was_loaded(model, host):
-    """Each layer, including its loaded prefix, is handed off when it is computed, while the next layer still loads."""
+    """The KV of each layer is handed off once it is computed, while the prefix of the next layer is still loading."""
     _, client = host
     with store_worker(model, client) as worker:
         worker.copier.hold(1)
@@ -93,7 +93,7 @@ def test_a_layer_is_handed_off_when_it_was_loaded(model, host):
 
 
 def test_prompts_with_the_same_prefix_share_a_load(model, host, expected):
-    """Three prompts share one load of their common prefix; the fully cached prompt recomputes only its last token."""
+    """Three prompts share one load of their common prefix; the one that is fully cached recomputes its last token."""
     _, client = host
     other = BEGIN + tokens("other", 9)
     with store_worker(model, client) as worker:

@@ -6,7 +6,7 @@ from twofold.serving.worker.receiver import HandoffReceiver, IncomingHandoff
 
 
 class Recording:
-    """A hand-off receiver that records its steps, and whose reads wait until the event `gate` is set."""
+    """A hand-off receiver that logs received and ended hand-offs; its reads wait until the event `gate` is set."""
 
     def __init__(self):
         self.log = []

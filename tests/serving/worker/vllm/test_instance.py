@@ -31,7 +31,7 @@ class Vllm:
         return blocks
 
     def finish(self, request_id, *, hold=False):
-        """End a request in the fake vLLM; keep its blocks if it waits for KV or its KV is still being transferred."""
+        """End a request in the fake vLLM; its blocks stay allocated while its KV is being received or sent."""
         waits = request_id in self.awaited
         if request_id not in self.held:
             return
@@ -46,7 +46,7 @@ class Vllm:
         self.over.discard(request_id)
 
     def settle(self):
-        """Report finished transfers to the fake vLLM, which fails, like vLLM, on a request that it does not expect."""
+        """Report finished KV transfers to the fake vLLM; like vLLM, it fails on a transfer that it does not expect."""
         settled = self.instance.settle()
         for request_id in settled.received:
             assert request_id in self.awaited
@@ -58,7 +58,7 @@ class Vllm:
             self.give_back(request_id)
 
     def obey(self):
-        """Apply the scheduler's orders to the fake vLLM, as the worker's vLLM thread does."""
+        """Carry out the scheduler's abort and resume orders in the fake vLLM, as the worker's vLLM thread does."""
         for order, request_id in self.instance.take_orders():
             held = self.instance.find(request_id)
             if order is VllmOrder.ABORT:

@@ -4,7 +4,7 @@ from bench.decision_cost import decisions_per_s, sample_requests
 
 
 class Counted:
-    """Cluster scheduler stub that counts its requests and checks the order of their phases."""
+    """Stub of the cluster scheduler that counts requests and checks the order of each request's phases."""
 
     def __init__(self):
         self.stages, self.most = {}, 0

@@ -43,7 +43,7 @@ def test_equal_blocks_give_equal_tokens_and_the_rest_differs():
 
 
 def test_a_prompt_that_ends_inside_a_block_is_the_start_of_that_block():
-    """A shorter prompt with the same block ids equals the beginning of the longer prompt."""
+    """If two prompts have equal block ids but different lengths, the shorter prompt is the start of the longer one."""
     maker = PromptMaker(block_tokens=32)
     assert maker.token_ids(ask("one", 40, (7, 8))) == maker.token_ids(ask("two", 64, (7, 8)))[:40]
 

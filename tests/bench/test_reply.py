@@ -1,4 +1,4 @@
-"""Token counts follow the server's usage, and token times are the arrival times of stream chunks."""
+"""Token counts are those in the server's `usage`, and token times are the arrival times of stream chunks."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ def test_chat_role_chunks_are_no_tokens():
 
 @given(chunks=st.integers(1, 30), extra=st.integers(0, 100))
 def test_packed_chunks_keep_first_last_and_every_gap(chunks, extra):
-    """If chunks have several tokens, each token gets the time of a chunk, and the time of every chunk is used."""
+    """If a reply has more tokens than chunks, some tokens have equal times, and every chunk's time occurs."""
     reply = reply_of(*[StreamChoice("a")] * chunks, tokens=chunks + extra)
     times = reply.token_times_s()
     assert len(times) == chunks + extra

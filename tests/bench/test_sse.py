@@ -1,4 +1,4 @@
-"""The parser of server-sent events accepts any chunk boundaries and reads error messages and output text."""
+"""The parser of server-sent events accepts any chunk boundaries, and finds error messages and output text."""
 
 from itertools import pairwise
 

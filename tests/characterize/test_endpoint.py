@@ -30,7 +30,7 @@ def test_no_prompt_is_sent_twice():
 
 
 def test_equal_numbers_are_equal_prompts():
-    """Two probe streams with equal `prompt` numbers send the same prompt one after the other, for a prefix hit."""
+    """Two probe streams with equal `prompt` numbers send equal prompts, the second after the first got a token."""
     with endpoint() as server:
         again = ProbeStream(prompt_tokens=20, output_tokens=1, after_tokens=1, prompt=0)
         first = ProbeStream(prompt_tokens=20, output_tokens=1, prompt=0)

@@ -24,7 +24,7 @@ SENT = {name: list(workload(name, rate=1.0, num_requests=80)) for name in ("azur
 
 
 def instance(machine="fast", factor=1.0, **changes):
-    """Return the characterization of an instance whose iteration times are `TIMES` multiplied by `factor`."""
+    """Return the characterization of an instance with the iteration times in `TIMES`, multiplied by `factor`."""
     made = msgspec.structs.replace(
         profile(),
         times=changes.pop("times", TIMES).slower(factor),
@@ -67,7 +67,7 @@ def test_a_long_prompt_is_computed_in_chunks():
 
 
 def test_insights_that_one_profile_can_judge():
-    """One profile suffices to judge Splitwise's insights 1 to 4 (insight 3 fails here), but not insights 6 and 7."""
+    """One profile suffices to judge Splitwise's insights 1 to 4, but not insights 6 and 7."""
     catalog = instance().profile.extend(load_catalog())
     activity = [
         run for name, requests in SENT.items() for run in activities(instance().profile, catalog, name, requests)
@@ -120,7 +120,7 @@ def test_memory_that_no_batch_fills_is_not_judged():
 
 
 def test_measured_power_of_both_phases():
-    """If a profile row has times of both phases, its peak power is of prefill and its average power of decode."""
+    """If a profile row has times of both phases, its peak power is attributed to prefill, its average to decode."""
     of_both = rows(
         {
             "prompt_size": 512,

@@ -24,7 +24,7 @@ def silent(_name, _share):
 
 
 def swept(monkeypatch, tmp_path, budget_s, **settings):
-    """Sweep a simulated instance for `budget_s` simulated seconds; return the profile file and the instance."""
+    """Sweep a simulated instance for `budget_s` simulated seconds; return the file of the profile and the instance."""
     stepper = PacedStepper(**settings)
     keep_time(monkeypatch, stepper)
     file = ProfileFile(tmp_path / "p.csv", PAIR)
@@ -78,7 +78,7 @@ def test_a_tiny_context_still_has_probes():
 
 
 def test_the_fit_finds_the_times(monkeypatch, tmp_path):
-    """The fitted profile predicts prefill, decode and mixed iterations, and its slope changes at 512 tokens."""
+    """The fit predicts prefill, decode and mixed iteration times, and finds the change of slope at 512 tokens."""
     file, stepper = swept(monkeypatch, tmp_path, 120.0)
     fitted = fit_iterations(measurements(file.rows, stepper.limits))
     times = fitted.times
@@ -101,7 +101,7 @@ def test_chunked_prompts_are_measured_in_chunks(monkeypatch, tmp_path):
 
 
 def test_a_sweep_is_resumed(monkeypatch, tmp_path):
-    """A second sweep keeps the rows in the file, and adds measurements of new sizes."""
+    """A second sweep into one profile file keeps the earlier rows, and adds measurements of new sizes."""
     first, _ = swept(monkeypatch, tmp_path, 2.0)
     sizes = [(row.prompt_size, row.batch_size, row.running, bool(row.token_time)) for row in first.rows]
     again, _ = swept(monkeypatch, tmp_path, 0.5)
@@ -125,7 +125,7 @@ def test_a_file_of_another_model_is_refused(monkeypatch, tmp_path):
 
 
 def test_rows_before_a_failure_are_kept(monkeypatch, tmp_path):
-    """If the target fails during a sweep, the file keeps the rows measured before the failure."""
+    """If the measured instance fails during a sweep, the profile file keeps the rows measured before."""
     stepper = PacedStepper()
     keep_time(monkeypatch, stepper)
     target, ran = LocalTarget(stepper), []

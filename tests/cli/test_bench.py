@@ -53,7 +53,7 @@ def test_a_run_prints_a_table_and_writes_a_report(trace, tmp_path):
 
 
 def test_vllm_names_of_options_are_understood(trace):
-    """`twofold bench` accepts `--num-prompts` and `--request-rate` as in vLLM's benchmark."""
+    """`twofold bench` accepts the flags `--num-prompts` and `--request-rate` of vLLM's benchmark."""
     with endpoint() as scripted:
         result = run(
             *("--base-url", scripted.url, "--workload", trace, "--num-prompts", 5, "--request-rate", 200),

@@ -1,4 +1,4 @@
-"""`twofold calibrate fit` writes fitted coefficients, and prints the fit errors and the dropped profile rows."""
+"""`twofold calibrate fit` writes fitted coefficients, and prints fit errors and profile rows left out of the fit."""
 
 import pytest
 from typer.testing import CliRunner
@@ -27,7 +27,7 @@ def invoke(*arguments):
 
 
 def test_fit_writes_and_shows(profile, tmp_path):
-    """The file has coefficients, source and note. The fit errors go to stdout, and the dropped rows to stderr."""
+    """The output file has coefficients, source and note. stdout has fit errors, stderr the rows left out of the fit."""
     out = tmp_path / "c.toml"
     result = invoke(
         profile, "-o", out, "--source", "my rack", "--date", "2025-06-01", "--note", "rtx=fans at full speed"

@@ -30,7 +30,7 @@ def test_the_published_figure_is_shown():
 
 
 def test_json_has_each_machine():
-    """The JSON has, for each machine, the required bandwidth and the shortest prefix worth loading over each link."""
+    """The JSON has each machine's required bandwidth, and the shortest prefix worth loading over each type of link."""
     facts = json.loads(run("a100", "h100", "--performance", "roofline", "--json").stdout)
     assert list(facts) == ["dgx-a100", "dgx-h100"]
     a100, h100 = facts.values()

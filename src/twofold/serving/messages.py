@@ -20,7 +20,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses of an instance: its KV `memory`, and its inbox for senders on its host and others (`outside`)."""
+    """Addresses of an instance: its KV `memory`, its `inbox` for its own host, and `outside` for other hosts."""
 
     inbox: str
     memory: MemoryDescriptor
@@ -100,7 +100,7 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
 
 class HeartbeatAck(Message, frozen=True, kw_only=True):
-    """Acknowledgement of a heartbeat from another host, sent at `said_s` on that host's clock."""
+    """Acknowledgement of a heartbeat that another host sent at `said_s`, a time on that host's clock."""
 
     said_s: float
 
@@ -130,8 +130,8 @@ class LinkMeasured(Message, frozen=True, kw_only=True):
 
 
 class Alive(Message, frozen=True, kw_only=True):
-    """Heartbeat of a worker, whose current batch has run for `batch_s` seconds. `said_s` is the send time on the
-    watchdog clock, `now_s` on the worker's monotonic clock.
+    """Heartbeat of a worker, whose current batch has run for `batch_s` seconds. The heartbeat was sent at `said_s` on
+    the watchdog clock, which is `now_s` on the worker's monotonic clock.
     """
 
     instance: str
@@ -155,7 +155,7 @@ class LeaseGranted(Message, frozen=True, kw_only=True):
 
 class StepDone(Message, frozen=True, kw_only=True):
     """Report of a completed iteration, which started at `started_s` on the worker's monotonic clock. `started` lists
-    the requests whose prefill began. `epoch` identifies the worker process; `number` orders its status reports.
+    the requests whose prefill began. `epoch` identifies the worker process; `number` increases with each report.
     """
 
     instance: str
@@ -186,8 +186,8 @@ class BlocksChanged(Message, frozen=True, kw_only=True):
 
 
 class HandoffReport(Message, frozen=True, kw_only=True):
-    """Report that `instance` has moved the KV of a hand-off: the source if it writes, the target if it pulls. Times are
-    on the clock of `instance`. A target that pulls sends this report before the tokens that it decodes.
+    """Report that `instance` has moved the KV of a hand-off: the prefill instance by writing, or the decode instance by
+    reading. Times are on the clock of `instance`. After a read, this report precedes the first decoded token.
     """
 
     instance: str
@@ -209,8 +209,8 @@ class RequestFailed(Message, frozen=True, kw_only=True):
 
 
 class HandoffEnded(Message, frozen=True, kw_only=True):
-    """Message from the source of a hand-off to its target: the source no longer writes to the leased blocks.
-    `first_token` is the output token of the prefill, or None if the KV is incomplete after an abort or `error`.
+    """Message to the target of a hand-off that the source no longer writes to the leased blocks. `first_token` is the
+    output token of the prefill, or None if the KV is incomplete after an abort or `error`.
     """
 
     request_id: str
@@ -233,7 +233,7 @@ class HandoffOffered(Message, frozen=True, kw_only=True):
 
 
 class HandoffTaken(Message, frozen=True, kw_only=True):
-    """Report to the source of a pulled hand-off that the target has read the KV, or failed (not `complete`)."""
+    """Report of a decode instance to the prefill instance that reading the KV succeeded (`complete`) or failed."""
 
     request_id: str
     epoch: int

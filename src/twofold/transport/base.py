@@ -90,7 +90,7 @@ class Transport:
 
     def add_checksums(self, layers: range, blocks: Sequence[int], sums: list[int], *, landed: bool) -> None:
         """Extend the checksum of each block in `sums` (initially 0, updated in place) by the contents of the given
-        layers. With `landed`, the contents are as peers wrote them, otherwise as the engine computed them.
+        layers. `landed` selects the memory that peers write; otherwise the checksum is of the engine's own memory.
         """
 
     def granted(self, lease: Lease) -> None:

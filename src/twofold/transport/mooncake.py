@@ -1,8 +1,8 @@
 """Transport `mooncake`: shared memory within a host, Mooncake's transfer engine between hosts.
 
 Within a host, the engine would use TCP, whose buffered data arrives even after the sender was killed. Pieces (memory
-ranges) are submitted one by one: a call with several pieces would return at the first failure, while the other pieces
-could still be written after the end of their lease.
+ranges) are submitted one by one, because a call with several pieces returns at the first failure. The other pieces
+could then still be written after the lease has ended.
 """
 
 import os
@@ -32,7 +32,7 @@ _SETTINGS = {"MC_TCP_PROTO": "2", "MC_TCP_PROGRESS_TIMEOUT_SEC": _NEVER_S, "MC_T
 
 
 class MooncakeEngine:
-    """Thread-safe `TransferEngine` on Mooncake. Peers address it by `session`. Cancelled transfers may still arrive."""
+    """Thread-safe `TransferEngine` on Mooncake. `session` is its address for peers. Cancelled data may still arrive."""
 
     def __init__(self, address: str) -> None:
         """Start an engine at `address` of this host (IPv6 in brackets). Raises ConfigurationError on failure."""
@@ -165,12 +165,12 @@ class MooncakeTransport(SharedMemoryTransport):
 
 
 def own_address(epoch: int, nbytes: int) -> int:
-    """Return the address for the memory of an epoch (process life). Two epochs rarely get the same address."""
+    """Return the preferred address of the cache of `epoch` (process life). Two epochs rarely get the same one."""
     place = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
     return _FIRST + epoch % ((_LAST - _FIRST) // place) * place
 
 
 def _cache_memory(layout: KvLayout, num_blocks: int, address: MooncakeAddress) -> CacheMemory:
-    """Return the address map of a cache. Scratch memory follows the KV pool; the epoch number is separate."""
+    """Return the addresses of a cache's parts. Scratch memory follows the KV pool; the epoch number is elsewhere."""
     scratch = address.base + layout.pool_bytes(num_blocks)
     return CacheMemory(layout, num_blocks, base=address.base, life=address.life, scratch=scratch)

@@ -126,7 +126,7 @@ class NixlAgent:
 
 
 def _with_device(pieces: Pieces) -> npt.NDArray[np.uint64]:
-    """Return the pieces as rows of (address, bytes, device), the format of NIXL's bindings."""
+    """Return the memory ranges in the format of NIXL's bindings, which includes the device."""
     devices = np.full(len(pieces.rows), pieces.device or 0, dtype=np.uint64)
     return np.column_stack((pieces.rows, devices))
 
@@ -141,7 +141,7 @@ ALIGNMENT = 64
 
 
 class NixlAddress(TransportAddress, frozen=True, tag=True):
-    """Address of a KV cache on GPU `device` (None: on the host): the agent's metadata, and the first address `base`."""
+    """Address of a KV cache: metadata of the NIXL agent, first byte `base`, and GPU `device` (None: host memory)."""
 
     transport = "nixl"
 
@@ -156,7 +156,7 @@ def life_offset(layout: KvLayout, num_blocks: int) -> int:
 
 
 def cache_memory(layout: KvLayout, num_blocks: int, base: int, device: int | None) -> CacheMemory:
-    """Return the address map of a cache: the KV pool, the epoch number and the scratch memory, in this order."""
+    """Return the addresses of a cache's parts: KV pool, epoch number and scratch memory, in this order."""
     life = base + life_offset(layout, num_blocks)
     return CacheMemory(layout, num_blocks, base=base, life=life, scratch=life + LIFE_BYTES, device=device)
 

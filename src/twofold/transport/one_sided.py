@@ -114,8 +114,8 @@ class OneSidedConnection:
         self._move("WRITE", local.piece(local.scratch, nbytes), remote.piece(remote.scratch, nbytes))
 
     def greet(self, epoch: int, life_word: torch.Tensor) -> None:
-        """Read the peer's epoch number into `life_word[1]` and compare it with `epoch`; close the connection on
-        failure. Raises StaleEpochError for another epoch, and InstanceLostError if the peer does not respond.
+        """Read the peer's current epoch into the buffer `life_word` and compare it with `epoch`. Raises StaleEpochError
+        if they differ, and InstanceLostError if the peer does not respond; both close the connection.
         """
         local, remote = self._local, self._remote
         deadline = time.monotonic() + CONNECT_S
@@ -139,5 +139,5 @@ class OneSidedConnection:
 
 
 def pause(checks: int, waited_s: float) -> None:
-    """Sleep between two checks of a transfer: 0 s at first, then `waited_s`/16 (at most 1 ms) to save CPU time."""
+    """Sleep briefly between two checks of a transfer, for longer the longer the transfer takes (at most 1 ms)."""
     time.sleep(0 if checks < 4 else min(waited_s / 16, 0.001))

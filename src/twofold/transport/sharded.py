@@ -96,7 +96,7 @@ class OtherRanks:
         self.addresses = tuple(message.address for message in first if isinstance(message, RankAddress))
 
     def ask(self, request: RankRequest, meanwhile: Callable[[], int] = lambda: 0) -> int:
-        """Send a request to all other ranks, and execute it on the first rank by `meanwhile`; return the total bytes
+        """Send a request to all other ranks, call `meanwhile` for the first rank's own part, and return the total bytes
         moved. If a rank fails, raise its error after all ranks have replied.
         """
         with self._lock:

@@ -19,7 +19,7 @@ from twofold.errors import require
 
 
 class RandomStream(IntEnum):
-    """Random streams of a workload. The values are part of the seeds; changing one would change all workloads."""
+    """Random streams of a workload. The numbers are part of seeds, so a changed number would change all workloads."""
 
     ARRIVALS = 0
     PROMPTS = 1
@@ -27,7 +27,7 @@ class RandomStream(IntEnum):
 
 
 def generator(seed: int, stream: RandomStream) -> Generator:
-    """Create the random generator of one stream. Raises ConfigurationError for a negative seed."""
+    """Create the random generator for a seed and a stream. Raises ConfigurationError for a negative seed."""
     require(seed >= 0, f"the seed must be at least 0, not {seed}")
     return Generator(PCG64((seed, stream)))
 
@@ -48,8 +48,8 @@ def poisson(rate: float, seed: int) -> Iterator[float]:
 
 
 def gamma(rate: float, burstiness: float, seed: int) -> Iterator[float]:
-    """Return arrival times whose gaps follow a gamma distribution with mean 1/`rate` seconds and shape `burstiness`.
-    Their coefficient of variation is 1/sqrt(burstiness), as for `--burstiness` of vLLM's benchmark.
+    """Return arrival times whose gaps follow a gamma distribution with mean 1/`rate` seconds and shape `burstiness`, as
+    in vLLM's benchmark. The coefficient of variation of the gaps is 1/sqrt(burstiness).
     """
     scale = 1 / (rate * burstiness)
     return _sums(seed, lambda random: random.gamma(burstiness, scale, _CHUNK).tolist())
@@ -159,6 +159,6 @@ def uniform_lengths(spec: str) -> LengthDistribution | None:
 
 @cache
 def load_lengths(name: str) -> LengthDistribution:
-    """Load the length distribution with this name from the package's data, or parse fixed lengths such as `512+64`."""
+    """Load the length distribution `name` from the package's data, or parse fixed lengths such as `512+64`."""
     data = files("twofold.workload").joinpath("data", f"{name}.json")
     return uniform_lengths(name) or msgspec.json.decode(data.read_bytes(), type=LengthDistribution)

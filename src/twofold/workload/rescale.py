@@ -36,8 +36,8 @@ def mean_rate(requests: Iterable[Request]) -> float | None:
 
 
 def to_rate(reopen: Callable[[], Iterator[Request]], rate: float) -> Iterator[Request]:
-    """Scale arrival times to a mean of `rate` requests per second. `reopen` is called twice and must return the same
-    requests. Raises ConfigurationError if all requests arrive at the same time.
+    """Scale arrival times to a mean of `rate` requests per second. `reopen` is called twice and must return all
+    requests each time. Raises ConfigurationError if all requests arrive at the same time.
     """
     require_positive("rate", rate)
     current = mean_rate(reopen())
@@ -53,7 +53,7 @@ def retime(requests: Iterable[Request], times_s: Iterable[float]) -> Iterator[Re
 
 
 def window(requests: Iterable[Request], start_s: float, duration_s: float | None = None) -> Iterator[Request]:
-    """Select the requests that arrive in [`start_s`, `start_s + duration_s`); subtract `start_s` from their times."""
+    """Select the requests that arrive within `duration_s` from `start_s` on; the new arrival times count from there."""
     require(start_s >= 0 and math.isfinite(start_s), f"the start must be at least 0 s, not {start_s:g} s")
     if duration_s is not None:
         require_positive("duration", duration_s)

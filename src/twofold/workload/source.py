@@ -23,10 +23,10 @@ from twofold.workload.trace import open_trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """The part of a trace to replay, which starts at `start_s` seconds of the original trace, and its arrival rate.
+    """Selection of a part of a trace, from `start_s` seconds of the trace on, and the arrival rate of its replay.
 
-    `rate_scale` multiplies the arrival rate; alternatively, `rate` sets its mean in requests per second. `duration_s`
-    is in seconds of the replay. With `rate`, the part ends after `rate` · `duration_s` requests.
+    `rate_scale` multiplies the trace's arrival rate; alternatively, `rate` is the mean rate of the replay in requests
+    per second. `duration_s` limits the replay in seconds.
     """
 
     start_s: float = 0.0

@@ -71,7 +71,7 @@ class GapStatistics:
 
 
 def summarise(requests: Iterable[Request]) -> TraceSummary:
-    """Compute the statistics of a stream of requests, without storing it. Raises ValueError if it is empty."""
+    """Compute the statistics of a stream of requests, without storing it. Raises ValueError for an empty stream."""
     prompts, outputs, gaps = Counter[int](), Counter[int](), GapStatistics()
     distinct: set[BlockKey] = set()
     blocks, first_s, last_s = 0, None, 0.0
@@ -98,7 +98,7 @@ def summarise(requests: Iterable[Request]) -> TraceSummary:
 
 
 def _quantile(values: list[int], below: list[int], share: float) -> float:
-    """Return the quantile `share`. `values` are ascending and distinct; `below[i]` samples are ≤ `values[i]`."""
+    """Return a quantile of samples. `values` are the distinct samples, ascending; `below` are cumulative counts."""
     place = share * (below[-1] - 1)
     low, high = (values[bisect_right(below, rank)] for rank in (math.floor(place), math.ceil(place)))
     return low + (high - low) * (place % 1)

@@ -79,7 +79,7 @@ def _read(path: Path, chosen: TraceFormat, notes: ReadNotes) -> Iterator[Request
 
 @dataclass(slots=True)
 class WriteResult:
-    """Counts of the requests written, and of the requests that lost ids, prefix blocks or precision in the format."""
+    """Numbers of requests: all written ones, and those that lost their id, prefix blocks or exact arrival time."""
 
     requests: int = 0
     lost_ids: int = 0

@@ -28,7 +28,7 @@ def planned(*arguments):
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
-    """Return a trace of 100 requests that visit ten documents of 16 blocks in turn."""
+    """Return a trace of 100 requests: each prompt is the next of ten documents in turn, followed by a unique block."""
     path = tmp_path_factory.mktemp("traces") / "documents.jsonl"
     requests = [
         ask(n, n * 0.5, 17 * 512, 20, prefix_blocks=[*range(100 * (n % 10), 100 * (n % 10) + 16), 10_000 + n])
@@ -57,7 +57,7 @@ def test_tables_have_hits_savings_and_prices(trace):
 
 
 def test_the_whole_working_set_is_found_where_it_fits(trace):
-    """A shared cache with room for the working set of 170 blocks reaches the highest possible hit rate."""
+    """A shared cache for all 170 blocks in use between two visits of a document has the highest possible hit rate."""
     report = planned(trace, *FLAGS, "--nodes", 2)
     pool = report["tiers"][0]["pool"]
     assert report["highest_reuse"] == pytest.approx(0.9 * 16 / 17)

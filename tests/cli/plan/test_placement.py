@@ -56,7 +56,7 @@ def test_one_node_of_four_has_prefill_on_two_and_decode_on_one(planned):
 
 
 def test_output_has_confidence_and_comparisons(invoke):
-    """The output shows the goodput, its confidence, and the gain over the best colocated design."""
+    """The output shows the goodput with a confidence interval, and the gain over the best colocated design."""
     shown = " ".join(invoke(*FOUR, *ROUGH).stdout.split())
     for words in (
         "Goodput of one instance",
@@ -79,7 +79,7 @@ def test_tighter_slo_bounds_lower_goodput(planned):
 
 
 def test_a_rate_gives_a_deployment_file(planned, tmp_path):
-    """With `--rate`, a deployment file has as many accelerators as the report, and at most `--max-gpus`."""
+    """With `--rate`, the deployment file has as many accelerators as the plan, and at most `--max-gpus`."""
     file = tmp_path / "placed.yaml"
     report = planned(*NODE, *ROUGH, "--machines", "a100", "--max-gpus", 16, "--rate", 6, "--output", file)
     cluster = load_deployment(file).cluster

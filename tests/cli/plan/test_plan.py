@@ -55,7 +55,7 @@ def fresh(planned, tmp_path_factory):
 
 
 def test_the_plan_does_not_depend_on_the_number_of_jobs(fresh, planned, tmp_path):
-    """Plans with `--jobs 1` and `--jobs 3` are equal except for the reported effort."""
+    """Plans with `--jobs 1` and `--jobs 3` are equal except for the reported simulation speed."""
     reports = [dict(fresh[0]), planned(*SMALL, "--jobs", 3, "--store", tmp_path / "plan.sqlite")]
     efforts = [report.pop("effort") for report in reports]
     assert reports[0] == reports[1]
@@ -74,7 +74,7 @@ def test_a_second_run_reuses_all(fresh, planned):
 
 
 def test_tables_have_designs_margins_and_verdict(invoke):
-    """The tables show designs with model errors, margins to the SLO, the Pareto front, and whether split wins."""
+    """The tables show designs, errors of performance models, margins to the SLO, and whether a split design wins."""
     shown = invoke(*SMALL, "--slo", "ttft=1,tpot=0.06").stdout
     for words in ("h100+h100", "chunked-prefill", "model error", "±", "Margins", "Pareto front", "plit", "CPU second"):
         assert words in shown, words

@@ -110,7 +110,7 @@ def test_flags_that_repeat_the_file(cluster):
     ],
 )
 def test_flags_that_need_other_flags(flags, said):
-    """The error names the flag or argument that is missing, or the cluster file that cannot be read."""
+    """The error of `twofold serve` names the missing flag or argument, or the unreadable cluster file."""
     with pytest.raises(UserError, match=said):
         service_config(flags)
 

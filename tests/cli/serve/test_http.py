@@ -1,4 +1,4 @@
-"""`twofold serve` requires API keys on public addresses, and masks them in its arguments and environment."""
+"""`twofold serve` requires API keys on public addresses, and masks keys in the process's arguments and environment."""
 
 import os
 import subprocess

@@ -46,7 +46,7 @@ def test_mistakes(refusal, arguments, says):
 
 
 def test_flags_become_servers_and_api_key(model, monkeypatch):
-    """Servers are named by role and number. The API key is read from an environment variable, which is then deleted."""
+    """Servers get names such as decode-1. The API key is read from an environment variable, which is then deleted."""
     monkeypatch.setenv("TWOFOLD_SERVER_API_KEY", "secret")
     flags = RouteSettings(model=str(model), prefill=("http://a",), decode=("http://b", "http://c"))
     config = route_run.route_config(flags)

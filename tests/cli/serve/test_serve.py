@@ -32,7 +32,7 @@ def refusal(*arguments):
 
 
 def unprepared(model, **flags):
-    """Prepare workers with flags that must fail; return the message of the UserError."""
+    """Prepare a service with invalid flags; return the error message."""
     with pytest.raises(UserError) as refused:
         prepare(service_config(ServeSettings(model=str(model), **flags)), lambda _: None)
     said = str(refused.value)
@@ -138,7 +138,7 @@ def test_invalid_flags_and_combinations(early_refusal, flags):
     ],
 )
 def test_wrong_telemetry(early_refusal, flag, value, right):
-    """The error for an invalid `--log-format`, `--otlp-endpoint` or `--slo` contains a valid value."""
+    """The error for an invalid `--log-format`, `--otlp-endpoint` or `--slo` contains an example of a valid value."""
     said = early_refusal(flag, value)
     assert repr(value) in said
     assert right in said

@@ -49,7 +49,7 @@ def test_refusals_are_printed():
     ],
 )
 def test_mistakes_are_one_sentence(flags, reason):
-    """`twofold simulate --overload` rejects an unknown rule, and an SLO that lacks a TTFT or TPOT bound."""
+    """`twofold simulate --overload` rejects an unknown value, and an SLO that lacks a TTFT or TPOT bound."""
     error = invoke(*RUN, *flags).exception
     assert isinstance(error, ConfigurationError)
     assert reason in str(error)

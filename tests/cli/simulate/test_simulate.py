@@ -42,7 +42,7 @@ def names(folder):
 
 
 def test_tables_show_latency_cost_and_verdict():
-    """The tables show latencies with model errors, rates, energy and price, and whether the SLO is met."""
+    """The tables show latencies, errors of performance models, rates, energy, price, and whether the SLO is met."""
     shown = run(*SMALL, *CLUSTER, "--slo", "splitwise").stdout
     for expected in ("TTFT", "model error", "±", "requests/s", "kWh", "per hour", "utilization", "verdict"):
         assert expected in shown

@@ -44,7 +44,7 @@ def deadline_error() -> RequestError:
 
 
 class LiveRequest:
-    """A request and its current attempt. Orders its tokens: the second (from decode) may arrive before the first."""
+    """A live request. Puts its output tokens in order, because the second token may arrive before the first."""
 
     def __init__(self, generation: Generation) -> None:
         self.id = generation.request.id
@@ -69,7 +69,7 @@ class LiveRequest:
 
     @property
     def stage(self) -> AttemptStage:
-        """Stage of the current attempt (prefill, hand-off or decode), inferred from its tokens and hand-off report."""
+        """Stage of the current attempt: prefill, hand-off or decode."""
         if self._early:  # only decode tokens arrive early
             return AttemptStage.DECODE
         made = len(self._tokens) - self.first_index
@@ -79,7 +79,7 @@ class LiveRequest:
         return AttemptStage.HANDOFF if waits else AttemptStage.DECODE
 
     def remaining(self) -> Generation:
-        """Return the input of the next attempt, whose prompt also contains all output tokens received so far."""
+        """Return the input of the next attempt: the original prompt plus all output tokens received so far."""
         made = len(self._tokens)
         generation, request, sampling = self.generation, self.generation.request, self.generation.sampling
         attempt = msgspec.structs.replace(
@@ -100,13 +100,13 @@ class LiveRequest:
         )
 
     def begin(self, generation: Generation, placed: PlacedRequest) -> None:
-        """Start the next attempt, which runs `generation` on the instances in `placed`."""
+        """Start the next attempt on the instances in `placed`; `generation` is the attempt's input."""
         self.placed, self.current, self.first_index = placed, generation, len(self._tokens)
         self.attempts += 1
         self.handed_off = False
 
     def end_attempt(self) -> None:
-        """End the current attempt, and discard tokens that arrived before an earlier token of the output."""
+        """End the current attempt, and discard received tokens that still wait for an earlier token."""
         if self.placed is not None:
             self.failed_in_a_row = self.failed_in_a_row + 1 if self.first_index == len(self._tokens) else 0
         self.placed = None

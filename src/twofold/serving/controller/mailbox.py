@@ -30,7 +30,7 @@ def new_context() -> zmq.Context[zmq.Socket[bytes]]:
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """Header of a message between hosts. A gap in the numbers of a `stream` (one connection) means lost messages."""
+    """Header of a message between hosts. A gap in the message numbers of a `stream` (connection) means a loss."""
 
     sender: str
     stream: int
@@ -38,11 +38,11 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Inbox(Generic[M]):
-    """Receiver of the messages of one process, for use in one thread. `kind` is the union of the message types.
+    """Receiver of all messages to one process, for use in one thread. `kind` is the union of the message types.
 
-    Malformed frames are dropped and counted in `dropped`. Other hosts send to the optional address `outside`, such as
-    tcp://ADDRESS:* (any free port). With a `guard`, senders need its key and put a Stamp before each message, and
-    `on_lost(sender)` is called when messages of a sender are missing.
+    Malformed frames are dropped and counted in `dropped`. Processes on other hosts send to the optional address
+    `outside`. With a `guard`, messages are encrypted, senders need the cluster key, and each message has a Stamp. If a
+    message of a sender is missing, `on_lost(sender)` is called.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Inbox(Generic[M]):
         return self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
 
     def _unstamped(self, frames: list[bytes]) -> bytes:
-        """Remove a message's stamp and report missing messages. Raises ValueError for a wrong number of frames."""
+        """Return the message in `frames` without its stamp; report lost messages. Raises ValueError if malformed."""
         if self._stamps is None:
             (message,) = frames
             return message
@@ -119,7 +119,7 @@ class Inbox(Generic[M]):
         return message
 
     def _drop(self, frames: list[bytes], error: Exception) -> None:
-        """Count a malformed frame. Log size and error (never the content) of only the 1st, 2nd, 4th, 8th … frame."""
+        """Count a malformed frame. Log a warning without the frame's content, but only for few of many frames."""
         self.dropped += 1
         if self.dropped & (self.dropped - 1) == 0:
             log.warning(
@@ -132,7 +132,7 @@ class Inbox(Generic[M]):
 
 
 class Outbox:
-    """Thread-safe sender of messages to any inbox, in order of sending; with a `guard`, encrypted and stamped."""
+    """Thread-safe sender of messages to any inbox, in order. With a `guard`, messages are encrypted and stamped."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], guard: Guard | None = None, sender: str = "") -> None:
         self._context, self._guard, self._sender = context, guard, sender

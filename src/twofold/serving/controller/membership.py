@@ -108,7 +108,7 @@ class Membership:
                 self._registry.send(instance, Shutdown())
 
     def exited(self, instance: str) -> None:
-        """Record the exit of a worker, and notify the other workers that it no longer writes KV into their blocks."""
+        """Record the exit of a worker, and notify the others that this worker no longer writes KV into their blocks."""
         if self._registry.exited(instance, time.monotonic()):
             if self._registry.members[instance].retired:
                 log.info("%s has retired", instance)

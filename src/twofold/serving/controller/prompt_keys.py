@@ -21,7 +21,7 @@ class PromptKeys:
         self._salts: dict[str, bytes] = {}
 
     def name(self, generation: Generation) -> Generation:
-        """Return `generation` with the block keys of its prompt, salted by tenant and by the client's cache salt."""
+        """Return `generation` (a live request) with its prompt's block keys, salted by tenant and client cache salt."""
         salt = self._salt(generation.key)
         if generation.cache_salt:
             salt = tenant_salt(generation.cache_salt, secret=salt)

@@ -38,12 +38,12 @@ class ProcessControl(Protocol):
         ...
 
     def refuse_worker(self, instance: str, reason: str) -> None:
-        """Report that the service cannot use a worker because of `reason`, and that a restart would not help."""
+        """Notify a worker's host that the service cannot use the worker (`reason`), and a restart would not help."""
         ...
 
 
 class HealthTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits in seconds: `silence_s` between heartbeats, `batch_s` of a batch, `restart_s` of the restart delay."""
+    """Limits in seconds on the time between heartbeats, the time of a batch, and the restart delay of a worker."""
 
     silence_s: float = 1.5
     batch_s: float = 300.0
@@ -133,7 +133,7 @@ class WorkerRegistry(WorkerGroup):
         return moment_s if clock is None else clock.to_local(moment_s)
 
     def is_current(self, instance: str, epoch: int) -> bool:
-        """Return whether `epoch` is the epoch (life of the process) of an instance that is up."""
+        """Return whether an instance is up and its current epoch (life of its process) is `epoch`."""
         peer = self.members[instance].peer if self.up(instance) else None
         return peer is not None and peer.memory.epoch == epoch
 
@@ -162,7 +162,7 @@ class WorkerRegistry(WorkerGroup):
         return True
 
     def _check(self, message: Registered) -> None:
-        """Raise ConfigurationError for an incompatible worker, StaleEpochError for one killed or already exited."""
+        """Raise ConfigurationError for an incompatible worker, StaleEpochError for a process presumed dead."""
         instance, model = message.peer.memory.instance, (message.model, message.peer.memory.layout)
         member = self.members.get(instance)
         if member is None:
@@ -176,7 +176,7 @@ class WorkerRegistry(WorkerGroup):
             )
 
     def heartbeat(self, message: Alive, now: float) -> None:
-        """Record a worker's heartbeat, and acknowledge it if the worker is on another host (see `ParentWatchdog`)."""
+        """Record a worker's heartbeat. Acknowledge it if the worker is on another host and would otherwise exit."""
         if self.is_current(message.instance, message.epoch):
             member = self.members[message.instance]
             member.heard_s, member.batch_s = now, message.batch_s
@@ -185,7 +185,7 @@ class WorkerRegistry(WorkerGroup):
                 self.send(member.instance, HeartbeatAck(said_s=message.said_s))
 
     def message_lost(self, instance: str) -> None:
-        """Let the next sweep kill a worker, because one of its messages was lost and its state is unknown."""
+        """Mark a worker for the next sweep to kill, because a message from the worker was lost."""
         if self.up(instance):
             self.members[instance].lost_message = True
 

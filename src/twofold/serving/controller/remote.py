@@ -1,7 +1,7 @@
 """Hosts that join the service over the network, and their workers.
 
 Each joined host reports the state of its workers every `ALIVE_S`. The controller repeats a command until a report shows
-its effect. On an unreachable host, watchdogs end the workers; see heartbeat.py for when they are presumed dead.
+its effect. Workers on a host without contact exit by themselves (see heartbeat.py for the time limits).
 """
 
 import logging
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class RemoteWorker:
-    """Desired state of a worker on a joined host. `life` numbers its processes; `over` is the last that has ended."""
+    """Desired state of a worker on a joined host. `life` counts its starts; `over` is the last life that has ended."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -48,7 +48,7 @@ class RemoteHost:
         self.rival: tuple[int, float] | None = None  # another launcher of this name, and when it first asked
 
     def check_rival(self, life: int, now: float) -> None:
-        """Raise ConfigurationError if another host asks to join under this name while this host is still alive."""
+        """Raise ConfigurationError if another host uses this host's name while this host still sends heartbeats."""
         if self.rival is None or self.rival[0] != life:
             self.rival = life, now
         elif self.heard_s > self.rival[1]:
@@ -56,7 +56,7 @@ class RemoteHost:
 
 
 class JoinResult(msgspec.Struct, frozen=True):
-    """Result of a host's request to join: roles of its `workers` by name, and names of earlier workers now `gone`."""
+    """Changes when a host joins: roles of its `workers` by name, and names of its former workers now `gone`."""
 
     workers: Mapping[str, Role] = {}
     gone: Collection[str] = ()
@@ -65,8 +65,8 @@ class JoinResult(msgspec.Struct, frozen=True):
 class Hosts(ProcessControl):
     """Starts and kills the workers of all hosts, by commands to the `local` launcher or to a joined host.
 
-    For each worker in `own` (on Ray), the local launcher starts a separate host, which joins under the worker's name.
-    If this host is lost, the launcher starts another one. `model` is the model's fingerprint.
+    For each worker on Ray (listed in `own`), the local launcher starts a host process, which joins under the worker's
+    name; a lost host process is replaced. `model` is the model's fingerprint.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Hosts(ProcessControl):
     # -- commands ---------------------------------------------------------------------------------------------------
 
     def start_worker(self, instance: str) -> None:
-        """Start a worker. If its host is unreachable, the worker starts once the host has returned or was replaced."""
+        """Start a worker. On an unreachable host, the worker starts after the host has returned or was replaced."""
         host = self.host_of(instance)
         if host is None or (instance in self.own and not host.present):
             if host is not None:
@@ -176,7 +176,7 @@ class Hosts(ProcessControl):
         return ended
 
     def leaves(self, name: str, life: int) -> list[str]:
-        """Remove a host; return its workers, or no workers if the launcher already replaced the host."""
+        """Remove a host; return its lost workers: none if another host has already replaced the host."""
         host = self.joined.get(name)
         if host is None or host.life != life:
             return []
@@ -227,7 +227,7 @@ class Hosts(ProcessControl):
             )
 
     def _assign_names(self, message: messages.HostJoins, before: Mapping[str, RemoteWorker]) -> list[tuple[str, Role]]:
-        """Assign a name and role to each worker of a joining host, reusing the names of its earlier workers first."""
+        """Assign names and roles to the workers of a joining host. A host that joins again reuses earlier names."""
         if message.host in self.own:
             return [(message.host, role) for role in message.workers]
         assigned = []
@@ -292,8 +292,8 @@ class RemoteWorkers:
                 self._membership.exited(instance)
 
     def exited(self, instance: str) -> None:
-        """Record the exit of a process of the local launcher. On Ray, this process only launches a joined host. Do
-        nothing while this host is present, because it reports the exit of its worker itself.
+        """Record the exit of a worker that the local launcher has reported. On Ray, do nothing while the worker's host
+        is joined, because the host itself reports exits of its worker.
         """
         host = self._hosts.host_of(instance)
         if instance not in self._hosts.own or host is None or not host.present:

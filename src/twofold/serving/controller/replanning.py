@@ -84,7 +84,7 @@ class DegradedMode:
         return self._messages[-_SHOWN:]
 
     def update(self, waiting: Collection[str]) -> None:
-        """Adapt the plan to the workers in `waiting`, which lack resources; without any, restore the original plan."""
+        """Adapt the plan to workers that lack resources (`waiting`). If there are none, restore the original plan."""
         roles = {each.instance: each.home for each in self._control.pools() if each.state != "retired"}
         if not waiting:
             self._log(f"all workers have room: {', '.join(self._restore(roles)) or 'the plan is complete again'}")
@@ -201,7 +201,7 @@ class LiveReplanning(RequestSubscriber):
         return [f"{now - each.at_s:.0f} s ago: {each}" for each in self._replanner.log[-_SHOWN:]]
 
     def arrived(self, request: Request, now: float) -> None:
-        """Record an arrival, and start a search if traffic has shifted. Requires a running event loop."""
+        """Record the arrival of a request; start a search if traffic has shifted. Requires a running event loop."""
         self._replanner.arrived(request, now)
         traffic = self._replanner.query(self._generated, now)
         if traffic is not None:

@@ -28,8 +28,8 @@ class LiveRequests:
     """All live requests of a service and their current attempts. An attempt is one run on a pair of workers.
 
     With `announces`, blocks on the decode instance are reserved when the prefill starts (docs/decisions/0007),
-    otherwise at placement. With `recomputes`, the decode instance also receives the prompt. With `reuses`, prefix hits
-    are recorded. `name_blocks` adds the prompt's block keys to a generation.
+    otherwise at placement. With `recomputes`, the decode instance also receives the prompt. With `reuses`, metrics
+    count prefix hits. `name_blocks` computes the block keys of a request's prompt.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class LiveRequests:
                 return
 
     def _place_on_resumed(self) -> None:
-        """Place waiting requests if a worker is available again after the trial of its circuit breaker."""
+        """Place waiting requests if the circuit breaker of a worker has closed again."""
         if self.health.take_resumed():
             self.place_waiting()
 
@@ -156,7 +156,7 @@ class LiveRequests:
         return True
 
     def _send(self, generation: Generation, placed: PlacedRequest) -> None:
-        """Send an attempt to its prefill worker and, unless blocks are reserved later, to its decode worker."""
+        """Send an attempt to its prefill worker and, if blocks are reserved at placement, to its decode worker."""
         route, mode = placed.route, placed.mode
         fetch = None if self._forecast is None else self._forecast.fetch_of(route)
         if not route.splits:
@@ -186,7 +186,7 @@ class LiveRequests:
             self._reserve(live.current, live.placed)
 
     def leased(self, lease: Lease) -> None:
-        """Forward a lease on decode blocks to the attempt's prefill worker, or release it if the attempt has ended."""
+        """Forward a lease on decode blocks to the prefill worker; release the lease if its attempt has ended."""
         if lease.request_id in self._attempts:
             self._workers.send(lease.source, LeaseGranted(lease=lease))
         else:
@@ -285,8 +285,8 @@ class LiveRequests:
         live.fail(error)
 
     def replay(self, attempt_id: str, instance: str, reason: str) -> None:
-        """End an attempt that was lost on `instance`, and queue its request again. The request fails after
-        `MAX_FAILED_ATTEMPTS` lost attempts in a row without a token.
+        """End an attempt that was lost on `instance`, and queue the request for another attempt. The request fails
+        after `MAX_FAILED_ATTEMPTS` successive lost attempts that received no token.
         """
         live = self._attempts.get(attempt_id)
         if live is None:

@@ -51,7 +51,7 @@ class Service:
 
     @property
     def _able(self) -> bool:
-        """Whether prefill and decode both have a worker. If roles can change, one worker of any role is enough."""
+        """Whether both prefill and decode have a worker or, if roles can change, whether there is any worker."""
         pools = self._cluster.pools
         prefill, decode, mixed = len(pools.prefill), len(pools.decode), len(pools.mixed)
         return (prefill + decode + mixed if self._roles_move else prefill * decode + mixed) > 0

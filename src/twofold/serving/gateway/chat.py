@@ -64,7 +64,7 @@ def _template_message(message: InputMessage, place: str) -> dict[str, str]:
 
 
 def _text(content: str | list[ContentPart] | None, place: str) -> str:
-    """Return the text of a message; parts are joined by newlines, as in vLLM. Raises RequestError for other content."""
+    """Return the text of a message; text parts are joined by newlines, as in vLLM. Other parts raise RequestError."""
     if content is None:
         raise invalid(place, "it is missing; send a string or a list of text parts")
     if isinstance(content, str):

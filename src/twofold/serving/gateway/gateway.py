@@ -19,7 +19,7 @@ _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]+)`")
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits on one HTTP request. Prompt limits apply to each prompt, besides the model's context length.
+    """Limits on one HTTP request. The limits on prompts apply to each prompt separately.
 
     `header_bytes` includes the request line. `choices` limits `n`, and `generations` limits `n` times the number of
     prompts. `timeout_s` is the default timeout. `longest_retention_s` limits the time for which clients may keep
@@ -54,13 +54,13 @@ class Gateway:
             raise invalid("model", f"{name!r} is not served here; use {served!r}", status=404, code="model_not_found")
 
     def require_tokenizer(self, field: str) -> TextTokenizer:
-        """Return the tokenizer. If the model has none, raise RequestError for the request's `field`."""
+        """Return the tokenizer. Raises RequestError, which names `field`, if the model has no tokenizer."""
         if self.tokenizer is None:
             raise invalid(field, "this model has no tokenizer, so prompts must be token ids")
         return self.tokenizer
 
     def check_length(self, characters: int, field: str) -> None:
-        """Raise RequestError if a text has more characters than the limit, or than the context can hold."""
+        """Raise RequestError if a text exceeds the character limit, or cannot fit into the model's context."""
         most = self.limits.prompt_characters
         if most is not None and characters > most:
             raise invalid(field, f"{characters} characters are more than the limit of {most}", code="prompt_too_long")

@@ -26,7 +26,7 @@ _SEED_MASK = (1 << _SEED_BITS) - 1
 
 
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Id, arrival time and deadline (s, monotonic clock) of a response, and cache retention of its prompts (s)."""
+    """Id and deadline (s, monotonic clock) of a response, arrival of its request, and cache retention in seconds."""
 
     id: str
     arrival: Arrival
@@ -164,8 +164,8 @@ def _check_key(key: ApiKey, generations: int) -> None:
 
 
 def _timeout_s(limits: RequestLimits, request: HttpRequest, fields: GenerationFields) -> float:
-    """Return the timeout of a request in seconds: the shorter of body field and header, or the default if neither is
-    set. Raises RequestError if it exceeds the limit.
+    """Return the timeout of a request in seconds: the shorter of the body field `timeout` and the header
+    X-Request-Timeout, or the default without both. Raises RequestError for a timeout above the limit.
     """
     wanted = [] if fields.timeout is None else [(fields.timeout, "timeout")]
     header = request.headers.get(TIMEOUT_HEADER)

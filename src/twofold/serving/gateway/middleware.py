@@ -18,7 +18,7 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """Id, arrival time (`monotonic_s`; `created` in Unix seconds) and API key (None if not valid) of a request."""
+    """Id and API key (None if not valid) of a request, and its arrival time on two clocks: monotonic and Unix."""
 
     request_id: str
     monotonic_s: float

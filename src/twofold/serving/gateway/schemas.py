@@ -1,6 +1,6 @@
 """Request bodies of the API with strict types: no numbers as strings, no booleans as numbers, no NaN.
 
-Null selects the default. Unknown fields are ignored. Unsupported fields are rejected unless their value is neutral.
+Null selects the default. Unknown fields are ignored. Unsupported fields are rejected unless they would have no effect.
 """
 
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -63,7 +63,7 @@ else:
 
 
 def refuse_unsupported(fields: "GenerationFields", n: int) -> None:
-    """Raise RequestError if an unsupported field is neither null nor equal to one of its neutral values."""
+    """Raise RequestError if an unsupported field is set to a value that would affect the answer."""
     for name, neutral_values in UNSUPPORTED.items():
         value = getattr(fields, name)
         neutral = (n,) if name == "best_of" else neutral_values
@@ -165,7 +165,7 @@ class ContentPart(Struct, frozen=True, kw_only=True):
 
 
 class InputMessage(Struct, frozen=True, kw_only=True):
-    """One chat message of a request. Its last five fields are accepted only if they are empty."""
+    """One chat message of a request. Tool calls, audio and refusals are accepted only if empty."""
 
     role: str
     content: str | list[ContentPart] | None = None

@@ -79,7 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def bounded_protocol(header_bytes: int) -> type[BoundedProtocol]:
-    """Return a protocol class with the limit `header_bytes`. Uvicorn needs a class, which it instantiates."""
+    """Return a subclass of BoundedProtocol with the limit `header_bytes`, because uvicorn takes a class."""
     return type("BoundedProtocol", (BoundedProtocol,), {"header_bytes": header_bytes})
 
 

@@ -230,7 +230,7 @@ async def respond(
 
 
 async def generate_deltas(service: Service, planned: PlannedChoice) -> AsyncGenerator[Delta, None]:
-    """Yield the deltas (outputs of single tokens) of one choice. The generation is closed before the last delta."""
+    """Yield the deltas (outputs of single tokens) of one choice. The request ends before the last delta is yielded."""
     last = None
     async with aclosing(service.generate(planned.generation)) as tokens:
         async for token in tokens:

@@ -72,7 +72,7 @@ def id_name(token_id: int) -> str:
 
 
 def _kinds(decoder: object) -> set[str]:
-    """Return the types of a serialized decoder and of all decoders nested in it."""
+    """Return the types of a tokenizer's decoder (in JSON) and of all decoders nested in it."""
     if isinstance(decoder, list):
         return set().union(*map(_kinds, decoder))
     if not isinstance(decoder, dict):
@@ -81,7 +81,7 @@ def _kinds(decoder: object) -> set[str]:
 
 
 def _byte_level(piece: str) -> bytes:
-    """Decode a byte-level BPE token to bytes. A token with characters outside the alphabet is encoded as UTF-8."""
+    """Decode a byte-level BPE token to bytes. A token with characters outside GPT-2's byte alphabet becomes UTF-8."""
     alphabet = _byte_alphabet()
     if all(char in alphabet for char in piece):
         return bytes(alphabet[char] for char in piece)

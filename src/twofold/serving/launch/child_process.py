@@ -63,7 +63,7 @@ def take_stdout() -> Callable[[bytes], None]:
 
 
 def begin(job: type[Job]) -> tuple[Job, SendReport]:
-    """Return the job from standard input, and a function that sends reports. The process now dies with its parent."""
+    """Let this process die with its parent; return its job (from stdin) and a function that sends reports."""
     die_with_parent(signal.SIGTERM, os.getppid())
     say = take_stdout()
     line = bytearray()

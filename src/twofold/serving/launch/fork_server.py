@@ -67,7 +67,7 @@ def _start_workers(config: ServiceConfig, report: SendReport) -> "ForkServer":
 
 
 def _daemons(config: ServiceConfig, prepared: EngineFactory) -> dict[str, Callable[[], None]]:
-    """Return the main function of the KV store daemon by name, or an empty mapping if the service has no store."""
+    """Return a mapping from the name of the KV store process to its main function; empty without a store."""
     layout = prepared.kv_layout
     if config.store is None or layout is None:
         return {}
@@ -94,8 +94,8 @@ def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoRet
 class ForkServer(WorkerStarter):
     """Forks workers and kills them on command. If one rank of a worker exits, its other ranks are killed.
 
-    `runs` maps workers to functions that prepare their processes. `inbox_of` returns the address of a process's socket
-    file, which is deleted after its exit. `daemons` run from the start, and restart whenever they end.
+    `runs` maps workers to functions that return the main functions of the ranks. `inbox_of` returns the address of a
+    process's socket file, which is deleted after its exit. `daemons` run from the start, and restart whenever they end.
     """
 
     poll_s = DAEMON_RESTART_S

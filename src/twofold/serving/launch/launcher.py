@@ -15,8 +15,8 @@ TERMINATE_S = 5.0  # from SIGTERM to SIGKILL
 
 
 class Launcher(ProcessControl):
-    """Runs the module that starts workers as a child process, in its own session, so that Ctrl-C does not reach it.
-    `job` is the first line of its standard input. `joins` is true if each worker joins the service over the network.
+    """Runs a Python module as a child process, which starts the workers. The child has its own session, so Ctrl-C does
+    not reach it; it reads `job` from stdin. `joins` is true if workers join the service over the network.
     """
 
     joins = False

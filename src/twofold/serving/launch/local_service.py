@@ -281,7 +281,7 @@ class LocalService:
 
 
 async def unless_set(stop: asyncio.Event, event: asyncio.Future[T]) -> bool:
-    """Wait for `event` and return True. If `stop` is set first, cancel `event` and return False."""
+    """Wait for the future `event` and return True. If `stop` is set first, cancel the future and return False."""
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait((event, stopped), return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()

@@ -13,7 +13,7 @@ DEFAULT_KV_CACHE_BYTES = 1024 * MIB
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Planned context length and number of KV blocks per worker. Workers that swap also get `swap_blocks` blocks."""
+    """Planned context length, KV blocks per worker, and `swap_blocks` in host memory per worker that swaps."""
 
     layout: KvLayout
     num_blocks: int
@@ -73,7 +73,7 @@ def _host_memory() -> int:
 
 
 def _group_memory(group: Path) -> int:
-    """Return the bytes left below the memory limit of this cgroup v2, or sys.maxsize without a limit."""
+    """Return the bytes left below the memory limit of the cgroup (v2) at `group`; sys.maxsize without a limit."""
     try:
         limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
     except OSError:

@@ -19,9 +19,9 @@ from twofold.transport.registry import DEFAULT_TRANSPORT
 
 
 class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that determine the batcher of each worker; `batchers` overrides it by role. With `inlines`, a colocated
-    worker adds whole prompts to decode batches within a latency bound. With `roles_move`, every worker has Splitwise's
-    batcher, which runs both phases.
+    """Settings that determine the batcher of each worker. `batchers` names batchers by role and takes precedence. With
+    `inlines`, a colocated worker adds whole prompts to decode batches within a latency bound. With `roles_move`, every
+    worker has Splitwise's batcher, which runs both phases.
     """
 
     chunked_prefill: bool = True
@@ -31,7 +31,7 @@ class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
     batchers: Mapping[Role, str] = {}
 
     def terms(self, *, colocated: bool) -> JoinTerms:
-        """Return the batcher of each role; raises ConfigurationError if no batcher suits the token budget `auto`."""
+        """Return the batcher of each role. Raises ConfigurationError if no batcher supports the token budget `auto`."""
         chosen = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
         if colocated:
             whole = INLINED if self.inlines else "mixed"
@@ -178,7 +178,7 @@ def check_splits(config: ServiceConfig) -> None:
 
 
 def _pair(config: ServiceConfig, divided: WorkerConfig) -> str:
-    """Return the text "from PREFILL to DECODE" for a pair of workers that includes the sharded worker `divided`."""
+    """Return the text "from PREFILL to DECODE" with the names of two workers, one of which is `divided`."""
     for source in config.workers:
         for target in config.workers:
             if source.role is Role.PREFILL and target.role is Role.DECODE and divided in {source, target}:

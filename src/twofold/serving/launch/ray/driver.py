@@ -35,8 +35,8 @@ def choose_node(
 ) -> RayNode | None:
     """Return the node for a new worker, or None if no node has room for the resources in `bundle`.
 
-    All workers are placed on nodes with the same value of `link_label`, which share a fast network. The workers of each
-    role are spread over these nodes, so that the loss of one node does not stop a phase.
+    If possible, all workers run on nodes with the same value of the label `link_label`, which share a fast network. The
+    workers of each role are spread over these nodes, so that the loss of one node does not stop a phase.
     """
     placed = list(others)
     on_node = Counter(each.node for each in placed)

@@ -39,7 +39,7 @@ class Registrations:
         self._blocks[message.host].update(message.stored)
 
     def fetch(self, instance: str, keys: Sequence[BlockKey]) -> StoreFetch | None:
-        """Return an order to fetch `keys` from the store with most leading blocks; None if the worker's host has them."""
+        """Return an order to fetch `keys` from the store with most of them; None if the worker's host has as many."""
         own = self._leading(self._hosts[instance], keys)
         best = max(self._stores.values(), key=lambda store: self._leading(store.host, keys), default=None)
         if best is None or best.address is None or self._leading(best.host, keys) <= own:

@@ -22,7 +22,7 @@ CITATION = (
 
 
 def grid() -> npt.NDArray[np.float64]:
-    """Return the probabilities of the quantiles: 401 evenly spaced, and 61 more in the upper tail."""
+    """Return the probabilities at which quantiles are computed: 401 evenly spaced, 61 more in the upper tail."""
     tail = 1 - np.geomspace(1e-2, 1e-4, 61)
     return np.unique(np.round(np.concatenate([np.linspace(0, 1, 401), tail]), 6))
 

@@ -50,7 +50,7 @@ IDLE_S = 5.0
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Resource usage of a service: CPU seconds per second of the gateway and of the mean worker, and total memory."""
+    """Resource usage of a service: CPU seconds per second of the gateway and of the average worker; total memory."""
 
     worker: float
     gateway: float
@@ -58,15 +58,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean duration in seconds of one phase of a request, simulated and as recorded by the live controller."""
+    """Mean duration of one phase of a request in seconds: in the simulation, and in the live service's metrics."""
 
     simulated: float
     live: float
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Live and simulated latencies of the same requests. `live` is measured at the client, and `added_s` has live −
-    simulated by metric. `spans` are measured in the service, without the path to the client.
+    """Live and simulated latencies of the same requests. `live` is measured at the client. `added_s` has, by latency,
+    the distribution of the live minus the simulated value. `spans` compares phases without the path to the client.
     """
 
     requests: int
@@ -99,7 +99,7 @@ class Processes:
 
     @contextmanager
     def measured(self) -> Iterator[list[Usage]]:
-        """Measure resource usage during the context. The yielded list gets one `Usage` at its end."""
+        """Measure resource usage during the context. When the context ends, the yielded list gets one `Usage`."""
         usage: list[Usage] = []
         began, before = time.monotonic(), self._seconds()
         yield usage
@@ -140,7 +140,7 @@ Totals = dict[str, tuple[float, float]]
 
 
 def _totals(url: str) -> Totals:
-    """Return the total seconds and the count of each span in `SPANS`, from the metrics of the service at `url`."""
+    """Return total seconds and number of requests by phase in `SPANS`, from the metrics of the service at `url`."""
     values = dict(line.rsplit(" ", 1) for line in metrics(url).splitlines() if not line.startswith("#"))
 
     def value(name: str) -> float:

@@ -1,7 +1,7 @@
 """Measure the visible transfer (the part of a hand-off after the first token) by hand-off mode at two link speeds.
 
 Two network namespaces (needs root) represent two hosts, with a link of 1 Gbit/s, then 200 Mbit/s. A process on the
-first host prefills with the service's engine and hands off over NIXL and TCP; a process on the second provides KV
+first host prefills with Twofold's torch engine and hands off over NIXL and TCP; a process on the second provides KV
 memory. Each prompt length is handed off serialized and layer-wise in each round; figures are medians over rounds. The
 mode `auto` has the figure of the mode that it would choose. Finally, measures in decode steps how much later the second
 token arrives from a split service with shared memory than from a colocated one. Exits with 1 unless, at every length:
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """Median seconds for one prompt length on one link. `visible_s` has the visible transfer time by hand-off mode."""
+    """Median times for one prompt length on one link. `visible_s` has the visible transfer by hand-off mode."""
 
     tokens: int
     prefill_s: float
@@ -122,7 +122,7 @@ def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, StartupFacts]]
 
 
 def measure(hosts: TwoHosts, model: Path, bits_per_s: int, rounds: int) -> LinkReport:
-    """Run all rounds over a link of `bits_per_s`. The order of the hand-off modes alternates between rounds."""
+    """Measure all prompt lengths and hand-off modes over a link of `bits_per_s`, for `rounds` rounds."""
     hosts.limit(bits_per_s)
     seen: dict[tuple[int, HandoffMode], list[HandoffTimes]] = {}
     with two_ends(hosts, model) as (prefill, facts):

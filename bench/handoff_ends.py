@@ -80,7 +80,7 @@ def prefill_end(model: Path, blocks: int, answers: TextIO) -> None:
 
 
 class PrefillSide:
-    """Prefill end: prefills prompts with the service's engine, and hands them off with the service's sender."""
+    """Prefill end: prefills prompts with Twofold's torch engine, and hands them off with Twofold's sender."""
 
     def __init__(self, engine: TorchEngine, write: Callable[[range, list[int], list[int]], int]) -> None:
         self._engine, self._write = engine, write

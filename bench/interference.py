@@ -56,7 +56,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one phase in seconds: ITL of the streams (over `gaps` gaps), and TTFT of the long prompts."""
+    """Results of one phase in seconds: ITL of the streams (`gaps` values), and TTFT of the long prompts."""
 
     itl_s: LatencyDistribution
     gaps: int

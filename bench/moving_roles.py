@@ -88,7 +88,7 @@ def traffic(period_s: float, seed: int) -> Iterator[Request]:
 
 
 def streams(period_s: float) -> Iterator[Request]:
-    """Yield the requests of the long streams: one per stream every `STREAM_EVERY_S` seconds, with id `s-STREAM-RUN`."""
+    """Yield the requests of the long streams. Each stream sends one request every `STREAM_EVERY_S` seconds."""
     for run in range(round(3 * period_s / STREAM_EVERY_S)):
         for number in range(STREAMS):
             at = (run + number / STREAMS) * STREAM_EVERY_S
@@ -107,7 +107,7 @@ def designs() -> dict[str, str]:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Goodput in requests/s, and SLO attainment: overall, by period, and by period after its first `RECOVERY_S` s."""
+    """Goodput in requests/s; SLO attainment in all, by period, and by period without the first `RECOVERY_S` seconds."""
 
     goodput: float
     all: float
@@ -140,7 +140,7 @@ def simulated(file: Path, requests: Sequence[Request], period_s: float) -> Outco
 
 
 async def stream(session: aiohttp.ClientSession, url: str, model: str, number: int) -> list[int]:
-    """Return the output tokens of one long stream."""
+    """Run one long stream and return its output tokens."""
     body = {
         "model": model,
         "prompt": [number + 3] * STREAM_PROMPT,
@@ -162,7 +162,7 @@ async def stream(session: aiohttp.ClientSession, url: str, model: str, number: i
 
 
 async def live(url: str, requests: Sequence[Request], period_s: float) -> tuple[Outcome, int]:
-    """Run one design live. Return the outcome and the number of streams. Exit if a stream's tokens have changed."""
+    """Run one design live. Return the outcome and the number of stream requests. Exit if a stream's tokens differ."""
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
     config = LoadConfig(

@@ -2,8 +2,8 @@
 
 For decisions, a cluster scheduler of 40 or 1,000 instances holds eight requests per instance on average; one decision
 places a request and finishes another. For gateway and controller, which share a process, an emulated service with 40
-instances runs streams of one token and long streams; the difference is the cost per token. A plain Python loop is timed
-beside them to compare machines.
+instances runs streams of one token and long streams; the difference is the cost per token. A plain Python loop is also
+timed, to compare machines.
 """
 
 import argparse

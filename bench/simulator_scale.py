@@ -3,7 +3,7 @@
 Simulates BLOOM-176B on DGX-H100, with five prefill machines to three decode machines, fitted times and Splitwise's
 router. Requests have the lengths of the Azure conversation trace and arrive at a constant rate per instance. Each case
 runs in its own process, and reports peak memory and the CPU seconds of event loop and request generator. The ratio is
-CPU time per request relative to 40 instances with the same number of requests.
+CPU time per request, divided by that of a cluster of 40 instances with the same number of requests.
 """
 
 import argparse
@@ -32,7 +32,7 @@ QUICK = (10, 40, 400), (5_000,)
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one simulation. Equal median TTFTs show that all cases have the same load."""
+    """Result of one simulation. Equal median TTFTs show that the load per instance does not depend on cluster size."""
 
     instances: int
     requests: int

@@ -37,8 +37,8 @@ MEMORY, COUNTS = ("anonymous", "uss", "rss"), ("files", "sockets", "threads", "s
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Trend of one resource of one process. `rest` has its values while idle before and after the load. The resources
-    `uss` and `rss` (memory) have no verdict, because they also grow without leaks (see `ProcessSample`).
+    """Trend of one resource of one process. `rest` has the values in the idle service, before and after the load. `uss`
+    and `rss` (memory) get no verdict, because they also grow without leaks (see `ProcessSample`).
     """
 
     process: str

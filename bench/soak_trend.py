@@ -26,8 +26,8 @@ class Verdict(StrEnum):
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """Trend of a series of samples: slope per hour, the slope's 95% interval (±), and the means of its first and last
-    part (of `PARTS` equal parts).
+    """Trend of a series of samples: slope per hour with a 95% interval (±). The series is divided into `PARTS` equal
+    parts; `start` and `end` are the means of the first and the last part.
     """
 
     start: float
@@ -59,8 +59,8 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict_of(times_s: Sequence[float], values: Sequence[float]) -> Verdict:
-    """Return the verdict on a series of samples; STEPPED if it grows overall, but not in its second half. Raises
-    ValueError for fewer than 2 · `PARTS` samples.
+    """Return the verdict on a series of samples; STEPPED if the whole series grows, but its second half does not.
+    Raises ValueError for fewer than 2 · `PARTS` samples.
     """
     half = len(values) // 2
     whole, late = Trend.of(times_s, values).verdict, Trend.of(times_s[half:], values[half:]).verdict

@@ -89,7 +89,7 @@ def requests(burst: int, output_tokens: tuple[int, int], seed: int) -> list[Requ
 
 
 def watch(spec: ClusterSpec, some: Sequence[Request], catalog: Catalog, every_s: float) -> BurstRun:
-    """Simulate the requests; record peaks at every event, and the status of both instances every `every_s` seconds."""
+    """Simulate the requests. Return peak memory use and, every `every_s` seconds, the status of both instances."""
     ends, seen = TimelineCollector(), BurstRun(every_s=every_s)
     statistics = RunStatistics(None, None, over_all_tokens=False)
     cluster = build_cluster(spec, catalog, instance_profiles(spec, catalog), statistics, [ends], 1 << 60)

@@ -42,7 +42,7 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Result for one output file: largest relative errors, and (DistServe's, Twofold's) attainment per SLO scale."""
+    """Largest relative errors of Twofold on one output file; attainment in both simulators by multiple of the SLO."""
 
     requests: int
     ttft_error: float
@@ -79,7 +79,7 @@ def _pool(role: Role, degrees: str) -> PoolSpec:
 
 
 def compare(path: Path, slo_ms: tuple[float, float]) -> Comparison:
-    """Simulate the requests of an output file and compare their latencies with the recorded ones."""
+    """Simulate the requests of an output file, and compare their latencies with the latencies in the file."""
     theirs = [msgspec.convert(row, Golden) for row in json.loads(path.read_text())]
     requests = [
         Request(

@@ -1,8 +1,8 @@
 """Measure false alarms and detection delay of the traffic shift detector.
 
-Alarms are counted on stationary traffic with several rates and burstinesses and the lengths of the Azure traces, where
-every alarm is false. The delay, in requests and seconds, lasts from a step in rate, prompt or output length to the
-alarm. With `--trace`, the detector also reads recorded traces, where alarms may be correct.
+False alarms are counted on stationary traffic with several rates and burstinesses, and the lengths of the Azure traces.
+The delay from a step in rate, prompt length or output length to the alarm is measured in requests and in seconds. With
+`--trace`, the detector also reads recorded traces, where alarms may be correct.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Compute hit rates of KV caches of any size in one pass over a trace, and compare them with simulated caches.
 
-First compares the LRU hit rates of one pass, and its CPU seconds, with one simulation of the service's prefix cache per
-capacity. Then compares one cache with the memory of all nodes to separate caches per node under round-robin routing, as
-in Mooncake (FAST'25). A node has room for `--tokens` tokens.
+First compares the hit rates of this pass (LRU eviction) with a simulation of the service's prefix cache at each
+capacity, and the CPU seconds of both. Then compares one cache with the memory of all nodes to separate caches per node
+under round-robin routing, as in Mooncake (FAST'25). A node has room for `--tokens` tokens.
 """
 
 import argparse

@@ -124,7 +124,7 @@ async def live(urls: Mapping[str, str], setting: Setting, engine: "Engine") -> d
 
 
 def paired(seconds: Sequence[float], of: Sequence[float]) -> float:
-    """Return the median of `seconds` / `of` over paired measurements, robust to drift of the host's speed."""
+    """Return the median ratio of each value in `seconds` to its counterpart in `of`."""
     return statistics.median(mine / other for mine, other in zip(seconds, of, strict=True))
 
 
@@ -257,7 +257,7 @@ def make_engine(directory: Path, longest: int) -> "TorchEngine":
 
 
 def new_step(tokens: int, context: int) -> SequenceStep:
-    """Return a step that prefills `tokens` tokens after `context` cached tokens."""
+    """Return the engine's input to prefill `tokens` tokens after `context` cached tokens in one iteration."""
     return SequenceStep("a", [7] * tokens, context, list(range(blocks_of(tokens + context))), None)
 
 
@@ -270,7 +270,7 @@ def cells(longest: int) -> list[tuple[int, int]]:
 
 
 class Engine:
-    """Engine in its own process that times the long prompt on request."""
+    """Torch engine in its own process. Each call of `run` measures the time to prefill one long prompt."""
 
     def __init__(self, directory: Path, longest: int) -> None:
         self.seconds: list[float] = []
@@ -294,7 +294,7 @@ class Engine:
 
 
 def run_engine(directory: Path, longest: int) -> None:
-    """Run the long prompt for each line on stdin, and print its duration in seconds."""
+    """For each line on stdin, prefill a prompt of `longest` tokens and print the duration in seconds."""
     step = new_step(longest, 0)
     engine = make_engine(directory, longest)
     for _ in sys.stdin:
@@ -308,7 +308,7 @@ def engine_command(what: str, directory: Path, longest: int) -> list[str]:
 
 
 def engine_times(directory: Path, longest: int, processes: int) -> IterationTimes:
-    """Time the engine in concurrent processes. Return a performance model fitted to the first process's times."""
+    """Time the engine in concurrent processes. Return a performance model fitted to one process's times."""
     command = engine_command("--measure-engine", directory, longest)
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(processes)]
     sentences = [process.communicate()[0] for process in running]
@@ -400,7 +400,7 @@ def main() -> int:
 
 
 def services(setting: Setting) -> dict[str, Sequence[str]]:
-    """Return the flags of each service. Workers are not pinned, because each stage needs its own core."""
+    """Return the flags of `twofold serve` for each service."""
     common = ["--no-pin-cores", "--kv-cache-memory-bytes", "256MiB"]
     chunks = ["--pipeline-chunk", str(setting.chunk)]
     return {ONE: common, TWO: [*common, "--prefill-pp", "2"], CHUNKED: [*common, "--prefill-pp", "2", *chunks]}
@@ -414,7 +414,7 @@ def made_model(directory: Path, setting: Setting) -> Path:
 
 
 def hidden_bytes(model: Path) -> int:
-    """Return the size in bytes of the activations of one token."""
+    """Return the size in bytes of the activations that a pipeline stage sends to the next stage per token."""
     config = msgspec.json.decode((model / "config.json").read_bytes())
     named = config.get("dtype") or config.get("torch_dtype") or "float32"
     return int(config["hidden_size"]) * (4 if named == "float32" else 2)

@@ -3,7 +3,7 @@
 Each prompt begins with a shared document and continues with its own blocks. A document is cached on up to 64 instances,
 by popularity (Zipf); a prompt's own blocks are cached on one. The index is filled to `--blocks` blocks and queried with
 prompts that begin with shared documents, and prompts of unknown blocks. Tables have CPU seconds of this process and the
-growth of its resident memory, including keys. A plain Python loop is timed beside them to compare machines.
+growth of its resident memory, including keys. A plain Python loop is also timed, to compare machines.
 """
 
 import argparse
@@ -49,7 +49,7 @@ class Prompts:
         return [self._draw.randbytes(KEY_BYTES) for _ in range(blocks)]
 
     def known(self) -> Prompt:
-        """Return a prompt of a shared document, drawn by popularity, and random blocks."""
+        """Return a prompt: a shared document, drawn by popularity, followed by new random blocks."""
         (document,) = self._draw.choices(self._documents, cum_weights=self._weights)
         return document + self.fresh(OWN_BLOCKS)
 
@@ -78,7 +78,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fill(index: PrefixIndex, prompts: Prompts, blocks: int) -> tuple[Work, list[Where]]:
-    """Store prompts until the index has `blocks` blocks. Return the measurement and the prompts stored last."""
+    """Store prompts until the index has `blocks` blocks. Return the measured work and the prompts stored last."""
 
     def store(stored: list[Where]) -> None:
         for name, keys in stored:
@@ -96,7 +96,7 @@ def fill(index: PrefixIndex, prompts: Prompts, blocks: int) -> tuple[Work, list[
 
 
 def ask(what: str, questions: list[Prompt], answer: Callable[[Prompt], int]) -> Work:
-    """Measure one lookup per prompt in `questions`. `answer` looks up a prompt and returns the blocks found."""
+    """Measure `answer`, a function that looks up a prompt and returns the number of blocks found, on `questions`."""
     found = [0]
 
     def work() -> None:

@@ -63,7 +63,7 @@ STORE_PROMPTS = 8  # store capacity in longest prompts
 
 
 class Lanes(msgspec.Struct, kw_only=True):
-    """Measured times in seconds for one prompt, one per round. `bytes_per_s` limits the copies (None: no limit)."""
+    """Seconds per round to load, compute and store one prompt's KV, one by one and overlapped."""
 
     layers: int
     prompt_tokens: int
@@ -115,7 +115,7 @@ class Throttled:
 
 
 class Answer(Outbox):
-    """Outbox stub that records the first token of a prompt and then stops the worker."""
+    """Stub for the worker's outgoing messages, which records a prompt's first token and then stops the worker."""
 
     token_id = reused_tokens = 0
     ends: Callable[[], None]
@@ -195,8 +195,8 @@ class Bench:
         self._fill_store(longest)
 
     def measure(self, prompt_tokens: int, share: float, rounds: int, throttle: float | None) -> list[Lanes]:
-        """Measure a prompt with this share of cached tokens, with unthrottled and with throttled copies. Throttled
-        copies run at `throttle` bytes/s; if None, at a speed at which loading takes as long as computing.
+        """Measure a prompt with the cached share `share`, with unthrottled and with throttled copies. Throttled copies
+        run at `throttle` bytes/s; if None, at a speed at which loading takes as long as computing.
         """
         reused = int(prompt_tokens * share) // BLOCK * BLOCK
         begin, begin_keys = self._tokens(reused), self._keys(reused)
@@ -274,7 +274,7 @@ def _timed(act: Callable[[], object]) -> float:
 
 
 def running_client(stack: ExitStack, folder: Path, model: LoadedModel, longest: int) -> StoreClient:
-    """Start the store process and return its client. The exit stack stops the process."""
+    """Start a KV store process and return a client of the store. Closing `stack` stops the process."""
     layout = model.layout(BLOCK)
     config = ServiceConfig(
         engine=EngineConfig(model="none"),

@@ -47,7 +47,7 @@ AT_ONCE_S, IN_TIME, MEDIAN_ERROR = 0.05, 0.9, 0.15
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Result of one live request: its error, if any, and its latency in seconds."""
+    """Result of one live request: its error (None on success), and the seconds until the end of the reply."""
 
     error: str | None
     detail: str | None
@@ -85,7 +85,7 @@ class Load:
 
 
 def median_error(exposition: str) -> float | None:
-    """Return the median error of predicted TTFT, as its histogram bucket's upper bound; None without samples."""
+    """Return the median error of predicted TTFT, rounded up to a histogram bucket's bound; None without samples."""
     name = "twofold:ttft_prediction_error_ratio"
     counts = [
         (float(line.split('le="')[1].split('"')[0]), float(line.split()[-1]))

@@ -68,7 +68,7 @@ EXPLAINED = {"fast25, 200 ms, chunks": _CHUNKS, "fast25, 300 ms, chunks": _CHUNK
 
 
 class Share(msgspec.Struct, frozen=True):
-    """Share of requests within the TTFT bound and a TBT bound, for each TBT bound."""
+    """Share of requests that meet the TTFT bound and a TBT bound; one value for each TBT bound."""
 
     shares: tuple[float, ...]
     cpu_s: float
@@ -161,8 +161,8 @@ def paper_rate(path: Path, count: int) -> float:
 
 
 def effective(system: str, path: Path, count: int) -> Share:
-    """Return, for each TBT bound, the share of requests within it and a TTFT of 30 s. TBT is the mean of the longest
-    tenth of the gaps between a request's tokens.
+    """Return the share of requests with a TTFT within 30 s and a TBT within the bound, for each TBT bound. TBT is the
+    mean of the longest tenth of the gaps between a request's tokens.
     """
     gaps = TokenGaps()
     arriving = trace(path)[:count]
@@ -186,7 +186,7 @@ def table_of(title: str, *headings: str) -> Table:
 
 
 def rate_ratio(one: SearchResult, other: SearchResult) -> float:
-    """Return the ratio of the highest rates of `one` and `other`; infinite if `other` meets the SLO at no rate."""
+    """Return the highest rate in `one` divided by the highest rate in `other`; infinite if `other` has none."""
     return (one.rate or 0.0) / other.rate if other.rate else math.inf
 
 
@@ -224,7 +224,7 @@ def trace_claims(found: Mapping[str, SearchResult], shares: Mapping[str, Share])
 
 
 def fast25_claims(shares: Mapping[str, Share]) -> Iterator[Claim]:
-    """Yield, by TBT bound and colocated batching method, the claim that 8P+8D serves more requests within the bound."""
+    """Yield, by TBT bound and batching method, the claim that 8P+8D serves more requests than colocated machines."""
     for place, bound_s in enumerate(TBT_BOUNDS_S):
         for what, others in (("whole prompts", (VLLM, PREFIX)), ("chunks", (CHUNKED,))):
             ours, best = (_best(shares, names, place) for names in (("8P+8D",), others))
@@ -240,7 +240,7 @@ def _best(shares: Mapping[str, Share], names: Sequence[str], place: int) -> floa
 
 
 class Job:
-    """Simulation of systems in worker processes. Each method prints one table and yields the claims about it."""
+    """Runner of simulations in worker processes. Each method prints one table and yields the checked claims."""
 
     def __init__(self, pool: ProcessPoolExecutor, given: argparse.Namespace, console: Console) -> None:
         self._pool, self._given, self._console = pool, given, console

@@ -29,7 +29,7 @@ class SearchResult(msgspec.Struct, frozen=True):
 def search(
     spec: ClusterSpec, arriving: Callable[[float], Sequence[Request]], slo: Slo, start: float, grid: RateGrid
 ) -> SearchResult:
-    """Return the highest rate at which a simulated cluster meets the SLO. `arriving` maps a rate to its requests."""
+    """Return the highest rate at which a simulated cluster meets the SLO. `arriving(rate)` returns the requests."""
     spent = 0.0
 
     def misses(rate: float) -> str:
@@ -47,8 +47,8 @@ def run(spec: ClusterSpec, arriving: Sequence[Request], slo: Slo | None = None) 
 
 
 def missed(result: SimulationResult, slo: Slo) -> str:
-    """Return the latency whose P90 exceeds its SLO bound, "TTFT" or "TBT" (time per output token); else "", or
-    "refused" if a request was not completed.
+    """Return "TTFT" or "TBT" (time per output token), the first latency whose P90 exceeds its SLO bound. If there is
+    none, return "refused" if a request was not completed, else "".
     """
     for name, histogram, bound_s in (("TTFT", result.ttft_s, slo.ttft_s), ("TBT", result.tpot_s, slo.tpot_s)):
         value = histogram.percentile(90)
@@ -58,8 +58,8 @@ def missed(result: SimulationResult, slo: Slo) -> str:
 
 
 def highest(misses: Callable[[float], str], start: float, grid: RateGrid) -> tuple[float | None, str]:
-    """Return the highest rate of `grid` at which `misses` returns "", and the bound missed at the next higher rate. The
-    search starts at `start`. The rate is None if a rate below 1% of `start` misses a bound.
+    """Return the highest rate of `grid` that misses no bound (None if it is below 1% of `start`), and the bound missed
+    at the next higher rate. `misses(rate)` returns a bound or "". The search begins at `start`.
     """
     step, stride = grid.step(start), grid.stride
     kept: int | None = None

@@ -39,7 +39,7 @@ class Registrations:
         self._blocks[message.host].update(message.stored)
 
     def fetch(self, instance: str, keys: Sequence[BlockKey]) -> StoreFetch | None:
-        """Return a fetch from the store with most leading blocks of `keys`; None if the worker's host has as many."""
+        """Return an order to fetch `keys` from the store with most of them; None if the worker's host has as many."""
         own = self._leading(self._hosts[instance], keys)
         best = max(self._stores.values(), key=lambda store: self._leading(store.host, keys), default=None)
         if best is None or best.address is None or self._leading(best.host, keys) <= own:
@@ -53,7 +53,7 @@ class Registrations:
 
 
 def listen(told: Registrations) -> None:
-    """Patch the controller so that `told` records hosts and blocks, and each prefill gets a fetch from a KV store."""
+    """Patch the controller: `told` records hosts and blocks, and each prefill fetches its prefix from a KV store."""
     register, handle, send = WorkerRegistry.register, Controller.handle, WorkerRegistry.send
 
     def registering(self: WorkerRegistry, message: Registered, now: float) -> bool:

@@ -131,7 +131,7 @@ def compare(first_s: list[float], second_s: list[float]) -> Comparison:
 
 
 def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
-    """Return tables of TTFTs and of tests, and two comparisons: B's prompts, and the control."""
+    """Return a table of TTFTs, a table of test results, and both comparisons: B's prompts, and the control."""
     kinds = {
         "B, prompt sent by A": [pair.sent for pair in found],
         "B, fresh prompt": [pair.unsent for pair in found],

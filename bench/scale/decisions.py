@@ -3,7 +3,7 @@
 A cluster scheduler holds eight requests per instance on average. One decision places a request and finishes another. A
 quarter of the instances prefill; a cell (group that a router treats as one) has a hundred instances. Routers that
 predict TTFT get an empty prefix index and a constant time per token. A report carries the load of one instance to a
-controller. Speeds are per CPU second of this process; a plain loop is timed beside them to compare machines.
+controller. Speeds are per CPU second of this process. A plain loop is also timed, to compare machines.
 """
 
 import argparse
@@ -42,7 +42,7 @@ BY_LAYER = FixedHandoff(HandoffMode.LAYER_WISE)
 
 
 class Proportional(Prediction):
-    """Prediction stub: 100 µs per computed prompt token, 1 µs per transferred token."""
+    """Stub of time predictions: 100 µs per computed prompt token, 1 µs per transferred token."""
 
     def prefill_s(self, tokens: int, reused: int = 0) -> float:
         return (tokens - reused) * 1e-4

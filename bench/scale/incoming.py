@@ -2,7 +2,7 @@
 
 A live service's controller runs in this process, without an HTTP server. Another process has a socket per worker and
 sends the workers' messages as fast as it can, without computing. Figures are CPU seconds of this process, including
-ZeroMQ's threads. A plain loop is timed beside them to compare machines.
+ZeroMQ's threads. A plain loop is also timed, to compare machines.
 
 - The cost of a registration includes the messages that send every worker the addresses of all workers.
 - The cost of a request covers its prompt, reservation, lease, first token and hand-off.
@@ -50,7 +50,7 @@ PATIENCE_S = 300.0  # timeout until all ordered messages have arrived
 
 
 class CountedInbox(Inbox[ToController]):
-    """Inbox that counts received messages."""
+    """Message inbox of a controller that counts received messages."""
 
     count = 0
 
@@ -113,7 +113,7 @@ class ControllerBench:
         self._process.stdin.flush()
 
     async def timed(self, what: str, order: str, messages: int, times: int) -> Measured:
-        """Send `order` to the workers' process. Return the controller's CPU seconds until `messages` replies arrive."""
+        """Make the workers send messages. Return the controller's CPU seconds until `messages` messages arrive."""
         began, end = time.process_time(), self.inbox.count + messages
         self.order(order)
         await until(lambda: self.inbox.count >= end)
@@ -126,7 +126,7 @@ class ControllerBench:
         return Measured("idle second", 1, (time.process_time() - began) / seconds)
 
     async def requests(self, count: int, tokens: int, batch: int) -> tuple[Measured, Measured]:
-        """Run requests. Return the CPU seconds until all hand-offs have ended, and those of all later tokens."""
+        """Run requests. Return the CPU seconds until the end of all hand-offs, and the CPU seconds of later tokens."""
         began, before = time.process_time(), self.inbox.count
         self.order(f"requests {count}")
         tasks = [asyncio.create_task(self._follow(number, tokens)) for number in range(count)]

@@ -6,11 +6,11 @@ seconds; with 0, at every change. `--controllers` distributes requests over seve
 the share of requests within the SLO. The policies choose:
 
     jsq, reports        the least loaded instance according to the latest reports
-    jsq, + sent         like jsq, but also counts requests that the controller sent since a report
+    jsq, + sent         like jsq, but also counts requests that the controller sent since an instance's latest report
     jsq, + own          like jsq, but also counts all unfinished requests of the controller (as a live controller does)
     two, reports        the less loaded of two random instances according to the latest reports
     two, + own          like two, but also counts all unfinished requests of the controller
-    cells, reports      the less loaded of two random cells (groups of instances), then its least loaded instance
+    cells, reports      the less loaded of two random cells (groups of instances), then the cell's least loaded instance
     cells, + own        like cells, but also counts all unfinished requests of the controller
     random              a random instance
 """

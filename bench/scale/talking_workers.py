@@ -86,7 +86,7 @@ class Workers:
         self._pushes[number].send(ENCODE(message))
 
     def follow(self) -> None:
-        """Execute the orders on stdin until it closes."""
+        """Call the methods named by the lines on stdin, until stdin closes."""
         for line in sys.stdin:
             kind, *numbers = line.split()
             getattr(self, kind)(*map(int, numbers))

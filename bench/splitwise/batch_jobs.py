@@ -22,7 +22,7 @@ _OVERLOAD = 1.5  # multiple of the maximum throughput, so that there is always w
 
 
 def batch_jobs(settings: Settings, catalog: Catalog, workload: str) -> None:
-    """Print the maximum throughput of each design, in one table per timing: SplitwiseSim's, and corrected."""
+    """Print two tables of each design's maximum throughput: under SplitwiseSim's and under the corrected timing."""
     counts = paper_set("iso-power", workload).counts
     for timing in timings(settings, catalog).values():
         problem = problem_of(timing, workload, settings, catalog)

@@ -103,13 +103,13 @@ def paper_set(name: str, workload: str) -> PaperSet:
 
 
 def family(kind: Kind, catalog: Catalog, mixed_batcher: str) -> Family:
-    """Return the planner's family for a design kind. `mixed_batcher` is the batcher of a baseline."""
+    """Return the planner's `Family` of a design kind: machine kinds, and `mixed_batcher` as a baseline's batcher."""
     kinds = tuple(machine_kind(name, catalog) for name in kind.machines)
     return Family(kinds=kinds, batcher=None if kind.split else mixed_batcher)
 
 
 def machine_kind(name: str, catalog: Catalog) -> MachineKind:
-    """Return the planner's machine kind for a machine name."""
+    """Return the planner's `MachineKind` (name, price, TDP) of the catalog machine `name`."""
     machine = catalog.machine(name)
     return MachineKind(name=machine.name, price_per_h=machine.price_per_h, tdp_w=machine.tdp_w)
 

@@ -26,7 +26,7 @@ SATURATIONS = range(256, 4097, 64)
 
 
 def fit_decode(pairs: Sequence[Pair]) -> tuple[Floats, float]:
-    """Return the constants of decode power (base, per bandwidth share, per sequence) and their mean relative error."""
+    """Return the constants of decode power and their mean relative error."""
     lines, shares = [], []
     for pair in pairs:
         alone_s = min(one.token_time for one in pair.kept) / 1e3

@@ -28,8 +28,8 @@ def provisioning(
     html: Path | None,
 ) -> None:
     """Print the worst ratio of slowdown to SLO bound by number of prefill and decode machines, for SplitwiseSim's and
-    for the corrected timing. A ratio of at most 1 meets all nine SLOs. `*` marks a cluster that meets them, but not
-    with the next smaller number of prefill or of decode machines. With `html`, also writes heat maps of the ratios.
+    for the corrected timing. A ratio of at most 1 meets all nine SLOs. `*` marks a cluster that meets them, unlike
+    clusters with fewer prefill or fewer decode machines. With `html`, also writes heat maps of the ratios.
     """
     kind = next(each for each in KINDS if each.split and each.name.lower().endswith(f"-{kind_name.lower()}"))
     planes: dict[str, Plane] = {}
@@ -89,7 +89,7 @@ def _on_frontier(plane: Plane, first: int, second: int) -> bool:
 
 
 def _worst(told: Evaluation) -> float:
-    """Return the largest ratio of slowdown to SLO bound of the nine SLOs, limited to `_OVER`."""
+    """Return the largest ratio of a request slowdown to its SLO bound, at most `_OVER`."""
     ratios = [check.value / check.bound for check in told.checks if check.value is not None and not check.at_least]
     return min(max(ratios, default=0.0), _OVER)
 

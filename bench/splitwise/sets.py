@@ -13,7 +13,7 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Best designs by kind under one timing, with the paper's machine counts (`paper`) and the planner's (`tuned`)."""
+    """Best designs by kind in one variant of the simulation, with machine counts of the paper and of the planner."""
 
     paper: dict[str, BestDesign]
     tuned: dict[str, BestDesign]

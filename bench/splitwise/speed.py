@@ -36,7 +36,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of one run on each simulator, and the largest relative difference between their request times."""
+    """Cost of one run on each simulator, and the largest relative difference between their request latencies."""
 
     splitwise_sim: Cost
     twofold: Cost

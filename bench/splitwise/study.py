@@ -51,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BestDesign(msgspec.Struct, frozen=True, kw_only=True):
-    """A design and the highest rate at which it meets the nine SLOs; `rate` is 0 without such a rate."""
+    """A design and the highest rate at which it meets the nine SLOs (0 if there is no such rate)."""
 
     design: Design
     rate: float
@@ -86,13 +86,13 @@ class Study:
         return Design(family=self._families(kind)[0], counts=tuple(counts))
 
     async def capacity(self, kind: Kind, counts: Sequence[int]) -> BestDesign:
-        """Return a kind's design with these machine counts, at its highest rate. A baseline gets its best batcher."""
+        """Return the design of a kind with `counts` machines and its highest rate; a baseline gets the best batcher."""
         designs = [Design(family=each, counts=tuple(counts)) for each in self._families(kind)]
         found = await asyncio.gather(*(self.search.highest(design) for design in designs))
         return max(map(self._found, found), key=lambda each: each.rate)
 
     async def tuned(self, kind: Kind, equal: str) -> BestDesign:
-        """Return the best split of a kind within the power (`iso-power`) or cost (`iso-cost`) of 40 DGX-H100."""
+        """Return the best design of a split kind within the power (`iso-power`) or cost (`iso-cost`) of 40 DGX-H100."""
         return await self.best(kind, within(equal, self.problem.catalog))
 
     async def best(self, kind: Kind, allows: Allows) -> BestDesign:
@@ -127,7 +127,7 @@ class Study:
 
 @contextmanager
 def study(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Iterator[Study]:
-    """Yield a study, whose worker processes run until the context ends."""
+    """Yield a `Study`, whose simulation processes run until the context ends."""
     problem = problem_of(timing, workload, settings, catalog)
     path = settings.store or Path(":memory:")
     with EvaluationStore(path) as store, LocalExecutor(problem, settings.jobs) as executor:

@@ -31,7 +31,7 @@ class AcrossHosts:
     folder: Path
 
     def start(self, split: str, processes: Processes) -> str:
-        """Start the split service named in `SPLITS`. Return its URL when it is ready."""
+        """Start a service split by vLLM's connector or by a hand-off mode of Twofold. Return its URL when ready."""
         if split == NIXL:
             places = (self._place(0), self._place(1))
             return self.stock.proxied(processes, check_proxy(self.proxy), places)

@@ -66,8 +66,8 @@ def arguments() -> argparse.Namespace:
 
 
 def merge_earlier(path: Path, report: Report) -> Report:
-    """Return the report of an earlier run at `path` or, without such a file, `report`. Raises ConfigurationError if the
-    runs' settings differ.
+    """Return the report of an earlier run in the file `path`, to add results to it; without this file, return `report`.
+    Raises ConfigurationError if both reports have different settings.
     """
     if not path.exists():
         return report

@@ -38,7 +38,7 @@ class Processes:
             _end(process)
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start a process with the log `name`.log. Its children end with it, and it ends if this process dies."""
+        """Start a process that logs to `name`.log and ends if this process dies. Its children end together with it."""
         with self._log(name).open("wb") as log:
             process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", *command],

@@ -59,7 +59,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return [each for each in self.pairs if (each.split, each.prompt_tokens) == (split, length)]
 
     def visible_s(self, split: str, length: int) -> float | None:
-        """Return the median visible transfer in seconds; None if not measured."""
+        """Return a split service's median visible transfer in seconds at one prompt length; None if not measured."""
         found = self.of(split, length)
         return statistics.median(each.visible_s for each in found) if found else None
 

@@ -222,8 +222,8 @@ class Client:
         return msgspec.json.encode(fields)
 
     async def send(self, request: Request, body: bytes, reply: Reply | None = None) -> RequestOutcome:
-        """Send a request, stream its reply and record its timeline. A given `reply` is filled while the stream runs.
-        Failures of the endpoint or network are in the outcome, not raised. A cancelled request is recorded as aborted.
+        """Send a request, add its streamed chunks to `reply` (None: a new `Reply`) and record its timeline. Failures of
+        the endpoint or network are in the outcome, not raised. A cancelled request is recorded as aborted.
         """
         reply = reply or Reply()
         reason, failure = FinishReason.ABORT, None

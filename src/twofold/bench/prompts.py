@@ -73,7 +73,7 @@ def _name(block: BlockKey) -> int | str:
 
 
 def token_range(vocabulary: int | None) -> tuple[int, int]:
-    """Return (first, end) of the range of token ids for prompts; a default range if `vocabulary` is None."""
+    """Return the token ids for prompts as (first, last + 1); a default range if `vocabulary` is None."""
     if vocabulary is None:
         return 256, 1024
     return min(256, vocabulary // 2), vocabulary

@@ -22,7 +22,7 @@ _UNLIMITED: Final = 1 << 20
 
 
 class InstanceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about an instance that are not measured. They are copied to the fields of `MeasuredProfile`."""
+    """Unmeasured facts about an instance, which become fields of the instance's `MeasuredProfile`."""
 
     model: Model
     engine: str
@@ -86,7 +86,7 @@ class Characterization(msgspec.Struct, frozen=True, kw_only=True):
     def decode_knee(self, context: int = 512) -> int | None:
         """Return the smallest batch size with 95% of the highest decode throughput.
 
-        Return None if it is above half of `largest_batch`, because the throughput then still grows.
+        Return None if this size is above half of `largest_batch`, because the throughput then still grows.
         """
         knee = _knee(self.largest_batch, lambda batch: self.decode_rate(batch, context))
         return knee if knee <= self.largest_batch / 2 else None
@@ -102,7 +102,7 @@ def _knee(largest: int, rate: Callable[[int], float]) -> int:
 def characterization(
     rows: Sequence[ProfileRow], limits: TargetLimits, facts: InstanceFacts, power: MeasuredPower | None
 ) -> Characterization:
-    """Fit a profile to the rows of one model on one hardware, without rows that contradict others. Raises
+    """Fit a profile to the rows of one model on one hardware, after leaving out contradictory rows. Raises
     ConfigurationError if there are too few measurements.
     """
     _, hardware, tensor_parallel = rows[0].pair

@@ -226,7 +226,7 @@ def _bars(name: str, x: Sequence[str], y: Iterable[float], colour: str) -> Trace
 
 
 def transfer(found: Instances) -> ReportChart | None:
-    """Plot the delay of the second token by the KV transfer, by prompt length (Splitwise, figures 11 and 14)."""
+    """Plot by prompt length how much the KV transfer delays the second token (Splitwise, figures 11 and 14)."""
     traces = [trace for index, each in enumerate(found) for trace in _transfers(each, run_colour(index))]
     if not traces:
         return None

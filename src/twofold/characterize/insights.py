@@ -49,8 +49,8 @@ Workloads = Mapping[str, Sequence[Request]]
 def insights(
     found: Characterization, workloads: Workloads, activity: Sequence[Activity], others: Sequence[Characterization]
 ) -> list[Insight]:
-    """Check the insights for the instance `found`. `activity` has its active tokens under each workload. `others` are
-    compared with `found`: the same model on other hardware or under a power cap.
+    """Check the insights for the instance `found`. `activity` has the instance's active tokens under each workload.
+    `others` are other instances to compare: the same model on other hardware or under a power cap.
     """
     return [
         _distributions(workloads),

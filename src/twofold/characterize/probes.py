@@ -6,7 +6,7 @@
     decode    n streams                                     time of a decode iteration by batch size and context
     mixed     n streams, and prompts sent while they run    time of iterations that compute a prompt beside decodes
     cached    a prompt, then the same prompt again          prefill time with a prefix-cache hit
-    transfer  one stream of a disaggregated service         delay of the second token by the KV transfer
+    transfer  one stream of a disaggregated service         delay of the second token due to the KV transfer
 
 Most sizes are not powers of two, because kernels are often tuned for powers of two.
 """

@@ -69,7 +69,7 @@ def _tbt_s(found: Characterization) -> float:
 
 
 def _ratios(one: Characterization, other: Characterization) -> dict[str, str]:
-    """Return the ratio of `other` to `one` for each figure that both have, by the figure's label."""
+    """Return, by label, the ratio of each figure (such as TTFT) of the instance `other` to that of `one`."""
     pairs = {
         "TTFT, 1,500 tokens": (one.ttft_s(_PROMPT), other.ttft_s(_PROMPT)),
         "TBT, 16 sequences of 1,024 tokens": (_tbt_s(one), _tbt_s(other)),

@@ -33,7 +33,7 @@ OnProbe = Callable[[str, float], None]
 
 
 class ProfileFile:
-    """A profile (CSV file) to which a sweep appends rows. Rows of an earlier sweep count as measured."""
+    """A profile (CSV file) to which a sweep appends rows. Rows of an earlier sweep count as runs of their probes."""
 
     def __init__(self, path: Path, pair: tuple[str, str, int]) -> None:
         """Open the file. Raises ConfigurationError if it is not a profile, or has rows of another model or hardware."""
@@ -59,7 +59,7 @@ class ProfileFile:
 
 
 def _cells(row: ProfileRow) -> dict[str, object]:
-    """Return the row as a dict of its measured columns."""
+    """Return the measured values of a row by column name."""
     return {name: value for name in _NAMES if (value := getattr(row, name)) not in (None, 0, 0.0)}
 
 
@@ -112,7 +112,7 @@ def _expected_s(probe: SweepProbe, rows: Sequence[ProfileRow]) -> float:
 
 
 def _left(wanted: Sequence[SweepProbe], rows: Sequence[ProfileRow]) -> Iterator[SweepProbe]:
-    """Yield the probes still to run for `_PASSES` runs of each, pass by pass. Rows of the same sizes count as runs."""
+    """Yield probes, pass by pass, until each has `_PASSES` runs. A row with the sizes of a probe counts as a run."""
     done = Counter(_sizes_of_row(row) for row in rows)
     for number in range(_PASSES):
         for probe in wanted:

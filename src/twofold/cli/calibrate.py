@@ -164,7 +164,7 @@ def calibrate_host(settings: LiveSettings) -> None:
 
 
 def profile_table(profile: MeasuredProfile) -> Table:
-    """Return a table of a host profile: times of typical iterations, slowdowns, gateway and transfers."""
+    """Return a table of a host profile: iteration times, slowdowns on a busy host, gateway and transfer times."""
     engine, host = profile.times, profile.shared_host
     front, prefill, decode = host.front, host.prefill, host.decode
     mixed_s = engine.seconds(512, 512 * 512, 8, 4096)

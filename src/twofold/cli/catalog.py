@@ -99,7 +99,7 @@ def _facts(item: Item) -> dict[str, object]:
 
 
 def _figures(items: Sequence[Item]) -> Table:
-    """Return a table with a row per entry."""
+    """Return a table with a row per catalog entry."""
     rows = [_row(item) for item in items]
     headings = ["", *rows[0]] if rows else ["no entries"]
     found = table(None, headings, range(1, len(headings)))

@@ -88,7 +88,7 @@ def _root(
         False, "--version", callback=_print_version, is_eager=True, metavar="", help="Show the version and exit."
     ),
 ) -> None:
-    """Callback for the options of `twofold` without a command."""
+    """Handle the options of `twofold` itself, such as --version."""
 
 
 def main() -> None:

@@ -44,8 +44,8 @@ class Flag:
     positional: bool = False
 
     def field(self, default: object = None, unset: str | None = None) -> Any:  # noqa: ANN401  (as the class declares)
-        """Return a dataclass field with this flag; it is required if `default` is `...`. `unset` is its default in the
-        help.
+        """Return a dataclass field with this flag; it is required if `default` is `...`. The help shows `unset` as the
+        field's default.
         """
         return field(default=MISSING if default is ... else default, metadata={"flag": self, "unset": unset})
 
@@ -71,7 +71,7 @@ class Settings:
 
 
 class _UntypedHelp:
-    """Mixin of commands and groups that shows `--help` in the help without a type."""
+    """Mixin of commands and groups whose help lists `--help` without a value type."""
 
     def get_help_option(self, ctx: typer.Context) -> TyperOption | None:
         option: TyperOption | None = super().get_help_option(ctx)  # type: ignore[misc]
@@ -81,11 +81,11 @@ class _UntypedHelp:
 
 
 class Command(_UntypedHelp, TyperCommand):  # type: ignore[misc]
-    """Typer command whose help shows `--help` without a type."""
+    """Typer command whose help lists `--help` without a value type."""
 
 
 class Group(_UntypedHelp, TyperGroup):  # type: ignore[misc]
-    """Group of Typer commands whose help shows `--help` without a type."""
+    """Group of Typer commands whose help lists `--help` without a value type."""
 
 
 def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typer:

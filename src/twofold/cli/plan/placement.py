@@ -62,7 +62,7 @@ def read_placement_query(problem: Problem, settings: PlanSettings) -> PlacementQ
 
 
 def _read_stock(problem: Problem, machines: str | None, max_gpus: str | None) -> dict[str, int]:
-    """Parse --max-gpus into accelerators by machine type: `a100=8,h100=16`, or `8` for the type in --machines."""
+    """Parse --max-gpus, as in `a100=8,h100=16` or `8` (GPUs of --machines), into accelerators by machine type."""
     if max_gpus is None:
         raise ConfigurationError(
             "--objective goodput needs --max-gpus: the number of accelerators, as in 8 or a100=8,h100=16"

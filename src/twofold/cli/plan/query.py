@@ -86,11 +86,11 @@ def read_query(problem: Problem, settings: PlanSettings) -> PlanQuery:
 
 
 def with_ray_machines(problem: Problem, settings: PlanSettings) -> PlanSettings:
-    """Return the settings with the machines of the Ray cluster at --ray to plan with.
+    """Return the settings, set to plan with the machines of the Ray cluster at --ray.
 
-    Return them unchanged without --ray, if other flags name machines, or if the catalog has none of the cluster's
-    accelerators. Raises ConfigurationError if the cluster is unreachable, or if no node has all accelerators of a
-    catalog machine; `--objective goodput` needs no whole machines.
+    The settings stay unchanged without --ray, if other flags name machines, or if the catalog has none of the cluster's
+    accelerators. Raises ConfigurationError if the cluster is unreachable, or if no node has as many accelerators as a
+    catalog machine (not required with `--objective goodput`).
     """
     named = settings.family or settings.machines or settings.max_machines or settings.max_gpus
     if settings.ray is None or named:
@@ -114,8 +114,8 @@ def with_ray_machines(problem: Problem, settings: PlanSettings) -> PlanSettings:
 
 
 def with_profile_machines(settings: PlanSettings) -> PlanSettings:
-    """Return the settings with the machine of --profile to plan with, unless other flags name machines. For a profile
-    of one host, --max-machines defaults to the number of workers that fit on the host.
+    """Return the settings, set to plan with the machine of --profile unless other flags name machines. For a profile of
+    one host, --max-machines defaults to the number of workers that fit on the host.
     """
     if not settings.profiles or settings.family or settings.machines:
         return settings

@@ -30,7 +30,7 @@ from twofold.simulation.observers.files import AtomicFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """A plan with its verdict, its Pareto front, its latencies by rate, and the number and cost of its simulations."""
+    """A plan, advice whether to split, the Pareto front, latencies by rate, and the cost of the simulations."""
 
     plan: Plan
     advice: Advice

@@ -26,7 +26,7 @@ class OpenSearch:
 
 @contextmanager
 def open_search(problem: Problem, objective: Objective, grid: RateGrid, settings: RunSettings) -> Iterator[OpenSearch]:
-    """Open the result store and the executor of simulations. Raises ConfigurationError for an invalid workload."""
+    """Open the result store and the simulation processes. Raises ConfigurationError for an invalid workload."""
     bounds, keys = AnalyticBounds(problem), Keys(problem)  # both read the workload
     with (
         EvaluationStore(settings.store) as store,

@@ -134,7 +134,7 @@ def _config(
     workers: Sequence[WorkerConfig],
     **more: Any,  # noqa: ANN401  (fields of ServiceConfig)
 ) -> ServiceConfig:
-    """Create the configuration from `more` and the flags that apply with and without a cluster file."""
+    """Create the configuration from the flags that apply with and without a cluster file. `more` adds fields to it."""
     return ServiceConfig(
         engine=engine,
         workers=with_chunks(with_splits(workers, _shardings(settings)), settings.pipeline_chunk),

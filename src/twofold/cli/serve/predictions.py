@@ -1,5 +1,5 @@
-"""Configuration of features that predict times: --overload, --replan, --inline-tbt and some routers. They simulate the
-workers as the cluster of the cluster file, or of the host profile (measured by `twofold calibrate live`).
+"""Configuration of features that predict times: --overload, --replan, --inline-tbt and some routers. Predictions use
+the cluster file, the host profile (from `twofold calibrate live`), or speeds that workers measure at startup.
 """
 
 from itertools import groupby
@@ -69,7 +69,7 @@ def replan_config(config: ServiceConfig, settings: ServeSettings) -> ReplanConfi
 
 def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConfig | None:
     """Return the configuration of the router's time predictions, or None if the router uses none. Raises
-    ConfigurationError if a required host profile or cluster file is missing.
+    ConfigurationError if other flags exclude predictions, or a required host profile or cluster file is missing.
     """
     if config.router not in FORECASTING_ROUTERS:
         return None
@@ -89,8 +89,8 @@ def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConf
 
 
 def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfig | None:
-    """Return the configuration of --inline-tbt, or None without the flag. Its iteration times assume that all workers
-    of this host are busy. Raises ConfigurationError if the service does not support the flag.
+    """Return the configuration of --inline-tbt, or None without the flag. The configuration has iteration times for a
+    host with all workers busy. Raises ConfigurationError if the service does not support the flag.
     """
     if settings.inline_tbt is None:
         return None
@@ -102,7 +102,7 @@ def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfi
 
 
 def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) -> ClusterSpec:
-    """Return the cluster spec that simulates the workers, from the cluster file, else from the host profile. Without
+    """Return a cluster spec with which to simulate the workers: of the cluster file, else of the host profile. Without
     both, raises a ConfigurationError that names the option `flag`.
     """
     if config.cluster is not None:
@@ -133,7 +133,7 @@ def _catalog(config: ServiceConfig) -> Catalog:
 
 
 def _colocated(config: ServiceConfig) -> bool:
-    """Return whether any worker runs both phases; such workers do not measure their prefill speed at startup."""
+    """Return whether any worker runs both phases."""
     joining = () if config.terms is None else config.terms.batchers
     return Role.MIXED in {*joining, *(worker.role for worker in config.workers)}
 

@@ -19,8 +19,8 @@ _KEY_FILE: Final = "cluster.key"
 
 
 def ray_network(settings: ServeSettings) -> HostNetwork:
-    """Return this host's address for workers: its address in the network of the Ray head node. The cluster key and the
-    port stay empty until `launcher_of` adds them.
+    """Return the network settings of this host, with its address in the network of the Ray head node. The cluster key
+    and the port stay empty until `launcher_of` adds them.
     """
     worker_resources(settings)  # fail before anything starts
     address = head_endpoint(settings.ray_address or AUTO_ADDRESS).own_address()

@@ -149,7 +149,7 @@ class ServeSettings(
 
     @property
     def pinned(self) -> bool:
-        """Whether workers are pinned to CPU cores: never with Ray; by default, unless they are emulated."""
+        """Whether workers are pinned to CPU cores: never with Ray, else by --pin-cores (default: unless emulated)."""
         if self.launcher == "ray":
             return False
         return not self.emulated if self.pin_cores is None else self.pin_cores

@@ -39,7 +39,7 @@ NO_SWAP = SwapCapacity(0, 0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class InstanceProfile:
-    """Speed, memory and batching of a pool's instances. With swap space, decodes reserve KV blocks as they grow."""
+    """Speed, memory, swap space and batching of a pool's instances."""
 
     pool: PoolSpec
     machine: Machine
@@ -56,7 +56,7 @@ class InstanceProfile:
         return max(1, self.capacity_tokens // block_size)
 
     def longest(self, block_size: int) -> int:
-        """Number of tokens of the longest request that fits in one instance's KV memory and swap space."""
+        """Tokens of the longest request that fits in one instance's KV memory and, if there is any, its swap space."""
         swap = self.swap.blocks * block_size
         return min(self.capacity_tokens, swap) if swap else self.capacity_tokens
 
@@ -87,7 +87,7 @@ def instance_profiles(spec: ClusterSpec, catalog: Catalog) -> list[InstanceProfi
 
 
 def with_profile(spec: ClusterSpec, catalog: Catalog) -> Catalog:
-    """Return the catalog. If the cluster has a host profile (measurements of a host), add its host and model."""
+    """Return the catalog. If the cluster has a host profile (measurements), also add the measured host and LLM."""
     return catalog if spec.profile is None else load_profile(spec.profile).extend(catalog)
 
 
@@ -108,7 +108,7 @@ def performance_of(
     *,
     across: bool = False,
 ) -> PerformanceModel:
-    """Create the performance model of an instance, from the host profile if the profile was measured on this machine.
+    """Create the performance model of an instance, from the cluster's host profile if it was measured on `machine`.
 
     With `across`, pipeline stages are on several machines and exchange activations over the network. Raises
     ConfigurationError if the host profile is of another model or parallelism.
@@ -202,7 +202,7 @@ def _swap_capacity(spec: ClusterSpec, model: Model, tensor_parallel: int, catalo
 
 
 def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
-    """Return the batcher of a pool: set in its spec, else by the scheduling rules, else the default of its role."""
+    """Return the batcher of a pool: set in its spec, else set by the simulator rules, else the default of its role."""
     batcher = pool.batcher
     if batcher is None:
         by_role = _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"
@@ -216,9 +216,9 @@ def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
 
 
 def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, longest: int) -> int:
-    """Return the prompt tokens per batch: the pipeline chunk size, else `max_num_batched_tokens` of the spec.
+    """Return the maximum number of prompt tokens per batch: the pipeline chunk size, else `max_num_batched_tokens`.
 
-    `auto` is the length of the shortest saturating prompt for batchers of whole prompts, and a default for others.
+    `auto` is the length of the shortest prompt that saturates the instance, or a default if prompts are chunked.
     """
     if BATCHERS[batcher].chunked and spec.pipeline_chunk is not None:
         return spec.pipeline_chunk
@@ -232,7 +232,7 @@ def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, long
 
 @dataclass(frozen=True, slots=True)
 class InstanceSlot:
-    """An instance: name, number in the cluster, number and profile of its pool, and machines (joined by `+`)."""
+    """An instance: name, number in the cluster, number and profile of its pool, and its machines joined by `+`."""
 
     name: str
     number: int

@@ -33,7 +33,7 @@ CHAT_TEMPLATE = """\
 
 
 def train_tokenizer(vocab_size: int, max_length: int, corpus_bytes: int = _CORPUS_BYTES) -> PreTrainedTokenizerFast:
-    """Train a tokenizer of at most `vocab_size` tokens on `corpus_bytes` characters of Python's documentation.
+    """Train a tokenizer of at most `vocab_size` tokens on Python's documentation and standard library.
 
     The result depends only on the arguments and the Python release. `max_length` is the context length of the model.
     """

@@ -26,7 +26,7 @@ from twofold.timeline import Moment, Timeline
 class Route:
     """The prefill and decode instance of a request. If they are the same instance, there is no hand-off.
 
-    `moves` are role changes made before. `fetch` copies cached blocks to the prefill instance, and `reused_tokens` is
+    `moves` are role changes to make first. `fetch` copies cached blocks to the prefill instance, and `reused_tokens` is
     the number of prompt tokens expected in its cache afterwards. `ttft_s` is the predicted TTFT, or None.
     """
 
@@ -116,7 +116,7 @@ class RequestSubscriber:
         """The request's output is complete. This placement of the request generated `output_tokens` tokens of it."""
 
     def aborted(self, request_id: str, now: float) -> None:
-        """A placement ended early: the request was cancelled, rejected or failed, or the instance was lost."""
+        """A placement of the request ended early: it was cancelled, rejected or failed, or its instance was lost."""
 
     def ended(self, timeline: Timeline, now: float) -> None:
         """The request left the service. The finish reason in `timeline` is completion, failure or cancellation."""

@@ -81,8 +81,8 @@ def check_shared_nodes(pools: Sequence[tuple[PoolSpec, Machine]]) -> None:
 def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
     """Return each worker's CPU cores: an equal number each, or one core each if workers must share cores.
 
-    Fewer cores than workers are assigned in order, then in reverse order, and so on. The first workers are therefore
-    the last to share a core, because routers prefer them at equal load.
+    In the second case, the cores are assigned in order, then in reverse order, and so on. The first workers, which
+    routers prefer at equal load, are therefore the last to share a core.
     """
     each = len(cores) // workers
     if each:

@@ -87,7 +87,7 @@ def instance_profiles(spec: ClusterSpec, catalog: Catalog) -> list[InstanceProfi
 
 
 def with_profile(spec: ClusterSpec, catalog: Catalog) -> Catalog:
-    """Return the catalog. If the cluster has a host profile (measurements), also add the measured host and LLM."""
+    """Return the catalog, with the measured host and LLM added if the cluster spec names a host profile."""
     return catalog if spec.profile is None else load_profile(spec.profile).extend(catalog)
 
 

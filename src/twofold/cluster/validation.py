@@ -21,7 +21,7 @@ _POSITIVE: Final = (
 
 
 def check_numbers(spec: ClusterSpec) -> None:
-    """Raise ConfigurationError if a number in a cluster spec is out of range, or a time in its list of failures."""
+    """Raise ConfigurationError if a number in a cluster spec, or a failure time in the spec, is out of range."""
     for field in _POSITIVE:
         value = getattr(spec, field)
         given = value is not None and value != SATURATING

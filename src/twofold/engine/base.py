@@ -87,7 +87,7 @@ class SequenceStep:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A sampled token. Log probabilities, if requested, are natural logarithms and exclude the temperature."""
+    """A sampled token. Log probabilities, if requested, are natural logarithms, computed without temperature."""
 
     token_id: int
     logprob: float | None = None

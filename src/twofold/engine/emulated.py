@@ -52,7 +52,7 @@ class LayerGroups:
         return len(self.ends)
 
     def ready(self, group: int, begin: int, end: int) -> int:
-        """Return when a prefill that runs from `begin` to `end` completes a group. All layers take equally long."""
+        """Return the completion time of a group in a prefill from `begin` to `end`. All layers take equally long."""
         return begin + (end - begin) * self.ends[group] // self.layers
 
     def layout(self, kv_bytes_per_token: int, block_size: int) -> KvLayout:

@@ -12,7 +12,7 @@ class EngineTraits:
     """Properties of an engine. Most Boolean fields state whether the engine supports a feature.
 
     `module` is a module of `twofold.serving.worker` with a function `prepare(config, report)`; it imports `package`.
-    `extra` is the extra of Twofold that installs this package. `environment` has defaults for environment variables.
+    Twofold's pip extra `extra` installs this package. `environment` has defaults for environment variables.
     """
 
     help: str

@@ -91,7 +91,7 @@ def _shared(times: IterationTimes, logs: dict[str, WorkerLog], name: str, crowde
 
 
 def _typical(times: IterationTimes, ran: Sequence[TimedIteration]) -> float:
-    """Return the measured time of the iterations `ran` divided by the predicted time, at least 1; 1 for too few."""
+    """Return measured time / predicted time of the iterations `ran`, but at least 1, and 1 for too few iterations."""
     return max(1.0, _slowness(times, [one.iteration for one in ran])) if len(ran) >= _ENOUGH else 1.0
 
 
@@ -134,7 +134,7 @@ def _link(measured: Measurements, model: Model, times: IterationTimes) -> KvLink
 
 
 def _front(measured: Measurements) -> GatewayTimes:
-    """Return the gateway's CPU times and delays. A delay is latency of lone requests without CPU and iteration time."""
+    """Return the gateway's CPU times and delays. Delays are latencies of lone requests minus CPU and iteration time."""
     request_s, step_s, token_s = _cpu_of_each(measured)
     pairs = list(_lone_prompts(measured))
     sizes = np.array([one.iteration.tokens for _, one in pairs], dtype=np.float64)

@@ -222,7 +222,7 @@ def load_config(endpoint: Endpoint) -> LoadConfig:
 
 
 def send(config: LoadConfig, requests: Sequence[Request], of: str = "") -> list[Timeline]:
-    """Send requests and return their timelines. If one fails, raises ConfigurationError; the message contains `of`."""
+    """Send requests and return their timelines. If one fails, raises ConfigurationError; `of` names their group."""
     result = asyncio.run(run_load(config, requests))
     for request_id, reason in result.errors.items():
         raise ConfigurationError(f"request {request_id}{of} failed: {reason}")

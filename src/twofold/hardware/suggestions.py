@@ -29,7 +29,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str], *, also: Iterable[s
 
 
 def explain_validation(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Convert a msgspec error to (invalid place, reason) in words for users. The place is empty for the whole value."""
+    """Convert a msgspec error to (place, reason) in words for users. The place is empty if the whole value is wrong."""
     found = _PLACE.fullmatch(str(error))
     place, what = (found["place"] or "", found["what"]) if found else ("", str(error))
     what = what.replace("`", "").replace("Object ", "").replace("object", "table")

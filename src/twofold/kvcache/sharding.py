@@ -99,7 +99,7 @@ def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 class LayerTraffic(NamedTuple):
-    """Traffic of one layer in a hand-off: the largest numbers of KV heads and of pieces that one rank sends."""
+    """Traffic of one layer in a hand-off: the most KV heads, and the most transfers (pieces), of any one rank."""
 
     heads: int
     pieces: int

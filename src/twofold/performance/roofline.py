@@ -172,7 +172,7 @@ def roofline_with(
 def roofline(model: Model, machine: Machine, tensor_parallel: int) -> RooflineModel:
     """Return a performance model estimated from FLOPs and bandwidths, for any LLM on any machine.
 
-    The model's error on a measured pair of LLM and machine is from constants fitted to all other pairs. For an
+    The model's error on a measured pair of LLM and machine is measured with constants fitted to all other pairs. For an
     unmeasured pair, it is the mean of these errors.
     """
     data = _data()

@@ -125,7 +125,7 @@ def reshard_path(link: LinkSpeed, layer_bytes: Sequence[int], pieces: Sequence[i
     """Return the timing model of a layer-wise hand-off between instances with different sharding.
 
     Ranks send their parts of a layer in parallel, each at the speed `link`; layers are sent one after another. For each
-    layer, `layer_bytes` has the largest number of bytes per token, and `pieces` of transfers, that one rank sends.
+    layer, `layer_bytes` has the most bytes per token, and `pieces` the most transfers, that any one rank sends.
     """
     layers = len(layer_bytes)
     return TransferModel(

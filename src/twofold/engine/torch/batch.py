@@ -39,7 +39,7 @@ class _Span:
 
 
 def is_decode(step: SequenceStep) -> bool:
-    """Return whether the step computes one token after position 0: a decode, or a prompt chunk of 1 token."""
+    """Return whether the step computes one token, not at position 0: a decode, or a prompt chunk of 1 token."""
     return step.start > 0 and len(step.token_ids) == 1
 
 

@@ -17,7 +17,7 @@ class AttentionScoring:
     """Parameters of the attention scores of a layer.
 
     `scaling` multiplies the dot products (None: 1/√dim). `softcap` limits scores to ±softcap by tanh (Gemma 2). `sinks`
-    [heads] is one extra score per head in the softmax, which has no value (gpt-oss).
+    [heads] is one extra softmax score per head, without a value vector (gpt-oss).
     """
 
     scaling: float | None = None

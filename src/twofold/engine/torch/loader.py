@@ -19,7 +19,7 @@ from twofold.errors import ModelError
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Disable transformers' progress bars in a `with` statement, because they would leave a thread running."""
+    """Disable transformers' progress bars inside a `with` statement, because they would leave a thread running."""
     shown = is_progress_bar_enabled()
     disable_progress_bar()
     try:

@@ -55,7 +55,7 @@ class KvPool:
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """Run the KV copies in a `with` statement on a separate CUDA stream, and wait for them at its end.
+        """Run the KV copies inside a `with` statement on a separate CUDA stream, and wait for them at its end.
 
         Use this method on threads other than the engine's, so that copies and iterations do not wait for each other.
         """
@@ -127,7 +127,7 @@ def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
 
 
 def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Split pairs of block ids into runs of consecutive ids: (first source id, first target id, length)."""
+    """Split pairs (source id, target id) into runs of consecutive ids: (first source id, first target id, length)."""
     pairs = list(zip(source_ids, target_ids, strict=True))
     starts = [0] + [i for i, ((a, b), (c, d)) in enumerate(pairwise(pairs), 1) if (c, d) != (a + 1, b + 1)]
     ends = [*starts[1:], len(pairs)]

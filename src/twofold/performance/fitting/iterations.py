@@ -80,7 +80,7 @@ def fit_iterations(measurements: Iterable[Measurement]) -> FittedTimes:
 
 
 def held_out_errors(cells: Sequence[Measurement]) -> dict[str, float | None]:
-    """Map each kind (prefill, decode, mixed) to its median cross-validation error, or to None without measurements."""
+    """Map each kind of measurement (prefill, decode, mixed) to its median cross-validation error, or to None."""
     errors: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for fold in range(_FOLDS):
         seen = _fit([one for index, one in enumerate(cells) if index % _FOLDS != fold])

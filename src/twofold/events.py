@@ -26,8 +26,8 @@ from twofold.timeline import Moment, Timeline
 class Route:
     """The prefill and decode instance of a request. If they are the same instance, there is no hand-off.
 
-    `moves` are role changes of instances before the placement. `reused_tokens` is the number of prompt tokens expected
-    in the prefix cache after the transfer `fetch`. `ttft_s` is the predicted TTFT, or None.
+    `moves` are role changes to make first. `fetch` copies cached blocks to the prefill instance, and `reused_tokens` is
+    the number of prompt tokens expected in its cache afterwards. `ttft_s` is the predicted TTFT, or None.
     """
 
     __slots__ = ("decode", "fetch", "moves", "prefill", "reused_tokens", "ttft_s")
@@ -113,10 +113,10 @@ class RequestSubscriber:
         """The next output token of the request is sent to the client."""
 
     def finished(self, request_id: str, output_tokens: int, now: float) -> None:
-        """The placement completed the request's output, of which it generated `output_tokens` tokens."""
+        """The request's output is complete. This placement of the request generated `output_tokens` tokens of it."""
 
     def aborted(self, request_id: str, now: float) -> None:
-        """The placement ended early: it was rejected after the prefill, cancelled, failed, or lost with an instance."""
+        """A placement of the request ended early: it was cancelled, rejected or failed, or its instance was lost."""
 
     def ended(self, timeline: Timeline, now: float) -> None:
         """The request left the service. The finish reason in `timeline` is completion, failure or cancellation."""
@@ -222,7 +222,7 @@ class Recorder(RequestSubscriber):
         return self._open.values()
 
     def get(self, request_id: str) -> Timeline | None:
-        """Return the timeline of a request that has not ended, by the id of the request or of its placement."""
+        """Return the timeline of a request that has not ended, by the id of the request or of a placement."""
         return self._placements.get(request_id) or self._open.get(request_id)
 
     def admitted(self, request: Request, now: float) -> None:
@@ -259,7 +259,7 @@ class Recorder(RequestSubscriber):
         return timeline
 
     def mark(self, request_id: str, moment: Moment, now: float) -> None:
-        """Record the time at which a request first reached a `Moment`."""
+        """Record the time at which a request first reached `moment`, such as the start of its prefill."""
         timeline = self.get(request_id)
         if timeline is not None:
             timeline.moments.setdefault(moment, now)
@@ -275,7 +275,7 @@ class Recorder(RequestSubscriber):
         timeline.moments[Moment.LAST_TOKEN] = now
 
     def end(self, request_id: str, reason: FinishReason) -> Timeline | None:
-        """Close the timeline of a request, call every sink with it, and return it. Return None if it is not open."""
+        """Close the timeline of a request, pass it to all callbacks, and return it. Return None if it is not open."""
         timeline = self._open.pop(request_id, None)
         if timeline is None:
             return None

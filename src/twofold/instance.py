@@ -155,7 +155,7 @@ class InstanceLoad(LoadTotals):
     - queued: function that returns the number of waiting sequences on the instance, 0 if unknown.
     - cache: name of the instance's prefix cache, which other instances of the host may share.
     - cell: name of the instance's group of nearby instances, if the router uses cells.
-    - place, standings: number in the order of joining the pool (0: in no pool), and heap entries; set by the pools.
+    - place: number of the instance in the order of joining its pool, 0 in no pool. standings: its heap entries.
     """
 
     def __init__(

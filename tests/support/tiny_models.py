@@ -92,4 +92,4 @@ def _tokenizer(vocab_size: int, max_positions: int):
     """Train a tokenizer once per test process, because training takes most of the time of writing a model."""
     from twofold.engine.model_factory import train_tokenizer
 
-    return train_tokenizer(vocab_size, max_positions, corpus_bytes=200_000)
+    return train_tokenizer(vocab_size, max_positions, corpus_characters=200_000)

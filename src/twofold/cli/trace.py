@@ -130,8 +130,8 @@ def _print_json(path: Path, name: str, found: TraceSummary | TraceReuse) -> None
 def convert(settings: ConvertSettings) -> None:
     """Convert a trace to another format; select a part of the trace, or rescale it.
 
-    Times are scaled, then lengths; then requests longer than --max-model-len are clipped. `--rate` is the mean rate of
-    the selected part. Outputs of length 0 are read as 1. Prefix blocks beyond a shortened prompt are dropped.
+    Times are scaled, then lengths; then requests longer than --max-model-len are clipped. `--rate` sets the mean rate
+    of the selected part. Outputs of length 0 are read as 1. Prefix blocks beyond a shortened prompt are dropped.
     """
     path, out = settings.trace, settings.out
     require_file(path)

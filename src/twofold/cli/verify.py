@@ -99,9 +99,9 @@ class VerifySettings(Settings):
 def verify(settings: VerifySettings) -> None:
     """Replay a workload on a live service and in the simulator, and print the results side by side.
 
-    TARGET is a model to serve on this host, or a running service with --prefill, --decode and --colocated instances.
-    Exits with 1 if live and simulated results differ by more than 5 points of SLO attainment, 10% of a median or 15% of
-    a P90, in addition to the spread of the live replays.
+    TARGET is a model to serve on this host, or the URL of a running service, whose instances --prefill, --decode and
+    --colocated count. Exits with 1 if live and simulated results differ by more than the spread of the live replays
+    plus 5 points of SLO attainment, 10% of a median or 15% of a P90.
     """
     compare = compare_service if settings.is_endpoint else compare_all
     comparisons = compare(settings, settings.design)

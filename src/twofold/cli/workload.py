@@ -49,7 +49,7 @@ class WorkloadSettings(ShapeSettings):
     )
 
     def requests(self) -> Iterator[Request]:
-        """Stream the requests. Raises ConfigurationError if a limit is too large or if the limits leave no request."""
+        """Stream the workload's requests. Raises ConfigurationError if there are none, or if a flag is out of range."""
         from twofold.workload.source import workload  # noqa: PLC0415  (imports numpy)
 
         check_limits(

@@ -15,7 +15,7 @@ _NAME = re.compile(r"[\w-]+")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Placement of a pool's `instances` × `stages` pipeline stages on its machines in order, `per_machine` on each."""
+    """Placement of a pool's `instances`, with `stages` pipeline stages each, on machines of `per_machine` stages."""
 
     tensor_parallel: int
     stages: int
@@ -58,7 +58,7 @@ def layout_of(pool: PoolSpec, machine: Machine) -> Layout:
 
 
 def check_shared_nodes(pools: Sequence[tuple[PoolSpec, Machine]]) -> None:
-    """Raise ConfigurationError if pools with the same `nodes` name do not fit on the machines that they share."""
+    """Raise ConfigurationError if pools that share machines (same `nodes` name) do not fit on these machines."""
     used: dict[str, int] = {}
     firsts: dict[str, tuple[PoolSpec, Machine]] = {}
     for pool, machine in pools:
@@ -81,8 +81,8 @@ def check_shared_nodes(pools: Sequence[tuple[PoolSpec, Machine]]) -> None:
 def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
     """Return each worker's CPU cores: an equal number each, or one core each if workers must share cores.
 
-    Shared cores are assigned first in order, then in reverse order, and so on. The first workers, which routers prefer
-    at equal load, are therefore the last to share a core.
+    In the second case, the cores are assigned in order, then in reverse order, and so on. The first workers, which
+    routers prefer at equal load, are therefore the last to share a core.
     """
     each = len(cores) // workers
     if each:

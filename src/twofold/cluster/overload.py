@@ -16,7 +16,7 @@ from twofold.slo import Slo
 def overload_control(
     rule: str, spec: ClusterSpec, kinds: Sequence[InstanceProfile], slo: Slo | None, pools: Pools
 ) -> OverloadControl:
-    """Create the overload control called `rule`. Raises ConfigurationError for an unsupported SLO or cluster."""
+    """Create the overload control named `rule`. Raises ConfigurationError for an unsupported SLO or cluster."""
     chosen = create_overload_rule(rule)
     if slo is None or slo.ttft_s is None or slo.tpot_s is None:
         raise ConfigurationError("overload control needs both bounds of the SLO, such as --slo ttft=30,tpot=0.1")

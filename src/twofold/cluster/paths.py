@@ -63,6 +63,6 @@ def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) ->
 
 
 def local_bandwidth(slot: InstanceSlot) -> float:
-    """Return the bandwidth, in bytes/s, of KV transfers from instance `slot` to another one on the same machines."""
+    """Return the bandwidth, in bytes/s, of a KV transfer that stays on the machines of instance `slot`."""
     each = slot.profile.machine.accelerator.interconnect_bytes_per_s
     return each * len(slot.profile.layout.machines_of(0))

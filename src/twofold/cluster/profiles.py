@@ -39,7 +39,7 @@ NO_SWAP = SwapCapacity(0, 0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class InstanceProfile:
-    """Speed, memory and batching of a pool's instances. With swap space, decodes reserve KV blocks as they grow."""
+    """Speed, memory, swap space and batching of a pool's instances."""
 
     pool: PoolSpec
     machine: Machine
@@ -56,7 +56,7 @@ class InstanceProfile:
         return max(1, self.capacity_tokens // block_size)
 
     def longest(self, block_size: int) -> int:
-        """Number of tokens of the longest request that fits in one instance's KV memory and swap space."""
+        """Tokens of the longest request that fits in one instance's KV memory and, if there is any, its swap space."""
         swap = self.swap.blocks * block_size
         return min(self.capacity_tokens, swap) if swap else self.capacity_tokens
 
@@ -107,7 +107,7 @@ def performance_of(
     *,
     across: bool = False,
 ) -> PerformanceModel:
-    """Create the performance model of an instance, from the host profile if the profile was measured on this machine.
+    """Create the performance model of an instance, from the measured profile of `machine` if the cluster has one.
 
     With `across`, pipeline stages are on several machines and exchange activations over the network. Raises
     ConfigurationError if the host profile is of another model or parallelism.
@@ -201,7 +201,7 @@ def _swap_capacity(spec: ClusterSpec, model: Model, tensor_parallel: int, catalo
 
 
 def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
-    """Return the batcher of a pool: set in its spec, else by the scheduling rules, else the default of its role."""
+    """Return the batcher of a pool: set in its spec, else set by the simulator rules, else the default of its role."""
     batcher = pool.batcher
     if batcher is None:
         by_role = _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"
@@ -215,9 +215,9 @@ def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
 
 
 def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, longest: int) -> int:
-    """Return the prompt tokens per batch: the pipeline chunk size, else `max_num_batched_tokens` of the spec.
+    """Return the maximum number of prompt tokens per batch: the pipeline chunk size, else `max_num_batched_tokens`.
 
-    `auto` is the length of the shortest saturating prompt for batchers of whole prompts, and a default for others.
+    `auto` is the length of the shortest prompt that saturates the instance, or a default if prompts are chunked.
     """
     if BATCHERS[batcher].chunked and spec.pipeline_chunk is not None:
         return spec.pipeline_chunk
@@ -231,7 +231,7 @@ def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, long
 
 @dataclass(frozen=True, slots=True)
 class InstanceSlot:
-    """An instance: name, number in the cluster, number and profile of its pool, and machines (joined by `+`)."""
+    """An instance: name, number in the cluster, number and profile of its pool, and its machines joined by `+`."""
 
     name: str
     number: int

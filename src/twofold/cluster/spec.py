@@ -79,11 +79,11 @@ def parse_cache(text: str) -> CacheSpec:
 
 
 class ControlSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Several controllers that share the requests of a cluster and place them by delayed load reports.
+    """Several controllers, each of which places a share of the cluster's requests by delayed load reports.
 
-    Each instance, or each cell (group of instances), reports a changed load every `reports_every_s` seconds, or at once
-    if this is 0. Reports arrive `report_delay_s` seconds later. `own_load` selects how a controller counts its own
-    requests between reports. Raises ConfigurationError for values out of range.
+    Each instance, or each cell (group of instances), reports its load, if changed, every `reports_every_s` seconds, or
+    at once if this is 0. Reports arrive `report_delay_s` seconds later. `own_load` selects how a controller counts its
+    own requests between reports. Raises ConfigurationError for values out of range.
     """
 
     controllers: int = 1
@@ -146,9 +146,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Control: `handoff` is a hand-off mode or policy. `cells` is the number of groups into which two-level routers divide
     the instances of each role. `control` configures several controllers with delayed load reports.
 
-    `profiles` are files of `twofold characterize` or `twofold calibrate live`. Each adds the measured machine to
-    the catalog.
-    `rules` selects Twofold's scheduling rules or another simulator's (docs/simulation.md).
+    `profiles` are files of `twofold characterize` or `twofold calibrate live`. Each adds the measured machine to the
+    catalog. `rules` selects Twofold's scheduling rules or another simulator's (docs/simulation.md).
     """
 
     pools: tuple[PoolSpec, ...]
@@ -181,11 +180,11 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ClusterRules:
     """Behaviour in which Twofold and other simulators differ.
 
-    `memory` is the rule by which a sequence reserves KV. With `lease_retry_s` None, decode memory is reserved when a
-    request arrives; otherwise it is reserved after the prefill, with a retry every `lease_retry_s` seconds. With
+    `memory` states when a request reserves KV, and how much. With `lease_retry_s` None, decode memory is reserved when
+    a request arrives; otherwise it is reserved after the prefill, with a retry every `lease_retry_s` seconds. With
     `over_all_tokens`, TPOT is the decode time per output token, not per gap between tokens. `endless_memory` removes
-    the KV limit. With `instant_handoff`, KV transfers take no time. `stagewise` selects the instances of
-    `compat.stagewise`.
+    the KV limit. With `instant_handoff`, KV transfers take no time. With `stagewise`, pipeline stages form batches
+    independently.
     """
 
     help: str
@@ -216,6 +215,6 @@ RULES: dict[str, ClusterRules] = {
 
 
 def cluster_rules(name: str) -> ClusterRules:
-    """Return the `ClusterRules` called `name`; raises ConfigurationError for an unknown name."""
+    """Return the `ClusterRules` named `name`; raises ConfigurationError for an unknown name."""
     require(name in RULES, f"unknown rules {name!r}: choose one of {', '.join(RULES)}")
     return RULES[name]

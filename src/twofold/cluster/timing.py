@@ -1,4 +1,4 @@
-"""Durations and power of iterations from a performance model. They are integers (ps, mW), so that sums are exact."""
+"""Durations (ps) and power (mW) of iterations from a performance model, as integers, so that sums are exact."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -30,7 +30,7 @@ def ps(seconds: float) -> int:
 
 
 def product(large: int, small: int) -> int:
-    """Return `large * small` for factors ≥ 0, by two halves of `large`: compiled code is fast only below 2³⁰."""
+    """Return `large * small` for factors ≥ 0, computed in two parts, which is faster in compiled code."""
     return ((large >> _HALF) * small << _HALF) + (large & _LOW) * small
 
 
@@ -41,7 +41,7 @@ def squares_of(tokens: int, context: int) -> int:
 
 @mypyc_attr(acyclic=True, free_list_len=1)
 class RunTiming:
-    """Duration of consecutive iterations of one batch: `first_ps` for the first, then `step_ps` more each time."""
+    """Durations of successive iterations of one batch: `first_ps` for the first, `step_ps` more for each next one."""
 
     __slots__ = ("first_ps", "milliwatts", "step_ps")
 
@@ -58,7 +58,7 @@ class RunTiming:
         return end + product(iterations * (iterations - 1) // 2, self.step_ps) if self.step_ps else end
 
     def under_way(self, elapsed_ps: int) -> int:
-        """Return the number (from 1) of the iteration that runs `elapsed_ps` picoseconds after the start of the run."""
+        """Return the number (from 1) of the iteration that runs `elapsed_ps` picoseconds after the first one began."""
         if not self.step_ps:
             return elapsed_ps // self.first_ps + 1
         # Solve the series for the count: estimate in floats, then correct in integers.
@@ -74,8 +74,8 @@ class RunTiming:
 class Timing:
     """Computes the durations of batches, in picoseconds, with a performance model.
 
-    The coefficients of decodes are rounded to picoseconds before use, so that an iteration takes as long alone as
-    within a run of iterations. `copy_ps` is the time to copy a block to host memory or back.
+    The coefficients of decodes are rounded to picoseconds before use, so that many iterations computed at once take
+    exactly as long as one by one. `copy_ps` is the time to copy a block to host memory or back.
     """
 
     def __init__(self, model: PerformanceModel, copy_ps: int = 0) -> None:
@@ -104,7 +104,7 @@ class Timing:
         return self.decodes(sequences, context)
 
     def copying(self, copies: Sequence[BlockCopy]) -> int:
-        """Return the total time, in picoseconds, of these block copies to or from swap space, one after another."""
+        """Return the total time, in picoseconds, of block copies to or from swap space, one after another."""
         blocks = 0
         for copy in copies:
             blocks += copy.blocks

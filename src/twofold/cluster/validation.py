@@ -21,7 +21,7 @@ _POSITIVE: Final = (
 
 
 def check_numbers(spec: ClusterSpec) -> None:
-    """Raise ConfigurationError if a number in a cluster spec or in its failures is out of range."""
+    """Raise ConfigurationError if a number in a cluster spec, or a failure time in the spec, is out of range."""
     for field in _POSITIVE:
         value = getattr(spec, field)
         given = value is not None and value != SATURATING
@@ -62,7 +62,7 @@ def check_spec(spec: ClusterSpec) -> None:
 
 
 def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
-    """Raise ConfigurationError if a batching option of the spec is not supported by the batcher of any pool."""
+    """Raise ConfigurationError if the batching options of a cluster spec do not fit the batchers of its pools."""
     classes = [BATCHERS[batcher] for batcher in batchers]
     require(
         spec.max_num_batched_tokens != SATURATING or any(batcher.whole_prompts for batcher in classes),
@@ -86,7 +86,7 @@ def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
 
 
 def check_cells(spec: ClusterSpec, instances: Mapping[Role, int]) -> None:
-    """Raise ConfigurationError if `cells` is set, but the router has none or a role has fewer instances than cells."""
+    """Raise ConfigurationError if `cells` is set for a router without cells, or exceeds the instances of a role."""
     if isinstance(spec.cells, int):
         known = spec.router in CELL_ROUTERS
         require(known, f"cells need one of the routers {', '.join(CELL_ROUTERS)}, not {spec.router}")

@@ -12,9 +12,9 @@ _LINK_BYTES_PER_S = 200 * 1024**3  # SplitwiseSim: transfer_bandwidth 200, in Gi
 def splitwise_sim(pools: Sequence[PoolSpec], model: str = "bloom-176b", *, catalog: Catalog) -> ClusterSpec:
     """Create a cluster with the timing and rules of SplitwiseSim, the simulator of Splitwise (ISCA'24).
 
-    If all pools are mixed, it is a baseline of the paper, which routes to the instance with the least pending tokens.
-    Otherwise machines move between pools, and KV is transferred after the prefill, without contention. The KV size
-    assumes multi-head attention for every model. Raises ConfigurationError for an unknown model.
+    With only mixed pools, the cluster is a baseline of the paper, which routes to the instance with the fewest pending
+    tokens. Otherwise machines move between pools, and KV is transferred after the prefill, without contention. The KV
+    size assumes multi-head attention for every model. Raises ConfigurationError for an unknown model.
     """
     known = catalog.model(model)
     split = any(pool.role is not Role.MIXED for pool in pools)

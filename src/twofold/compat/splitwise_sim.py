@@ -3,7 +3,7 @@
 The rules follow the implementation of SplitwiseSim (`SplitwiseInstance`). They differ from the paper:
 
 - A waiting prompt or paused decode counts one preemption for each batch that leaves it out. With four or more, it comes
-  first. Its place in the queue depends on its number of preemptions when it was queued.
+  first. Fewer preemptions matter only when it is queued: they decide its place in the queue.
 - A prompt that does not fit beside the running decodes does not interrupt them. It waits until a decode ends.
 - If a request has its prefill and decode on the same instance, both are queued when the prompt arrives, and the decode
   may interrupt a batch, too.
@@ -215,7 +215,7 @@ class SplitwiseSimBatcher(Batcher):
             sequence = sequence.next
 
     def _keep_running(self, draft: _Draft, decodes: int) -> int:
-        """Return how many running decodes continue, in the order of joining the batch. The others are paused."""
+        """Return how many running decodes stay in the batch. The decodes that joined the batch last are paused."""
         most = min(decodes, draft.seats)  # mypyc compiles calls with two arguments to comparisons
         kept = min(most, max(draft.tokens, 0 if draft.tasks else 1))
         draft.seats -= kept
@@ -252,7 +252,7 @@ class SplitwiseSimBatcher(Batcher):
     # -- queues -------------------------------------------------------------------------------------------------------
 
     def _set_next(self, task: _Task) -> None:
-        """Queue a task as the next task of its sequence."""
+        """Queue a task, and record it as the current task of its sequence."""
         self._tasks[task.sequence.id] = task
         if not task.pending:
             self._append(task)

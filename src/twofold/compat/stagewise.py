@@ -72,13 +72,13 @@ class StagewiseScheduler(InstanceScheduler):
         return ready
 
     def prefilled(self, chunks: list[PrefillChunk]) -> list[StepResult]:
-        """Record the first tokens of prompts that have passed all stages, and return their results."""
+        """Record the first tokens of prompts that have passed all stages. Return a result for each of these prompts."""
         results: list[StepResult] = []
         self.finish_prefills(self.queues, chunks, (), results)
         return results
 
     def decoded(self, sequences: list[ScheduledSequence]) -> list[StepResult]:
-        """Count one more token of each sequence; return the results of the sequences that ended."""
+        """Count one more token of each sequence. Return a result for each sequence that has ended."""
         results: list[StepResult] = []
         for sequence in sequences:
             sequence.computed += 1
@@ -121,7 +121,7 @@ class PipelineStage:
         self.woken = False  # idle, with an event scheduled to read its queues
 
     def duration(self, batch: RunningBatch) -> int:
-        """Return the duration of a batch in picoseconds, rounded once, because per-token rounding errors add up."""
+        """Return the duration of a batch in picoseconds, rounded only once: rounding errors per token would add up."""
         if batch.prefills:
             return self.timing.batch(batch).first_ps
         cost = self.timing.model.decode_cost(batch.decode_sequences)
@@ -195,7 +195,7 @@ class StagewiseInstance(SimulatedInstance):
         batch.joined = decodes
 
     def _next_batch(self, stage: PipelineStage) -> tuple[RunningBatch | None, list[ScheduledSequence]]:
-        """Return a stage's next batch and its decodes. The batch lists decodes with only one token as resumed."""
+        """Return a stage's next batch and its decodes. In the batch, `resume` lists the decodes with only one token."""
         if stage.number == 0:
             chunks = self._queues.take_prompts()
             if chunks:

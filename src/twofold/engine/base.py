@@ -19,7 +19,7 @@ class LayerShape(msgspec.Struct, frozen=True):
 
 
 class KvLayout(msgspec.Struct, frozen=True):
-    """Layout of a KV cache, the same on both instances of a hand-off.
+    """Layout of a KV cache. Both instances of a hand-off must have the same layout.
 
     The KV cache is one contiguous pool of `num_blocks` blocks. For each layer, it has the keys [num_blocks, block_size,
     kv_heads, key_dim], followed by the values [num_blocks, block_size, kv_heads, value_dim].
@@ -87,7 +87,7 @@ class SequenceStep:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A sampled token. If the request asks for log probabilities, they are natural logarithms, before temperature."""
+    """A sampled token. Log probabilities, if requested, are natural logarithms, computed without temperature."""
 
     token_id: int
     logprob: float | None = None

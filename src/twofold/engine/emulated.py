@@ -52,7 +52,7 @@ class LayerGroups:
         return len(self.ends)
 
     def ready(self, group: int, begin: int, end: int) -> int:
-        """Return the time at which a prefill from `begin` to `end` completes a group. All layers take equally long."""
+        """Return the completion time of a group in a prefill from `begin` to `end`. All layers take equally long."""
         return begin + (end - begin) * self.ends[group] // self.layers
 
     def layout(self, kv_bytes_per_token: int, block_size: int) -> KvLayout:
@@ -63,9 +63,9 @@ class LayerGroups:
 
 
 class PrefillTimes:
-    """Start and end times of an instance's prefills, from which the emulated link computes when a layer can be sent.
+    """Start and end times of an instance's prefills, to compute when the emulated hand-off can send a layer.
 
-    The last block of a prompt identifies its prefill, because no other prompt has it before the hand-off has ended.
+    The last block of a prompt identifies its prefill, because no other prompt gets it before the hand-off ends.
     """
 
     def __init__(self, groups: LayerGroups) -> None:
@@ -146,7 +146,7 @@ class EmulatedEngine:
         self._warned: int | None = None
 
     def pause(self) -> None:
-        """Mark the engine as idle: the next iteration starts when `run` is called, not at the end of the last one."""
+        """Mark the engine as idle: the next iteration starts when `run` is called, not when the previous one ended."""
         self._busy_until = None
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:

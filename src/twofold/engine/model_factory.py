@@ -32,8 +32,10 @@ CHAT_TEMPLATE = """\
 """
 
 
-def train_tokenizer(vocab_size: int, max_length: int, corpus_bytes: int = _CORPUS_BYTES) -> PreTrainedTokenizerFast:
-    """Train a tokenizer of at most `vocab_size` tokens on `corpus_bytes` characters of Python's documentation.
+def train_tokenizer(
+    vocab_size: int, max_length: int, corpus_characters: int = _CORPUS_BYTES
+) -> PreTrainedTokenizerFast:
+    """Train a tokenizer of at most `vocab_size` tokens on Python's documentation and standard library.
 
     The result depends only on the arguments and the Python release. `max_length` is the context length of the model.
     """
@@ -46,7 +48,7 @@ def train_tokenizer(vocab_size: int, max_length: int, corpus_bytes: int = _CORPU
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_corpus(corpus_bytes), trainer)
+    tokenizer.train_from_iterator(_corpus(corpus_characters), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
     )

@@ -11,8 +11,8 @@ from twofold.errors import ConfigurationError
 class EngineTraits:
     """Properties of an engine. Most Boolean fields state whether the engine supports a feature.
 
-    `module` is a module of `twofold.serving.worker` with a function `prepare(config, report)`; it imports `package`,
-    which `pip install twofold[extra]` installs. `environment` has defaults for environment variables.
+    `module` is a module of `twofold.serving.worker` with a function `prepare(config, report)`; it imports `package`.
+    Twofold's pip extra `extra` installs this package. `environment` has defaults for environment variables.
     """
 
     help: str

@@ -68,7 +68,7 @@ def calibrate(
 
 
 def _busy(one: TimedIteration, others: Sequence[WorkerLog]) -> float:
-    """Return the fraction of an iteration in which other workers were also busy, averaged over `others`."""
+    """Return the fraction of an iteration in which another worker was busy, averaged over the workers `others`."""
     return sum(other.busy_share(one.start_s, one.end_s) for other in others) / max(1, len(others))
 
 
@@ -78,9 +78,9 @@ def _slower(times: IterationTimes, log: WorkerLog, other: WorkerLog) -> float:
 
 
 def _shared(times: IterationTimes, logs: dict[str, WorkerLog], name: str, crowded: float) -> float:
-    """Return the slowdown of a worker's iterations by another worker on the same core.
+    """Return the slowdown of a worker's iterations by another worker on the same core, beyond taking turns (factor 2).
 
-    It excludes the factor of 2 for taking turns on the core, and the slowdown `crowded` by a worker on another core.
+    The slowdown `crowded`, which a busy worker on another core causes, is divided out.
     """
     if not logs:
         return 1.0
@@ -91,7 +91,7 @@ def _shared(times: IterationTimes, logs: dict[str, WorkerLog], name: str, crowde
 
 
 def _typical(times: IterationTimes, ran: Sequence[TimedIteration]) -> float:
-    """Return measured divided by predicted time of the iterations `ran`: at least 1, and 1 if there are too few."""
+    """Return measured time / predicted time of the iterations `ran`, but at least 1, and 1 for too few iterations."""
     return max(1.0, _slowness(times, [one.iteration for one in ran])) if len(ran) >= _ENOUGH else 1.0
 
 
@@ -101,13 +101,13 @@ def _slowness(times: IterationTimes, iterations: Sequence[Measurement]) -> float
 
 
 def _front_share(observed: Sequence[GroupResult]) -> float:
-    """Return the mean number of CPU cores that the gateway and clients used while these groups of requests ran."""
+    """Return the mean number of CPU cores that gateway and clients used while the request groups `observed` ran."""
     loaded_s = sum(LoadSpan.of(one.timelines).seconds for one in observed)
     return sum(one.front_cpu_s for one in observed) / loaded_s if loaded_s else 0.0
 
 
 def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: float) -> Iterator[Measurement]:
-    """Yield the iterations of colocated workers, without the time lost to the other worker and to the gateway."""
+    """Yield the iterations of colocated workers, without the time lost to other workers and to the gateway."""
     prefill, decode = crowded
     for log in logs:
         others = [other for other in logs if other is not log]
@@ -118,7 +118,7 @@ def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: flo
 
 
 def _link(measured: Measurements, model: Model, times: IterationTimes) -> KvLink:
-    """Return the measured speed of KV transfers. `sync_s` is the median time beyond an ideal layer-wise transfer."""
+    """Return the measured speed of KV transfers. `sync_s` is the median delay beyond an ideal layer-wise hand-off."""
     path = measured.link.transfer(model.kv_bytes_per_token, model.layers)
     tails = []
     for one in measured.prefill.ran:
@@ -134,7 +134,7 @@ def _link(measured: Measurements, model: Model, times: IterationTimes) -> KvLink
 
 
 def _front(measured: Measurements) -> GatewayTimes:
-    """Return the gateway's CPU times, and its delays: latency of lone requests beyond CPU time and iteration time."""
+    """Return the gateway's CPU times and delays. Delays are latencies of lone requests minus CPU and iteration time."""
     request_s, step_s, token_s = _cpu_of_each(measured)
     pairs = list(_lone_prompts(measured))
     sizes = np.array([one.iteration.tokens for _, one in pairs], dtype=np.float64)
@@ -174,7 +174,7 @@ def _medians(xs: Floats, ys: Floats) -> tuple[Floats, Floats]:
 
 
 def _lone_prompts(measured: Measurements) -> Iterator[tuple[tuple[float, float], TimedIteration]]:
-    """Yield ((time sent, time of first token), prefill iteration) of each request that was sent alone."""
+    """Yield the times of sending and of the first token, and the prefill iteration, of each request sent alone."""
     timelines = [one.timelines[0] for one in measured.of(Purpose.ALONE)]
     for timeline in sorted(timelines, key=lambda timeline: min(timeline.moments.values())):
         sent = min(timeline.moments.values())

@@ -126,7 +126,7 @@ def compare(
     replays: int,
     on_load: Callable[[str], None],
 ) -> list[Comparison]:
-    """Serve `twin.design`, replay each load `replays` times, simulate each replay. `loads` maps rates to requests."""
+    """Serve `twin.design`, and replay and simulate each load `replays` times. `loads` maps rates to requests."""
     design = twin.design
     live: dict[float, list[list[Timeline]]] = {rate: [] for rate in loads}
     with tempfile.TemporaryDirectory(prefix="twofold-verify-") as journals:
@@ -183,7 +183,7 @@ def compare_replays(
     logs: Mapping[str, WorkerLog],
     slo: Slo,
 ) -> Comparison:
-    """Simulate the live replays of one load, and compare the results. `logs` maps each worker's name to its journal."""
+    """Simulate the live replays of one load, and compare the results. `logs` maps workers' names to their logs."""
     workers = twin.design.workers()
     slow = tuple(slowness(twin.profile, workers, logs, LoadSpan.of(timelines)) for timelines in live)
     return Comparison(
@@ -201,7 +201,7 @@ def compare_replays(
 def knee(twin: Twin, make: Callable[[float], list[Request]], slo: Slo, attainment: float = 0.9) -> float:
     """Return the highest rate (requests/s, within 2%) at which the simulated SLO attainment is at least `attainment`.
 
-    It is DistServe's goodput (section 4.1) of the whole service. Raises ConfigurationError below 1/16 requests/s.
+    This rate is DistServe's goodput (section 4.1) of the whole service. Raises ConfigurationError if it is below 1/16.
     """
 
     def kept(rate: float) -> bool:

@@ -37,7 +37,7 @@ _CALIBRATION = " of the calibration"
 
 
 class Purpose(StrEnum):
-    """Situation that a group of requests creates to measure it, such as prompts alone or prompts beside decodes."""
+    """Kind of load that a group of requests puts on workers, such as prompts alone or prompts beside decodes."""
 
     ALONE = "prompts alone"
     TOGETHER = "prompts together"
@@ -73,7 +73,7 @@ def split_groups(max_model_len: int, max_num_seqs: int) -> Iterator[RequestGroup
 
 
 def shared_groups(max_model_len: int) -> Iterator[RequestGroup]:
-    """Yield the request groups that measure two workers on the same core."""
+    """Yield the request groups that measure how two workers on the same core slow each other down."""
     prompts = [size for size in _PROMPTS if size < max_model_len // 2]
     for number in range(2):  # in pairs: the first goes to the worker with a core of its own
         yield _beside(Purpose.SHARED, f"shared-{number}", prompts, output=max_model_len // 16, together=2)
@@ -87,7 +87,7 @@ def mixed_groups(max_model_len: int) -> Iterator[RequestGroup]:
 
 
 def _unlike(mean: int, count: int) -> list[int]:
-    """Return `count` different prompt lengths with this mean, because engines may be faster on equal lengths."""
+    """Return `count` different prompt lengths with the mean `mean`, because engines may be faster on equal lengths."""
     if count == 1:
         return [mean]
     steps = [16 ** (number / (count - 1)) for number in range(count)]
@@ -107,7 +107,7 @@ def _together(purpose: Purpose, name: str, prompts: Sequence[int], output: int) 
 
 
 def _beside(purpose: Purpose, name: str, prompts: list[int], output: int, together: int = 1) -> RequestGroup:
-    """Return a group of long decodes (`output` tokens) and of prompts that arrive meanwhile, `together` at a time."""
+    """Return a group of long decodes (`output` tokens) and of prompts that arrive during these, `together` at once."""
     streams = _group(purpose, f"{name}-stream", _STREAMS, 64, output).requests
     short = [size for size in prompts if size <= prompts[-1] // 2] * _REPEATS
     comers = tuple(
@@ -222,7 +222,7 @@ def load_config(endpoint: Endpoint) -> LoadConfig:
 
 
 def send(config: LoadConfig, requests: Sequence[Request], of: str = "") -> list[Timeline]:
-    """Send requests and return their timelines. If one fails, raises ConfigurationError with `of` in the message."""
+    """Send requests and return their timelines. If one fails, raises ConfigurationError; `of` names their group."""
     result = asyncio.run(run_load(config, requests))
     for request_id, reason in result.errors.items():
         raise ConfigurationError(f"request {request_id}{of} failed: {reason}")

@@ -59,7 +59,7 @@ class ServiceDesign:
 
 @contextmanager
 def clients_beside(design: ServiceDesign) -> Iterator[None]:
-    """Pin this process, which runs the clients, to the gateway's cores while the context is open."""
+    """Pin this process, which runs the clients, to the gateway's cores until the end of the `with` statement."""
     before = os.sched_getaffinity(0)
     workers = ((worker.role, worker.cores) for worker in design.workers())
     os.sched_setaffinity(0, gateway_cores(available_cores(), workers))
@@ -119,7 +119,7 @@ class SimulatedEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedService:
-    """Simulation of a service on a calibrated host, with a host profile in `directory` for each host speed."""
+    """Simulation of a service on a calibrated host. Each simulated host speed has a host profile in `directory`."""
 
     design: ServiceDesign
     profile: MeasuredProfile

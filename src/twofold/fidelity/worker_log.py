@@ -104,7 +104,7 @@ def _spans(entries: Iterable[JournalEntry]) -> Iterator[tuple[float, float, Batc
 
 @dataclass(frozen=True, slots=True)
 class LoadSpan:
-    """Time from the first arrival to the last token of a load (monotonic seconds), and its requests and tokens."""
+    """Start (first arrival) and end (last token) of a load, in monotonic seconds, and its total requests and tokens."""
 
     start_s: float
     end_s: float
@@ -175,10 +175,10 @@ def _slowdowns(profile: MeasuredProfile, one: TimedIteration) -> ContentionFacto
 
 
 def _pace(profile: MeasuredProfile, one: TimedIteration, turns: Sequence[tuple[float, bool]]) -> float:
-    """Return the speed of an iteration, relative to the same iteration on a core with no other worker.
+    """Return the speed of an iteration as a fraction of its speed on a core with no other worker.
 
-    `turns` has, for each other worker on the core, the fraction of the iteration in which it was busy, and whether it
-    runs the other phase.
+    `turns` describes each other worker on the core: the fraction of the iteration in which this worker was busy, and
+    whether it runs the other phase (prefill or decode).
     """
     if not turns:
         return 1.0

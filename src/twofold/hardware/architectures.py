@@ -37,7 +37,7 @@ class ConfigJson:
         return value if value is not None else default or 0
 
     def optional_number(self, *names: str) -> int | None:
-        """Return the first field in `names` that is set, or None. Raises ModelError unless it is an integer ≥ 1."""
+        """Return the first field in `names` that is set, or None. Raises ModelError if it is not an integer ≥ 1."""
         for name in names:
             value = self._raw.get(name)
             if value is None:

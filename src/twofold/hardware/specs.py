@@ -32,7 +32,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     `network_bytes_per_s` is for all NICs together, in each direction. `price_per_h` is in US dollars. `tdp_w` is the
     provisioned power and `idle_w` the idle power, in watts. `power_cap` limits the accelerators to a share of their
-    TDP. `power_units` is the power in the unit of SplitwiseSim's notebooks.
+    TDP. `power_units` is the machine's power in the unit of SplitwiseSim's notebooks.
     """
 
     name: Text

@@ -22,14 +22,14 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], *, also: Iterable[str] = ()) -> ConfigurationError:
-    """Create the error for a name that is not in `known`. It lists `known`, and may suggest a name in `also`."""
+    """Create the error for an unknown name. It lists `known`, and suggests a similar name from `known` or `also`."""
     names = sorted(known)
     hint = suggestion(name, (*names, *also))
     return ConfigurationError(f"unknown {kind} {name!r}{hint}; choose from {', '.join(names)}")
 
 
 def explain_validation(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Convert a msgspec error to (place, reason) in words for users. An empty place stands for the whole value."""
+    """Convert a msgspec error to (place, reason) in words for users. The place is empty if the whole value is wrong."""
     found = _PLACE.fullmatch(str(error))
     place, what = (found["place"] or "", found["what"]) if found else ("", str(error))
     what = what.replace("`", "").replace("Object ", "").replace("object", "table")
@@ -37,7 +37,7 @@ def explain_validation(error: msgspec.ValidationError) -> tuple[str, str]:
 
 
 def read_text(kind: str, path: Path) -> str:
-    """Read a text file. Raises ConfigurationError; its message starts with `kind` and the path."""
+    """Read a text file. Raises ConfigurationError if it is unreadable. `kind` names the file, such as `deployment`."""
     try:
         return path.read_bytes().decode()
     except OSError as error:
@@ -47,7 +47,7 @@ def read_text(kind: str, path: Path) -> str:
 
 
 def read_yaml(kind: str, path: Path) -> Any:  # noqa: ANN401
-    """Read a YAML file. Raises ConfigurationError; its message starts with `kind` and the path."""
+    """Read a YAML file. Raises ConfigurationError if it is invalid. `kind` names the file, such as `deployment`."""
     text = read_text(kind, path)
     try:
         return msgspec.yaml.decode(text)

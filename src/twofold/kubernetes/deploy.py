@@ -92,7 +92,7 @@ def _write(text: str, output: str, name: str) -> None:
 
 
 def values_from(spec: ClusterSpec, catalog: Catalog, text: str, *, emulated: bool) -> Json:
-    """Return the Helm values that serve a plan, whose file contains `text`.
+    """Return the Helm values that serve the plan in `text`, the content of a plan's file.
 
     Each instance becomes a pod with one worker on one accelerator, on a node labelled with its machine's name. Raises
     ConfigurationError for pools that pods cannot serve.

@@ -58,7 +58,7 @@ def _flags(group: ServeValues) -> Iterator[str]:
 
 
 def join_args(name: str, values: Values, role: Role, workers: WorkerValues) -> list[str]:
-    """Return the arguments of `twofold join` for the workers of a role. They connect to the gateway's Service."""
+    """Return the arguments of `twofold join` for the workers of a role, which connect to the gateway's Service."""
     args = ["join", f"tcp://{name}-bus:{values.gateway.bus_port}", f"--cluster-key={KEY_FILE}"]
     args += [f"--model={values.model.path}", f"{_JOIN_FLAGS[role]}={workers.workers_per_pod}"]
     args += ["--name=$(POD_NAME)", "--address=$(POD_IP)", f"--device={workers.device}"]

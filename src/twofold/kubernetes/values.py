@@ -95,7 +95,7 @@ class SecretText(_Values, frozen=True):
 if TYPE_CHECKING:
 
     class ServeValues(_Values, frozen=True):
-        """Helm values for the flags of `twofold serve`, one per flag. Type checkers see only values that code uses."""
+        """Helm values for the flags of `twofold serve`. Type checkers see only the values that this package reads."""
 
         router: str | None = None
 

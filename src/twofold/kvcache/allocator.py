@@ -48,7 +48,7 @@ class BlockAllocator:
         return -(-tokens // self.block_size)
 
     def fits(self, tokens: int) -> bool:
-        """Whether enough blocks are free for another `tokens` tokens."""
+        """Whether enough blocks are free for `tokens` more tokens."""
         return -(-tokens // self.block_size) <= self.num_free
 
     def allocate(self, owner: str, tokens: int) -> BlockAllocation:

@@ -88,8 +88,8 @@ class PinnedBlocks:
 class PrefixCache:
     """Prefix cache of up to `capacity` blocks in one memory. It only does bookkeeping and moves no data.
 
-    Blocks with equal keys, and all blocks before them in their prompts, are equal. Held blocks (until `release`) and
-    pinned blocks (until a time) are never evicted. `hits` counts blocks that requests reused, `misses` blocks that they
+    Blocks with equal keys have equal tokens, also in all blocks before them. Held blocks (until `release`) and pinned
+    blocks (until a time) are never evicted. `hits` counts blocks that requests reused, `misses` blocks that requests
     computed, and `removals` removed blocks by reason. At most `max_pinned` blocks (None: half the capacity) can be
     pinned.
     """

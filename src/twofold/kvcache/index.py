@@ -31,13 +31,13 @@ class PrefixIndex:
         return len(self._holders)
 
     def stored(self, instance: str, keys: Sequence[BlockKey]) -> None:
-        """Record that an instance has stored these blocks."""
+        """Record that an instance has stored the blocks `keys`."""
         holders, bit = self._holders, 1 << self._number(instance)
         for key in keys:
             holders[key] = holders.get(key, 0) | bit
 
     def removed(self, instance: str, keys: Sequence[BlockKey]) -> None:
-        """Record that an instance has removed these blocks."""
+        """Record that an instance has removed the blocks `keys`."""
         number = self._bits.get(instance)
         if number is None:
             return

@@ -62,9 +62,9 @@ class PromptAllocation(NamedTuple):
 class PrefixBlockAllocator(PagedBlockAllocator):
     """Allocator that reuses the full blocks of earlier prompts by key.
 
-    A block with a key is read-only. Without owners, it stays cached but counts as free. When the free list is empty,
-    the eviction policy chooses one of these blocks, and pinned blocks last. `cache` stores the keys, pins and hit
-    counts. `num_in_flight` counts a block once for each allocation in transfer that contains it.
+    A block with a key is read-only. Without owners, it stays cached but counts as free. When no other block is free,
+    the eviction policy chooses one of these cached blocks, and pinned blocks last. `cache` stores the keys, pins and
+    hit counts. `num_in_flight` counts a block once for each allocation in transfer that contains it.
     """
 
     def __init__(self, block_size: int, cache: PrefixCache) -> None:

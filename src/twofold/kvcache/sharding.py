@@ -90,7 +90,7 @@ def overlap(one: range, other: range) -> range:
 
 
 def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
-    """Yield (layers, number of heads) for each maximal run of layers with equal numbers of heads."""
+    """Group successive layers with equal numbers of heads. Yield (layers, number of heads) of each group."""
     start = 0
     for count, layers in groupby(kv_heads):
         stop = start + len(list(layers))
@@ -99,7 +99,7 @@ def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 class LayerTraffic(NamedTuple):
-    """Traffic of one layer in a hand-off: the most KV heads, and the most pieces, that any one rank sends."""
+    """Traffic of one layer in a hand-off: the most KV heads, and the most transfers (pieces), of any one rank."""
 
     heads: int
     pieces: int

@@ -87,8 +87,8 @@ class PerformanceModel(ABC):
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
         """Return (TTFT, TPOT) in seconds of a request that runs alone on the instance.
 
-        The mean context of its decodes is `prompt_tokens` + `output_tokens` / 2. If it has one output token, TPOT is
-        the predicted time of a second one.
+        The mean context of its decodes is `prompt_tokens` + `output_tokens` / 2. For one output token, TPOT is the
+        predicted time of a second one.
         """
         cost = self.decode_cost(1)
         context = prompt_tokens + max(output_tokens, 2) / 2

@@ -6,8 +6,8 @@ import msgspec
 class ModelAccuracy(msgspec.Struct, frozen=True, kw_only=True):
     """Mean absolute relative errors of a performance model on held-out measurements; None if unknown.
 
-    If `estimated` is set, the model was not fitted to its LLM on its machine, and the errors are from predictions of
-    other LLMs and machines by the same method. `basis` briefly describes the underlying data.
+    If `estimated` is set, the model was not fitted to this LLM and machine, and the errors are those of the same method
+    on other LLMs and machines. `basis` briefly describes the underlying data.
     """
 
     prefill: float | None

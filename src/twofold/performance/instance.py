@@ -46,15 +46,15 @@ def profile_name(machine: Machine) -> str:
 
 
 def find_pair(known: Iterable[P], model: Model, machine: Machine, tensor_parallel: int) -> P | None:
-    """Return the entry of `known` that was measured for this LLM, accelerator and tensor parallelism, or None."""
+    """Return the measured data in `known` for this LLM, accelerator and tensor parallelism, or None."""
     wanted = (model.name, profile_name(machine), tensor_parallel)
     return next((one for one in known if (one.model, one.accelerator, one.tensor_parallel) == wanted), None)
 
 
 def require_pair(known: Collection[P], model: Model, machine: Machine, tensor_parallel: int, kind: str) -> P:
-    """Return the entry of `known` that was measured for this LLM, accelerator and tensor parallelism.
+    """Return the measured data in `known` for this LLM, accelerator and tensor parallelism.
 
-    If there is none, raises ConfigurationError with the known entries. `kind` is their noun, such as `calibration`.
+    If there is none, raises ConfigurationError with the known pairs. `kind` names the data, such as `calibration`.
     """
     check_tensor_parallel(machine, tensor_parallel)
     entry = find_pair(known, model, machine, tensor_parallel)
@@ -72,7 +72,7 @@ def instance_name(kind: str, model: Model, machine: Machine, tensor_parallel: in
 
 
 def memory_share(model: Model, machine: Machine, tensor_parallel: int, decode_s: float) -> float:
-    """Return the share of memory bandwidth that an instance uses if it reads the active weights in `decode_s`."""
+    """Return the share of memory bandwidth that an instance uses to read the active weights in `decode_s` seconds."""
     bytes_read = model.weight_bytes * model.active_parameters / model.parameters
     return bytes_read / (decode_s * tensor_parallel * machine.accelerator.memory_bytes_per_s)
 

@@ -85,7 +85,7 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def spread(tokens: float, bends: tuple[int, ...]) -> list[float]:
-    """Split `tokens` at `bends`: return the number of tokens in each linear segment of f (see the module's formula)."""
+    """Split `tokens` at the `bends` of a piecewise linear function: return the number of tokens in each segment."""
     ends = (*bends, float("inf"))
     return [min(max(tokens - low, 0), high - low) for low, high in pairwise(ends)]
 
@@ -135,8 +135,8 @@ class KvLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Speed of KV transfers between two instances.
 
     A transfer takes `latency_s` seconds in addition to the time for its bytes, and a layer-wise hand-off also takes
-    `sync_s` seconds after the first token. If `layer_wise` is False, clients measured the speed as the delay of the
-    second token, and the whole transfer counts as visible.
+    `sync_s` seconds after the first token. If `layer_wise` is False, clients measured the speed from the delay of the
+    second token, so hand-offs are simulated as serialized.
     """
 
     bytes_per_s: float
@@ -149,7 +149,7 @@ class ContentionFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Factors by which other workers on the same host slow down an iteration.
 
     `crowded` applies while workers keep all other cores busy. `shared` applies while an iteration of the other phase
-    runs on the same core, in addition to the time lost by taking turns on the core.
+    (prefill or decode) runs on the same core, in addition to the time lost by taking turns.
     """
 
     crowded: float = 1.0
@@ -159,7 +159,7 @@ class ContentionFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class SharedHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """CPU host on which all workers (of `threads` threads each) and the gateway of a service share `cores` cores.
 
-    `front` is the gateway's cost. Other workers slow down iterations with prompts by `prefill`, others by `decode`.
+    `front` is the gateway's cost. Contention slows iterations with prompts by `prefill`, those without by `decode`.
     """
 
     cores: int

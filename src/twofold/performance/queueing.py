@@ -42,8 +42,8 @@ def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> flo
     """Return the rate (per second) above which instance `other` has a lower mean TTFT than instance `quick`.
 
     Each argument is a pair (seconds in all stages, seconds in the slowest stage). Return 0 if `other` is better at
-    every rate, and None if its slowest stage is not faster. If `quick` is (t₁, s₁) and `other` is (t₂, s₂), the result
-    is the smaller root R of
+    every rate, and None if the slowest stage of `other` is not faster. If `quick` is (t₁, s₁) and `other` is (t₂, s₂),
+    the result is the smaller root R of
 
         (1 − R·s₁)·(1 − R·s₂) = (s₁ − s₂) / (2·(t₂ − t₁) + s₁ − s₂)
     """

@@ -124,7 +124,7 @@ class RooflineModel(PerformanceModel):
 
 
 class RooflineTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Roofline terms at peak rates. `active` is the share of parameters per token; `steps` is layers · log2 TP."""
+    """Roofline terms at peak rates. `active` is the share of parameters used per token; `steps` is layers · log2 TP."""
 
     compute_s: float
     all_reduce_s: float
@@ -172,8 +172,8 @@ def roofline_with(
 def roofline(model: Model, machine: Machine, tensor_parallel: int) -> RooflineModel:
     """Return a performance model estimated from FLOPs and bandwidths, for any LLM on any machine.
 
-    For a measured pair of LLM and machine, `error` is from constants fitted to all other measured pairs. Otherwise it
-    is the mean of these errors.
+    The model's error on a measured pair of LLM and machine is measured with constants fitted to all other pairs. For an
+    unmeasured pair, it is the mean of these errors.
     """
     data = _data()
     known = find_pair(data.left_out, model, machine, tensor_parallel)

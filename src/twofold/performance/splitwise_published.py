@@ -67,7 +67,7 @@ class SplitwisePublishedModel(PerformanceModel):
         return _MIXED * self._above_zero(self._prompt_s.at(tokens + sequences), tokens + sequences)
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
-        """Return (TTFT, TPOT) in seconds of a lone request by `prompt_tokens` only, as in SplitwiseSim's notebooks."""
+        """Return (TTFT, TPOT) in seconds of a lone request, by prompt size only, as in SplitwiseSim's notebooks."""
         return self._prompt_s.at(prompt_tokens), self._token_s.at(prompt_tokens)
 
     def _above_zero(self, seconds: float, tokens: int) -> float:

@@ -30,7 +30,7 @@ def default_sync_s(bytes_per_s: float) -> float:
 class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
     """Timing of one request's KV transfer between two instances, without other traffic on the path.
 
-    It takes `latency_s` seconds in addition to the time for its bytes, and `sync_s` more if it is layer-wise.
+    A transfer takes `latency_s` seconds in addition to the time for its bytes, and a layer-wise one `sync_s` more.
     """
 
     kv_bytes_per_token: int
@@ -71,7 +71,7 @@ class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shortest(pays: Callable[[int], bool]) -> int | None:
-    """Return the smallest number of tokens for which `pays` is true, by bisection, or None if it exceeds 2^24."""
+    """Return the smallest number of tokens for which `pays` returns True, by bisection, or None if it exceeds 2^24."""
     high = 1
     while not pays(high):
         high *= 2
@@ -102,7 +102,7 @@ class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def fit(cls, small: tuple[int, float], large: tuple[int, float]) -> "LinkSpeed":
-        """Fit the speed to two transfers (bytes, seconds). At least half of the small transfer's time is overhead."""
+        """Fit the speed to two transfers (bytes, seconds). At least half of the smaller one's time counts as fixed."""
         (few, few_s), (many, many_s) = small, large
         per_byte_s = max(many_s - few_s, many_s * 0.01) / (many - few)
         return cls(overhead_s=max(few_s / 2, few_s - few * per_byte_s), bytes_per_s=1.0 / per_byte_s)
@@ -110,7 +110,7 @@ class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
     def transfer(self, kv_bytes_per_token: int, layers: int) -> TransferModel:
         """Return the timing model of a layer-wise hand-off over this link, with one transfer per layer.
 
-        The overhead of the last layer counts as latency, and the overhead of other layers as synchronization.
+        The fixed time of the last layer's transfer counts as latency, and that of other layers as synchronization.
         """
         return TransferModel(
             kv_bytes_per_token=kv_bytes_per_token,

@@ -37,8 +37,8 @@ _SAME: Final = (
 
 
 def cluster_spec(settings: SimulateSettings, catalog: Catalog) -> tuple[ClusterSpec, Catalog]:
-    """Return the cluster spec of --cluster, changed by the other flags, and the hardware catalog with the host of
-    --profile. Raises ConfigurationError for invalid flags.
+    """Return the cluster spec of --cluster with the changes of the other flags, and the hardware catalog. With
+    --profile, the catalog also has the measured machine and model. Raises ConfigurationError for invalid flags.
     """
     model, given = settings.model, _overrides(settings)
     if settings.profiles:
@@ -94,7 +94,7 @@ def _read_cluster(text: str | None, model: str | None, catalog: Catalog) -> Clus
 
 
 def _overrides(settings: SimulateSettings) -> dict[str, Any]:
-    """Map the fields of the cluster spec that the flags set to their values."""
+    """Return the new values of the cluster spec fields that flags change, by field name."""
     values = {name: getattr(settings, name) for name in _SAME}
     values["swap_space_bytes"] = settings.swap_space
     if settings.link_gb_per_s is not None:
@@ -113,7 +113,7 @@ def link_bytes_per_s(gigabytes: float) -> float:
 
 
 def _control(settings: SimulateSettings, spec: ClusterSpec) -> ControlSpec | None:
-    """Return the settings of the cluster's controllers as changed by the flags, or None if no flag changes them."""
+    """Return the `control` field of the cluster spec with the changes of the flags, or None if no flag changes it."""
     values = {
         "controllers": settings.controllers,
         "reports_every_s": settings.reports_every,

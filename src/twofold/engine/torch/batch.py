@@ -20,7 +20,7 @@ _DEVICE_GROUP_BYTES = 2**29
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The positions `first` … `end` − 1, to which the tokens of one sequence attend, and the blocks of these."""
+    """The positions `first` … `end` − 1 that the tokens of one sequence attend to, and the blocks that contain them."""
 
     first: int
     end: int
@@ -39,7 +39,7 @@ class _Span:
 
 
 def is_decode(step: SequenceStep) -> bool:
-    """Return whether the step computes a single token that is not the first: a decode, or a prompt chunk of 1 token."""
+    """Return whether the step computes one token, not at position 0: a decode, or a prompt chunk of 1 token."""
     return step.start > 0 and len(step.token_ids) == 1
 
 
@@ -108,7 +108,7 @@ class AttentionPlanner:
             start = end
 
     def _group_end(self, spans: Sequence[_Span], start: int) -> int:
-        """Return the end index of the group of decodes that starts at `start`, limited by buffer size and padding."""
+        """Return the end index of the group of decodes from `start` on, limited by the buffer size and the padding."""
         longest, end = len(spans[start].blocks), start + 1
         while end < len(spans):
             blocks = len(spans[end].blocks)
@@ -147,7 +147,7 @@ class LayerHooks:
     wait_for: OnLayer | None = None
 
     def written(self, layer: int) -> None:
-        """Call the callbacks of a layer whose new KV is written, or whose write is queued on the device."""
+        """Call the callbacks of a layer after its new KV is written, or after the write is queued on the device."""
         if self.wait_for is not None:
             self.wait_for(layer)
         if self.on_layer is not None:
@@ -158,7 +158,7 @@ class PackedBatch:
     """The steps of an iteration as packed tensors: decodes in order of descending context, then prompts.
 
     `order[i]` is the index in `steps` of the i-th packed step. `token_ids` and `positions` have the shape [tokens].
-    `first_layer` is the number, in the whole model, of the pool's first layer.
+    `first_layer` is the index in the whole model of the first layer in the pool.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ class AttentionScoring:
     """Parameters of the attention scores of a layer.
 
     `scaling` multiplies the dot products (None: 1/√dim). `softcap` limits scores to ±softcap by tanh (Gemma 2). `sinks`
-    [heads] adds one score without a value per head to the softmax (gpt-oss).
+    [heads] is one extra softmax score per head, without a value vector (gpt-oss).
     """
 
     scaling: float | None = None
@@ -182,7 +182,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PromptStart:
-    """Attention call for the start of a prompt. Its tokens attend only to each other, so the call reads no KV pool."""
+    """Attention call for the start of a prompt. The tokens attend only to each other, so the KV pool is not read."""
 
     rows: slice
     mask: Tensor | None

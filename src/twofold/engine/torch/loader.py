@@ -19,7 +19,7 @@ from twofold.errors import ModelError
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Disable transformers' progress bars in this context, because they would leave a thread running."""
+    """Disable transformers' progress bars inside a `with` statement, because they would leave a thread running."""
     shown = is_progress_bar_enabled()
     disable_progress_bar()
     try:
@@ -131,7 +131,7 @@ def _draw_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None
 
 @contextmanager
 def _model_errors(what: str) -> Iterator[None]:
-    """Convert any exception to a ModelError with `what` and the first line of the original message."""
+    """Convert any exception to a ModelError. Its message is `what` and the first line of the original message."""
     try:
         yield
     except Exception as error:

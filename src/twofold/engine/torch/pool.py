@@ -55,9 +55,9 @@ class KvPool:
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """Run the KV copies of this context on a separate CUDA stream, and wait for them when the context exits.
+        """Run the KV copies inside a `with` statement on a separate CUDA stream, and wait for them at its end.
 
-        Use it on threads other than the engine's, so that copies and iterations do not wait for each other.
+        Use this method on threads other than the engine's, so that copies and iterations do not wait for each other.
         """
         if self._stream is None:
             yield
@@ -76,8 +76,8 @@ def copy_blocks(
 ) -> None:
     """Copy one layer of the blocks `source_ids` to the blocks `target_ids`, pairwise. The pools may be the same.
 
-    Both pools must have the same layout. Copies between host and accelerator are asynchronous: they are complete when
-    the context `KvPool.copying` exits or when the iteration ends.
+    Both pools must have the same layout. Copies between host and accelerator are asynchronous: they are complete at the
+    end of `with KvPool.copying()` or of the iteration.
     """
     if not source_ids:
         return
@@ -96,7 +96,7 @@ def copy_blocks(
 
 
 def copy_all_layers(source: KvPool, target: KvPool, ids: Sequence[int]) -> None:
-    """Copy all layers of the blocks `ids` to the same blocks of `target`, which has the same layout."""
+    """Copy all layers of the blocks `ids` to the blocks with the same ids in `target`, which has the same layout."""
     for layer in range(len(source.layout.layers)):
         copy_blocks(source, layer, ids, target, ids)
 
@@ -110,13 +110,13 @@ class PoolHeads(NamedTuple):
     blocks: Sequence[int]
 
     def parts(self) -> list[Tensor]:
-        """Return the keys and the values of these heads in all blocks, each as [num_blocks, block_size, heads, dim]."""
+        """Return the heads' keys and values in all blocks of the pool, each as [num_blocks, block_size, heads, dim]."""
         both = (self.pool.keys(self.layer), self.pool.values(self.layer))
         return [part[:, :, self.heads.start : self.heads.stop] for part in both]
 
 
 def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
-    """Copy KV heads from `source` to `target`, pairwise, and return the number of bytes."""
+    """Copy KV heads from the blocks of `source` to those of `target`, pairwise, and return the number of bytes."""
     if not source.blocks:
         return 0
     runs = block_runs(source.blocks, target.blocks)
@@ -127,7 +127,7 @@ def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
 
 
 def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return the runs of consecutive source and target ids as (first source id, first target id, number of blocks)."""
+    """Split pairs (source id, target id) into runs of consecutive ids: (first source id, first target id, length)."""
     pairs = list(zip(source_ids, target_ids, strict=True))
     starts = [0] + [i for i, ((a, b), (c, d)) in enumerate(pairwise(pairs), 1) if (c, d) != (a + 1, b + 1)]
     ends = [*starts[1:], len(pairs)]

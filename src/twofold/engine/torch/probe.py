@@ -21,9 +21,9 @@ MaskRule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def read_window(visible: MaskRule, max_model_len: int, refuse: Callable[[str], ModelError]) -> int | None:
-    """Return the sliding window, in tokens, of the attention mask rule `visible`, or None for full causal attention.
+    """Return the sliding window, in tokens, of the mask function `visible`, or None for full causal attention.
 
-    For any other rule, raise the error that `refuse(reason)` creates.
+    For any other mask, raise the error that `refuse(reason)` creates.
     """
     last = max_model_len - 1
     try:
@@ -153,7 +153,7 @@ def _all_layers(probe: _Probe, expected: int) -> ProbedModel:
 def _probe_mask(
     q_length: int, kv_length: int, mask_function: MaskRule, device: torch.device, **_rest: object
 ) -> Tensor:
-    """Return a placeholder mask. Its attribute `twofold_visible` is the model's mask rule."""
+    """Return a placeholder mask. Its attribute `twofold_visible` is the model's mask function."""
     carrier = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device=device)
     carrier.twofold_visible = mask_function  # type: ignore[attr-defined]
     return carrier

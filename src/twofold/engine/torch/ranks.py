@@ -41,7 +41,7 @@ class LayerProgress:
                 self._announce()
 
     def finish(self) -> None:
-        """At the end of an iteration, call `on_layer` for the layers whose messages have not arrived yet."""
+        """At the end of an iteration, call `on_layer` for layers whose `LayerDone` messages have not all arrived."""
         with self._lock:
             while self._complete < len(self._computed):
                 self._announce()
@@ -95,7 +95,7 @@ class SplitEngine:
     """Engine of a worker with several ranks, on rank 0. Implements `twofold.engine.base.PipelineEngine`.
 
     `own` runs rank 0's part of the model, `layout` is the KV layout of all ranks together, and `others` are the
-    connections to ranks 1, 2, …. A failed iteration ends the worker, because its ranks would wait for each other.
+    connections to ranks 1, 2, …. A failed iteration ends the worker, because the other ranks would wait forever.
     """
 
     def __init__(self, own: TorchEngine, layout: KvLayout, split: Sharding, others: Sequence[Connection]) -> None:

@@ -114,7 +114,7 @@ def keep_stage(model: PreTrainedModel, group: RankGroup) -> range:
 def _replace_first(
     group: RankGroup, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a layer's arguments, with hidden states from the previous stage as the first one, positional or named."""
+    """Return a layer's arguments with the first one replaced by the hidden states of the previous stage."""
     if arguments:
         return (group.receive(arguments[0]), *arguments[1:]), named
     name, placeholder = next(iter(named.items()))
@@ -211,7 +211,7 @@ def check_split_model(loaded: LoadedModel, split: Sharding, name: str) -> None:
 
 
 def split_model(loaded: LoadedModel, group: RankGroup) -> LoadedModel:
-    """Return this rank's part of the model, whose other weights are removed in place, on the CPU."""
+    """Return this rank's part of the model, on the CPU. The weights of other ranks are removed in place."""
     split, rank = group.split, group.rank
     held = range(len(loaded.layers))
     if split.pipeline > 1:

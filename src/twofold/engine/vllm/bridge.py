@@ -41,7 +41,7 @@ class ConnectorBridge(Protocol):
         """Record that the next iteration starts the prefills of these requests."""
 
     def prompt_completes(self, request_id: str, computed: int, blocks: Sequence[int]) -> bool:
-        """Return whether `computed` tokens complete the prompt of a request to hand off; if so, record its `blocks`."""
+        """Return whether a request to hand off has its whole prompt `computed`; if so, record its `blocks`."""
 
     def layer_computed(self, request_ids: Sequence[str], layer: int) -> None:
         """Record that vLLM has computed this layer for these requests, or has queued the computation on the device."""

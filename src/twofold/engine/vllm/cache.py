@@ -11,8 +11,8 @@ from twofold.errors import ModelError
 def read_layout(caches: Mapping[str, torch.Tensor], kv_heads: int) -> tuple[KvLayout, int]:
     """Return the layout of vLLM's KV cache, and the number of blocks.
 
-    `caches` maps the name of each layer, in order, to a tensor [blocks, heads, block size, numbers]. A token's key and
-    value together are the last dimension, which `KvLayout` describes as one key. Raises ModelError for other layouts.
+    `caches` maps the name of each layer, in order, to a tensor [blocks, heads, block size, numbers]. The last dimension
+    is a token's key and value together, one key in the returned layout. Raises ModelError for other layouts.
     """
     shapes = {name: _shape(name, cache, kv_heads) for name, cache in caches.items()}
     num_blocks, _, size, _ = next(iter(shapes.values()))

@@ -59,7 +59,7 @@ class CachedPromptBlocks(EventPublisher):
                     self._removed(each)
 
     def shutdown(self) -> None:
-        """Do nothing, because this publisher has no resources."""
+        """Do nothing, because there is nothing to close."""
 
     def report(self, watcher: CacheObserver) -> None:
         """Report to `watcher` the blocks that vLLM has cached and evicted since the previous report."""
@@ -92,10 +92,10 @@ class CachedPromptBlocks(EventPublisher):
 
 
 class VllmCore:
-    """Runs vLLM one iteration at a time. Only `blocks` is thread-safe."""
+    """Runs vLLM one iteration at a time. Only the block counts `blocks` may be read on other threads."""
 
     def __init__(self, name: str, bridge: ConnectorBridge, *, prefix_caching: bool, **options: Any) -> None:  # noqa: ANN401  (vLLM checks them)
-        """Start vLLM with the engine arguments `options`. Its KV connectors find `bridge` under `name`."""
+        """Start vLLM with the engine arguments `options`. vLLM's KV connectors find `bridge` by `name` in `BRIDGES`."""
         BRIDGES[name] = bridge
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         transfer = KVTransferConfig(
@@ -131,7 +131,7 @@ class VllmCore:
     ) -> None:
         """Queue a request. Requests share cached blocks only if they have the same `cache_salt`.
 
-        `keys` are Twofold's keys of the prompt's full blocks, by which changes of the cache are reported.
+        `keys` are Twofold's keys of the prompt's full blocks, by which cached and evicted blocks are reported.
         """
         request = EngineCoreRequest(
             request_id=request_id,

@@ -12,7 +12,7 @@ from twofold.request import BlockKey
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RankedEviction(EvictionPolicy):
-    """Evicts the block with the lowest rank and, among these, the block that entered the rank's queue first.
+    """Evicts a block with the lowest rank: of several, the one that entered the queue of this rank first.
 
     Every hit raises the rank of a block by `step`. Each rank has a queue of its blocks that are not held.
     """
@@ -89,7 +89,7 @@ class RankedEviction(EvictionPolicy):
 
 
 class Lfu(RankedEviction):
-    """Evicts the block with the fewest uses since it was stored and, among these, the least recently used block."""
+    """Evicts the block with the fewest uses since it was stored; of several, the least recently used block."""
 
     help = "least frequently used since the block was stored"
 
@@ -104,7 +104,7 @@ _POSITION_BITS = 24  # a prompt has fewer than 2^24 blocks
 
 
 class LengthAware(RankedEviction):
-    """Evicts the block with the fewest uses since it was stored and, among these, the farthest from its prompt's start.
+    """Evicts the block with the fewest uses since it was stored; of several, the farthest from the start of its prompt.
 
     This is Mooncake's LengthAwareCache (arXiv 2407.00079 section 4, Table 1).
     """

@@ -133,14 +133,14 @@ def fit_decode(kept: Sequence[ProfiledBatch]) -> DecodeCoefficients:
 
 
 def prefill_ms(fit: PrefillCoefficients, one: ProfiledBatch) -> float:
-    """Return the prefill time, in milliseconds, that the coefficients `fit` predict for a configuration."""
+    """Return the prefill time, in milliseconds, that the coefficients `fit` predict for the batch `one`."""
     tokens = one.prefill_tokens
     short: float = (fit.floor_ms**KNEE + (fit.token_ms * tokens) ** KNEE) ** (1 / KNEE)
     return short + fit.long_token_ms * tokens * long_share(tokens) + fit.square_ms * one.squares
 
 
 def decode_ms(fit: DecodeCoefficients, one: ProfiledBatch) -> float:
-    """Return the mean time of a decode iteration, in milliseconds, that `fit` predicts for a configuration."""
+    """Return the mean decode iteration time, in milliseconds, that the coefficients `fit` predict for batch `one`."""
     large = max(one.batch_size - LARGE_BATCH, 0)
     sequences = fit.sequence_ms * one.batch_size + fit.large_batch_ms * large
     return fit.base_ms + sequences + fit.context_ms * one.mean_context
@@ -157,7 +157,7 @@ def _decode_error(seen: Sequence[ProfiledBatch], unseen: ProfiledBatch) -> float
 def _held_out(
     kept: Sequence[ProfiledBatch], folds: int, error: Callable[[Sequence[ProfiledBatch], ProfiledBatch], float]
 ) -> float | None:
-    """Return the mean cross-validation error over `folds` folds, or None for too few configurations or folds."""
+    """Return the mean cross-validation error over `folds` folds, or None for too few batches or folds."""
     if len(kept) < 2 * _FEWEST or folds < 2:
         return None
     seen = [[one for index, one in enumerate(kept) if index % folds != fold] for fold in range(folds)]

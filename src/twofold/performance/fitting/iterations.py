@@ -1,5 +1,5 @@
-"""Fit `IterationTimes` to measured iterations, including its bends (batch sizes at which the cost per token changes)
-and its knee (number of decodes from which each further decode costs more).
+"""Fit `IterationTimes` to measured iterations. The fit also finds the bends (batch sizes at which the cost per token
+changes) and the knee (number of decodes from which each further decode costs more).
 """
 
 import math
@@ -37,7 +37,7 @@ class IterationWork(NamedTuple):
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured duration of one or several successive iterations, with a fixed time outside the engine per request."""
+    """Measured duration of successive iterations. It may include a fixed time outside the engine for each request."""
 
     work: tuple[IterationWork, ...]
     seconds: float
@@ -55,7 +55,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         return "mixed" if any(each.sequences for each in self.work) else "prefill"
 
     def predicted_s(self, times: IterationTimes, request_s: float = 0.0) -> float:
-        """Return the predicted seconds on a busy worker, plus `request_s` outside the engine for each request."""
+        """Return the predicted seconds of all iterations, without a cold start, plus `request_s` for each request."""
         return sum(times.seconds(*each) for each in self.work) + request_s * self.requests
 
 
@@ -80,7 +80,7 @@ def fit_iterations(measurements: Iterable[Measurement]) -> FittedTimes:
 
 
 def held_out_errors(cells: Sequence[Measurement]) -> dict[str, float | None]:
-    """Map each kind of measurement to its median cross-validation error, or to None without measurements."""
+    """Map each kind of measurement (prefill, decode, mixed) to its median cross-validation error, or to None."""
     errors: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for fold in range(_FOLDS):
         seen = _fit([one for index, one in enumerate(cells) if index % _FOLDS != fold])

@@ -116,7 +116,7 @@ async def _first(search: RateSearch, family: Family, rate: float, allows: Allows
 
 
 async def _shrunk(search: RateSearch, design: Design, rate: float) -> Design:
-    """Reduce the number of machines of each kind, the last kind first, to the smallest that meets the SLO."""
+    """Reduce the number of machines of each kind, the last kind first, to the fewest that meet the SLO."""
     for place in reversed(range(len(design.counts))):
         low, high = 0, design.counts[place]  # too few, enough
         while high - low > 1:
@@ -192,7 +192,7 @@ async def break_even(search: RateSearch, families: Sequence[Family], rate: float
 
 
 async def _splitting_pays(search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction) -> bool:
-    """Return whether a split design meets the SLO at `rate` at a lower cost than every colocated design does."""
+    """Return whether a split design meets the SLO at `rate` at a lower cost than every colocated design."""
 
     def weight(design: Design) -> tuple[float, ...]:
         return weigh(design)[:1]  # ties need not be broken

@@ -32,9 +32,9 @@ class PhaseGoodput(msgspec.Struct, frozen=True, kw_only=True):
 async def goodputs(
     search: RateSearch, kinds: Sequence[MachineKind], *, shared: bool = False
 ) -> tuple[tuple[PhaseGoodput, ...], tuple[PhaseGoodput, ...]]:
-    """Return the simulated goodputs of prefill and of decode on each instance kind (DistServe, Algorithm 1). Both
-    results are sorted by goodput per accelerator, highest first, without kinds that meet the SLO bound at no rate.
-    Prefill is simulated with outputs of one token. If `shared` is set, KV transfers use the links within a node.
+    """Return the simulated goodputs of prefill and of decode on each instance kind (DistServe, Algorithm 1), both
+    sorted by goodput per accelerator, highest first. Kinds that meet the SLO bound at no rate are left out. Prefill is
+    simulated with outputs of one token. If `shared` is set, KV transfers use the links within a node.
     """
     prefills = await _of_phase(search, [_prefill(kind) for kind in kinds])
     if not prefills:

@@ -132,7 +132,7 @@ async def _at(search: RateSearch, design: Design, rate: float) -> SimulatedPlace
 async def _colocated(
     search: RateSearch, kinds: Sequence[MachineKind], accelerators: int
 ) -> tuple[SimulatedPlacement, ...]:
-    """Return placements that fill `accelerators` accelerators with instances of one of the best colocated families."""
+    """Return a placement for each of the best colocated families, with as many instances as `accelerators` allows."""
     designs = [
         Design(family=family, counts=(max(1, accelerators // family.kinds[0].accelerators),))
         for family in await _best_colocated(search, kinds)

@@ -51,8 +51,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters, named as in OpenAI and vLLM.
 
     A `temperature` of 0 means greedy sampling. `top_k` 0 and `top_p` 1.0 do not restrict the tokens. Equal seeds give
-    equal outputs on every worker and in every batch. `logprobs` is the number of most likely tokens with log
-    probabilities, in addition to the sampled token; None returns none. `stop_token_ids` end the output.
+    equal outputs on every worker and in every batch. `logprobs` is the number of most likely tokens returned with log
+    probabilities, in addition to the sampled token; None means no log probabilities. `stop_token_ids` end the output.
     """
 
     max_tokens: int

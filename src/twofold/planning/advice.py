@@ -26,7 +26,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def advise(plan: Plan, tolerance: float) -> Advice:
-    """Compare the best split and colocated designs of a plan, whose rates have the relative error `tolerance`."""
+    """Compare the best split with the best colocated design. `tolerance` is the relative error of the plan's rates."""
     split, colocated = plan.best_split, plan.best_colocated
     if split is None or colocated is None:
         return Advice(split=split is not None, text=_one_kind(plan))
@@ -78,7 +78,7 @@ def _comparison(objective: Objective, split: DesignChoice, colocated: DesignChoi
 
 
 def _below(plan: Plan, *, pays: bool) -> str:
-    """Return the sentence of the verdict that states up to which rate a colocated design costs no more."""
+    """Return the verdict's sentence on the rate up to which a colocated design costs no more than a split design."""
     power = plan.query.objective is Objective.POWER
     what, costs = ("power", "needs no more power") if power else ("money", "costs no more")
     top = plan.query.rate or plan.best.rate
@@ -112,7 +112,7 @@ def _weight(objective: Objective, choice: DesignChoice) -> str:
 
 
 def _error(choices: Sequence[DesignChoice]) -> float:
-    """Return the largest relative error of the performance models behind `choices`; an unknown error counts as 0."""
+    """Return the largest relative error of the performance models used for `choices`. Unknown errors count as 0."""
     errors = {pool.error for choice in choices for pool in choice.evaluation.pools}
     return max((_largest(error) for error in errors), default=0.0)
 

@@ -1,5 +1,5 @@
 """Upper bounds on a design's rate, computed from performance models without simulation. The bounds assume no queueing
-and the most efficient batches. If the router can move machines between the pools, every machine may run either phase.
+and the most efficient batches. If the router can move machines between pools, every machine counts for both phases.
 """
 
 import math
@@ -86,8 +86,8 @@ def _per(count: int, seconds: float) -> float:
 
 
 def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) -> float:
-    """Return the lowest decode time per token, over all batch sizes with iterations of at most `bound_s` seconds. If
-    all iterations take longer, take the minimum over all batch sizes up to `most`.
+    """Return the lowest decode time per token: iteration time divided by batch size. Iterations must take at most
+    `bound_s` seconds; if no batch size up to `most` allows this, the time of iterations is unlimited.
     """
     costs = [(sequences, model.decode_cost(sequences)) for sequences in _batches(most)]
     steps = [(cost.base_s + cost.context_s * context * sequences, sequences) for sequences, cost in costs]
@@ -106,7 +106,7 @@ def _batches(most: int) -> list[int]:
 
 
 def _tiers(problem: Problem, shape: WorkloadShape) -> list[tuple[float, float]]:
-    """Return the highest TPOT that the SLO allows, as pairs (share of the requests, TPOT bound in seconds)."""
+    """Return the highest TPOT that the SLO allows each share of the requests, as (share, seconds) pairs."""
     slo = problem.slo
     if isinstance(slo, Slo):
         bound_s = math.inf if slo.tpot_s is None else slo.tpot_s

@@ -32,8 +32,8 @@ class SloMargin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Expected performance of a deployment. Rates are in requests/s; `highest_rate` is the highest simulated rate that
-    met the SLO. `attainment` is the share of requests that must meet an SLO in seconds. `power_w` is the mean power.
+    """Expected performance of a deployment. Rates are in requests/s; `highest_rate` is the highest rate that met the
+    SLO. For an SLO in seconds, `attainment` is the share of requests that must meet it. `power_w` is the mean power.
     """
 
     workload: str
@@ -70,7 +70,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def deployment_of(problem: Problem, choice: DesignChoice, objective: Objective) -> Deployment:
-    """Create the deployment of the design that a plan chose. Its pools always state their tensor parallelism."""
+    """Create the deployment of a plan's chosen design, with the tensor parallelism of each pool written out."""
     spec = problem.spec(choice.design)
     pools = tuple(
         msgspec.structs.replace(pool, tensor_parallel=problem.tensor_parallel_on(kind))
@@ -194,7 +194,7 @@ _COMMENTS = {
 
 
 def deployment_text(deployment: Deployment, comment: str) -> str:
-    """Return a deployment as YAML with comments on its fields, below `comment` as a header."""
+    """Return a deployment as YAML with comments on its fields, under the header `comment`."""
     lines = [line for text in comment.splitlines() for line in textwrap.wrap(text, _WIDTH)]
     head = [f"# {line}" for line in lines]
     return "\n".join([*head, *_mapping(msgspec.to_builtins(deployment), 0)]) + "\n"

@@ -13,9 +13,9 @@ _SPLIT = (Role.PREFILL, Role.DECODE)
 
 
 class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Kind of unit that a design counts: a whole machine, or an instance on some accelerators of machines. An instance
-    has `pipeline_parallel` stages of `tensor_parallel` accelerators (None for a whole machine). Each unit has
-    `accelerators` accelerators, costs `price_per_h` dollars per hour and has `tdp_w` watts of provisioned power.
+    """Kind of unit that a design counts: a whole machine, or an instance of `pipeline_parallel` stages with
+    `tensor_parallel` accelerators each. For a whole machine, `tensor_parallel` is None. Each unit has `accelerators`
+    accelerators, costs `price_per_h` dollars per hour and has `tdp_w` watts of provisioned power.
     """
 
     name: str
@@ -36,9 +36,9 @@ class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """Set of designs that differ only in the number of machines or instances of each kind. `kinds` of a split family
-    are a prefill and a decode kind. A colocated family has one kind, a `batcher` and perhaps a token budget. `roles`
-    has the role of each kind if a phase has several kinds. If `judged` is set, only the SLO bound of this phase counts.
+    """Set of designs that differ only in the number of machines or instances of each kind. A split family has a prefill
+    and a decode kind in `kinds`; a colocated family has one kind, a `batcher` and perhaps a token budget. If a phase
+    has several kinds, `roles` has the role of each kind. If `judged` is set, only the SLO bound of this phase counts.
     If `shared` is set, stage i of prefill and stage i of decode are on the same node.
     """
 
@@ -122,7 +122,7 @@ MAX_MACHINES = 100_000
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """Upper limits on a design; None means no limit. `of_kind` limits the number of machines by machine type."""
+    """Upper limits on a design; None means no limit. `of_kind` maps machine types to the highest number of machines."""
 
     machines: int | None = None
     price_per_h: float | None = None
@@ -170,7 +170,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frontier(family: Family, allows: Allows) -> list[Design]:
-    """Return the largest designs of a family that `allows` accepts: one more machine would be refused. They are in
+    """Return the largest designs of a family that `allows` accepts: it refuses one more machine. The designs are in
     ascending order of machines of the first kind. If `allows` refuses a design, it must also refuse larger designs.
     """
     if not family.split:

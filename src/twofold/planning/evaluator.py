@@ -36,7 +36,7 @@ _DATA = (("twofold.performance", "data"), ("twofold.workload", "data"))
 
 
 class Keys:
-    """Storage keys for the evaluations of one problem's trials. Trials with equal keys have equal results."""
+    """Storage keys for the trials of one planning problem. Trials with equal keys have equal evaluations."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -86,8 +86,8 @@ _CREATE = "CREATE TABLE IF NOT EXISTS evaluations (key TEXT PRIMARY KEY, trial T
 
 
 class EvaluationStore(AbstractContextManager["EvaluationStore"]):
-    """Store of evaluations in a SQLite file, which several plans may use at a time; `:memory:` stores them in memory.
-    Each `put` is committed at once. Methods raise ConfigurationError if the file is unusable.
+    """Store of evaluations in a SQLite file, which several plans may use at the same time; with the path `:memory:`, in
+    memory. Each `put` is committed immediately. Methods raise ConfigurationError if the file is unusable.
     """
 
     def __init__(self, path: Path) -> None:

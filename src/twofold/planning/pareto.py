@@ -44,8 +44,8 @@ _SHARES = (0.25, 0.5, 0.75)  # of a choice's machines
 async def front_of(
     search: RateSearch, choices: Sequence[DesignChoice], found: Iterable[ParetoPoint]
 ) -> tuple[ParetoPoint, ...]:
-    """Return the Pareto front of a plan: each design on it has its highest rate. Candidates are the designs of
-    `choices`, smaller versions of these designs, and the points `found` during the search.
+    """Return the Pareto front of a plan, with each design at its highest rate. Candidates are the designs of `choices`,
+    smaller versions of these designs, and the points `found` during the search.
     """
     best = pareto_front(ParetoPoint(design=choice.design, rate=choice.highest_rate) for choice in choices)
     smaller = {design: None for point in best for design in _smaller(point.design)}

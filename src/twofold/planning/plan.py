@@ -68,7 +68,7 @@ def _described(check: Check) -> str:
 
 
 def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | None) -> list[Design]:
-    """Return a list with the family's design with the highest estimated rate; empty if the budget allows no design."""
+    """Return the design of a family with the highest estimated rate, as a list; empty if the budget allows none."""
     if budget.bounds(family):
         designs = frontier(family, budget.allows)
     else:
@@ -110,7 +110,7 @@ class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The best design of a family, evaluated at `rate`: the requested rate or, if none is, its highest rate."""
+    """The best design of a family, evaluated at `rate`: the requested rate or else the design's highest rate."""
 
     design: Design
     rate: float
@@ -158,8 +158,8 @@ Found = Callable[[DesignChoice], None]
 
 
 async def make_plan(search: RateSearch, query: PlanQuery, found: Found = lambda _: None) -> Plan:
-    """Find the best design of each family, and call `found` with each as soon as it is complete. Raises
-    ConfigurationError if the budget allows no design or no design meets the SLO.
+    """Find the best design of each family, and pass it to `found` as soon as it is known. Raises ConfigurationError if
+    the budget allows no design or no design meets the SLO.
     """
     bounded = query.objective is Objective.THROUGHPUT
     require_room(query.families, query.budget, bounded=bounded)
@@ -207,7 +207,7 @@ async def _at_rate(search: RateSearch, design: Design, rate: float) -> DesignCho
 
 
 async def _break_even(search: RateSearch, query: PlanQuery, choices: Sequence[DesignChoice]) -> float | None:
-    """Return the break-even rate (see `Plan`) of the families of `choices`, without the budget."""
+    """Return the break-even rate (see `Plan`) for the families of `choices`; the budget is ignored."""
     kinds = [choice.design.family for choice in choices]
     if len({family.split for family in kinds}) < 2:
         return None

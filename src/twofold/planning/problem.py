@@ -23,9 +23,9 @@ COLOCATED_ROUTER = "jsq-pending"
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """A planning problem: everything that determines a plan except families, budget and rate. `template` is a cluster
-    without pools. An instance has `tensor_parallel` accelerators; None means a whole machine. `attainment` is the share
-    of requests that must meet an SLO in seconds. For an SLO in slowdowns, these are relative to the machine type
-    `reference`. `batchers` replaces the default batchers of roles.
+    without pools. An instance has `tensor_parallel` accelerators; None means a whole machine. For an SLO in seconds,
+    `attainment` is the required share of requests that meet it. For an SLO in slowdowns, slowdowns are relative to the
+    machine type `reference`. `batchers` replaces the default batchers of roles.
     """
 
     template: ClusterSpec
@@ -39,17 +39,17 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def colocated_batching(self) -> tuple[tuple[str, int | None], ...]:
-        """(batcher, token budget) pairs of the colocated designs; None stands for the template's budget."""
+        """(batcher, token budget) pairs to try in colocated designs; for None, the budget is that of `template`."""
         batcher = self.batchers.get(Role.MIXED)
         return COLOCATED if batcher is None else ((batcher, None),)
 
     def kind(self, machine: str) -> MachineKind:
-        """Return the kind of whole machines of type `machine`. Raises ConfigurationError if the type is unknown."""
+        """Return the machine kind for whole machines of type `machine`. Raises ConfigurationError for unknown types."""
         found = self.catalog.machine(machine)
         return MachineKind(name=found.name, price_per_h=found.price_per_h, tdp_w=found.tdp_w, accelerators=found.count)
 
     def instance(self, machine: str, tensor_parallel: int, pipeline_parallel: int = 1) -> MachineKind:
-        """Return the kind of instances on machines of type `machine`, with their share of its price and power."""
+        """Return the machine kind for an instance, with the instance's share of the price and power of `machine`."""
         whole = self.kind(machine)
         accelerators = tensor_parallel * pipeline_parallel
         share = accelerators / whole.accelerators
@@ -90,7 +90,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return self.catalog.machine(kind.name).count // self.tensor_parallel_on(kind)
 
     def slo_of(self, design: Design) -> Slo | SlowdownSlo:
-        """Return the SLO for a design; if its family judges only one phase, only the bound of this phase."""
+        """Return the SLO for a design; if the design's family judges only one phase, only this phase's bound."""
         slo, judged = self.slo, design.family.judged
         if judged is None or isinstance(slo, SlowdownSlo):
             return slo
@@ -117,7 +117,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"--duration must be more than 0 seconds, not {self.workload.duration_s:g}")
 
     def _nearby(self, family: Family) -> ClusterSpec:
-        """Return the cluster template for simulating one phase. On shared nodes, KV transfers stay within a node."""
+        """Return the cluster template to simulate one phase. If nodes are shared, it has the links within a node."""
         if not family.shared:
             return self.template
         links = [self.catalog.machine(kind.name).accelerator.interconnect_bytes_per_s for kind in family.kinds]

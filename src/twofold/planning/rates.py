@@ -38,8 +38,8 @@ class RateGrid(msgspec.Struct, frozen=True):
 
 
 class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Highest rate at which a design meets the SLO: `step` of the grid, with the evaluation `kept`. If the design meets
-    the SLO at no rate tried, `rate` is 0, and `step` and `kept` are None.
+    """Highest `rate` at which a design meets the SLO. `step` is the position of the rate on the grid, and `kept` the
+    evaluation. If the design meets the SLO at no rate tried, `rate` is 0, and `step` and `kept` are None.
     """
 
     design: Design
@@ -50,7 +50,7 @@ class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
 
 class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
     """Search for the highest rate on a grid at which a design meets the SLO, for random draw number `draw` of the
-    workload. `colocated_batching` has the (batcher, token budget) pairs of the colocated designs to search.
+    workload. `colocated_batching` has the (batcher, token budget) pairs to try in colocated designs.
     """
 
     evaluate: Evaluate

@@ -20,9 +20,9 @@ async def find_passing(
 ) -> Design | None:
     """Find a design that meets the SLO at `rate` by bisection; return None if the search finds none.
 
-    `designs` is a frontier in ascending order of prefill machines. A miss caused by prefill rules out all earlier
-    designs; a miss caused by decode, all later designs. Designs with an analytic bound below `rate` are skipped.
-    `start` is the index of the first design tried, by default the design with the highest estimated rate.
+    `designs` are the largest allowed designs in ascending order of prefill machines. A miss caused by prefill rules out
+    all earlier designs; a miss caused by decode, all later designs. Designs with an analytic bound below `rate` are
+    skipped. `start` is the index of the first design tried, by default the design with the highest estimated rate.
     """
     open_places = [place for place, design in enumerate(designs) if search.could(design, rate)]
     if not open_places:
@@ -102,7 +102,7 @@ async def cheapest(
 
 
 async def _first(search: RateSearch, family: Family, rate: float, allows: Allows) -> Design | None:
-    """Return an allowed design that meets the SLO, preferably near the analytic suggestion; None if there is none."""
+    """Return a design within the limits that meets the SLO, if any, preferably near the analytic estimate."""
     suggested = search.bound.suggest(family, rate)
     most = _grown(family, suggested, _GROWTH[-1])
     for growth in _GROWTH:
@@ -116,7 +116,7 @@ async def _first(search: RateSearch, family: Family, rate: float, allows: Allows
 
 
 async def _shrunk(search: RateSearch, design: Design, rate: float) -> Design:
-    """Reduce the number of machines of each kind, the last kind first, to the smallest that meets the SLO."""
+    """Reduce the number of machines of each kind, the last kind first, to the fewest that meet the SLO."""
     for place in reversed(range(len(design.counts))):
         low, high = 0, design.counts[place]  # too few, enough
         while high - low > 1:
@@ -149,8 +149,8 @@ def _cheapest_nearest(designs: list[Design], design: Design) -> int:
 
 
 async def most_throughput(search: RateSearch, designs: Sequence[Design]) -> MaxRate:
-    """Find the design with the highest rate in a non-empty frontier. One simulation per design tests whether it beats
-    the best design so far by a step of the rate grid; only then is its highest rate searched.
+    """Find the design with the highest rate among `designs`, a non-empty list. One simulation per design tests whether
+    it beats the best design so far by a step of the rate grid; only then is its highest rate searched.
     """
     best = await search.highest(designs[_best_estimate(search, designs, range(len(designs)))])
     while True:
@@ -192,7 +192,7 @@ async def break_even(search: RateSearch, families: Sequence[Family], rate: float
 
 
 async def _splitting_pays(search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction) -> bool:
-    """Return whether a split design meets the SLO at `rate` at a lower cost than every colocated design does."""
+    """Return whether a split design meets the SLO at `rate` at a lower cost than every colocated design."""
 
     def weight(design: Design) -> tuple[float, ...]:
         return weigh(design)[:1]  # ties need not be broken

@@ -29,8 +29,8 @@ _HEADROOM = 0.03
 
 
 class SplitPlanner:
-    """Finds the best split (see `ReplanSearch`) by simulating the cluster `spec`. With `replicas`, it has the fewest
-    instances that let the share `attainment` of requests meet `slo`; otherwise, all running instances.
+    """Finds the best split (see `ReplanSearch`) by simulating the cluster `spec`. With `replicas`, the split has the
+    fewest instances with which the share `attainment` of requests meets `slo`; otherwise, all running instances.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SplitPlanner:
         )
 
     def _fewest(self, search: "_Search", stock: int) -> SplitForecast:
-        """Return the best split of the fewest instances with enough attainment, or else of `stock` instances."""
+        """Return the best split on the fewest instances that give enough attainment, or else on `stock` instances."""
         best = search.best_of(stock)
         low, high = 2, stock
         while low < high and best.attainment >= self._enough:
@@ -131,7 +131,7 @@ def synthetic_requests(traffic: TrafficSample) -> Iterator[Request]:
 
 
 def _strain(result: SimulationResult, slo: Slo) -> float:
-    """Return the largest ratio of a P90 latency to its SLO bound."""
+    """Return the largest ratio of a simulated P90 latency to its SLO bound."""
     pairs = ((result.ttft_s, slo.ttft_s), (result.tpot_s, slo.tpot_s), (result.e2e_s, slo.e2e_s))
     shares = [(histogram.percentile(90), bound_s) for histogram, bound_s in pairs if bound_s is not None]
     return max((value / bound_s for value, bound_s in shares if value is not None), default=0.0)

@@ -63,7 +63,7 @@ def _beyond(histogram: Histogram, bounds: dict[int, float], total: int) -> bool:
 
 
 def try_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> SimulatedTrial | str:
-    """Simulate a trial. If this raises UserError, return its message, which can be sent to other processes."""
+    """Simulate a trial. If the simulation raises UserError, return the error message."""
     try:
         return simulate_trial(problem, trial, abandoned)
     except UserError as error:
@@ -116,7 +116,7 @@ def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool]
 
 
 def _ceilings(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float) -> Iterator[Check]:
-    """Yield a check of percentile 100 · `attainment` for each latency bound, if the SLO is in seconds."""
+    """Yield a check of each latency bound of an SLO in seconds, at percentile 100 · `attainment`."""
     percentile = 100 * attainment
     if not isinstance(slo, Slo):
         return

@@ -31,7 +31,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def drawn(self, draw: int) -> "WorkloadArguments":
-        """Return the workload of random draw number `draw`. Draw 0 is this workload."""
+        """Return the workload of random draw number `draw`. Draw 0 is this workload itself."""
         return replace(self, seed=self.seed + draw) if draw else self
 
     @property
@@ -66,7 +66,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
     """Mean request of a workload, in tokens. `decode_tokens` are the output tokens after the first. `context_tokens`
-    are the KV tokens that all decode iterations of a request read together.
+    are the KV tokens that the decode iterations of a request read in total.
     """
 
     prompt_tokens: float

@@ -39,7 +39,7 @@ class RayNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_nodes(ray: Any, *, with_room: bool = False) -> tuple[RayNode, ...]:  # noqa: ANN401  (the module, which has no types)
-    """Return the live nodes, sorted by id. Without `with_room`, their `free` resources are left empty."""
+    """Return the live nodes, sorted by id. Free resources are filled in only if `with_room` is set."""
     free: dict[str, dict[str, float]] = {}
     if with_room:
         from ray._private.state import available_resources_per_node  # noqa: PLC0415  (an extra)

@@ -96,7 +96,7 @@ def line(
 
 
 def labelled(run: str, text: str, runs: int) -> str:
-    """Return the title or legend entry `text`, with the name of the run in front if the page shows several runs."""
+    """Return the title or legend entry `text`, after the name of the simulation `run` if the page shows several."""
     return text if runs == 1 else f"{run}: {text}"
 
 

@@ -25,7 +25,7 @@ class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "LatencyDistribution | None":
-        """Return the distribution of `values` (in seconds) without None; None if no values are left."""
+        """Return the distribution of the numbers in `values` (seconds), without None; None if there are no numbers."""
         array = np.fromiter((value for value in values if value is not None), dtype=np.float64)
         if array.size == 0:
             return None

@@ -15,8 +15,8 @@ _NOTE = "# Twofold cluster key. Its holders can join the service and read and wr
 
 
 class ClusterKey:
-    """Curve25519 secret keys (32 bytes each) of servers and clients, derived from one secret. Because the two differ, a
-    server's message cannot be replayed as a client's, or vice versa. `repr` shows no secrets.
+    """Curve25519 secret keys (32 bytes each) of servers and clients, derived from one secret. Servers and clients have
+    different keys, so a server's message cannot be replayed as a client's, or vice versa. `repr` shows no secrets.
     """
 
     def __init__(self, secret: bytes) -> None:

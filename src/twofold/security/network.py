@@ -12,7 +12,7 @@ _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<p
 
 
 class HostNetwork(msgspec.Struct, frozen=True, kw_only=True):
-    """Network settings of one host of a service: its name, address for other hosts, key file and controller's inbox."""
+    """Network settings of one host of a service: host name, address for other hosts, key file, controller's inbox."""
 
     host: str
     address: str

@@ -29,11 +29,11 @@ DEFAULT_VOCAB_SIZE = 32_000  # of emulated models
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of the engine in each worker.
 
-    `engine` is a key of `engine.registry.ENGINES`. `model` of the emulated engine is a name in the catalog. `tokenizer`
-    is a directory, by default the model's. `kv_cache_bytes` is per worker; None selects a default for the device. With
-    `swap_bytes`, sequences allocate KV blocks as they grow, and decode workers swap them out to this much host memory.
-    With `prefix_caching`, prompt KV stays cached until its blocks are needed. Requests may pin up to `retained_share`
-    of the blocks. `eviction` is a policy of `kvcache.eviction`, for engine memory and host stores.
+    `engine` is a key of `engine.registry.ENGINES`. For the emulated engine, `model` is a name in the catalog.
+    `tokenizer` is a directory, by default the model directory. `kv_cache_bytes` is per worker; None selects a default
+    for the device. With `swap_bytes`, sequences allocate KV blocks as they grow, and decode workers swap to this much
+    host memory. With `prefix_caching`, prompt KV stays cached until its blocks are needed. Requests may pin up to
+    `retained_share` of the blocks. `eviction` is a policy of `kvcache.eviction`, for engine memory and host stores.
     """
 
     model: str
@@ -56,7 +56,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return ENGINES[self.engine]
 
     def context(self, model_len: int) -> int:
-        """Return `max_model_len` or, if unset, `model_len`. Raises ConfigurationError if the former is larger."""
+        """Return `max_model_len` (default: `model_len` of the model). Raises ConfigurationError above `model_len`."""
         if self.max_model_len is None:
             return model_len
         if self.max_model_len > model_len:
@@ -125,7 +125,7 @@ class OverloadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InlineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of the batcher `inlined`, which keeps iteration times predicted by `times` below `tbt_s` s."""
+    """Configuration of the batcher `inlined`: limits iteration times, as predicted by `times`, to `tbt_s` seconds."""
 
     times: IterationTimes
     tbt_s: float
@@ -216,7 +216,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return f"ipc://{self.run_dir}/{name}.sock"
 
     def worker_inbox(self, instance: str, pid: int) -> str:
-        """Return the inbox address of the worker process with `pid`, which differs after a restart."""
+        """Return the inbox address of a worker. It contains the process id `pid`, so it changes with each restart."""
         return self.inbox(f"{instance}-{pid}")
 
     @property

@@ -22,9 +22,9 @@ NEVER = np.iinfo(np.int64).max
 
 
 def least_capacities(prompts: Sequence[Sequence[BlockKey]]) -> Blocks:
-    """Return, for each block of each prompt, the capacity in blocks of the smallest LRU cache in which the block hits.
-    NEVER marks a block that hits in no cache. A block hits only if all earlier blocks of its prompt hit. The result is
-    approximate for caches smaller than a prompt, in which `PrefixCache` keeps the start of the prompt.
+    """Return, for each block of each prompt, the smallest capacity of an LRU cache, in blocks, at which the block hits;
+    NEVER if it hits at no capacity. A block hits only if all earlier blocks of its prompt hit. The result is
+    approximate for caches smaller than a prompt.
     """
     keys = list(chain.from_iterable(prompts))
     distances = np.minimum(stack_distances(keys), len(keys) + 1)
@@ -96,9 +96,9 @@ _ROUNDING = 1e-6  # of a block, so that converting blocks to GB and back is exac
 
 
 class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Factors that convert cache blocks to GB, and saved time to accelerators and dollars. The tier has `caches` equal
-    caches, one per node or one for all `nodes`, and costs `gb_price` dollars per GB and hour. The trace has `blocks`
-    blocks in `duration_s` s. An instance has `accelerators` accelerators and costs `second_price` dollars/s.
+    """Factors that convert cache blocks to GB, and saved time to accelerators and dollars. The cache tier has `caches`
+    equal caches, one per node or one for all `nodes`, and costs `gb_price` dollars per GB and hour. The trace has
+    `blocks` blocks in `duration_s` s. An instance has `accelerators` accelerators and costs `second_price` dollars/s.
     """
 
     caches: int

@@ -50,8 +50,8 @@ class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curves of one cache tier, for blocks that are not in the `behind_gb` GB of DRAM per node. `local`
-    assumes one cache per node and round-robin routing; `pool`, one cache shared by all nodes (None for a single node).
+    """Capacity curves of one cache tier below `behind_gb` GB of DRAM per node, whose hits do not count. `local` assumes
+    one cache per node and round-robin routing. `pool` assumes one cache for all nodes; None for a single node.
     """
 
     tier: StorageTier
@@ -83,7 +83,7 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def capacity_plan(requests: Sequence[Request], query: CapacityQuery) -> CapacityPlan:
-    """Evaluate DRAM and disk sizes for a trace. Raises ConfigurationError if it lacks block ids or a duration."""
+    """Evaluate DRAM and disk sizes for a trace. Raises ConfigurationError for a trace without block ids or duration."""
     blocks = sum(len(request.prefix_blocks) for request in requests)
     require(blocks > 0, "--kv-capacity needs a trace with block ids, such as Mooncake's: this trace has none")
     duration_s = requests[-1].arrival_s - requests[0].arrival_s
@@ -115,7 +115,7 @@ def _whole_s(query: CapacityQuery, request: Request) -> float:
 
 
 class _Trace:
-    """Requests of a trace, and the cache size at which each block hits: with one cache, and with one per node."""
+    """Requests of a trace, and the smallest cache in which each block hits, with one cache and with one per node."""
 
     def __init__(
         self, requests: Sequence[Request], query: CapacityQuery, nodes: int, blocks: int, duration_s: float
@@ -128,7 +128,7 @@ class _Trace:
         }
 
     def tier(self, tier: StorageTier, behind_gb: float) -> TierPlan:
-        """Compute the capacity curves of a tier for blocks that are not in the `behind_gb` GB of DRAM per node."""
+        """Compute the capacity curves of a tier below `behind_gb` GB of DRAM per node, whose hits do not count."""
         pool = self._curve(tier, behind_gb, 1) if self._nodes > 1 else None
         return TierPlan(tier=tier, behind_gb=behind_gb, local=self._curve(tier, behind_gb, self._nodes), pool=pool)
 
@@ -156,7 +156,7 @@ class _Trace:
 
     def _saved_s(self, request: Request, least: Blocks, above: int, first_s: float, tier_s: float) -> Seconds:
         """Return, for each block of a request, the prefill seconds saved by a hit in this tier; 0 for a block found in
-        the `above` blocks of DRAM. Loading a block takes `first_s` s from DRAM and `tier_s` s from this tier.
+        DRAM, which holds `above` blocks. Loading a block takes `first_s` s from DRAM and `tier_s` s from this tier.
         """
         there, in_first = int((least < NEVER).sum()), int((least <= above).sum())
         saved_s = np.zeros(len(least))
@@ -166,7 +166,7 @@ class _Trace:
         return saved_s
 
     def _block_s(self, tier: StorageTier, caches: int) -> float:
-        """Return the mean seconds to load a block. A shared cache is spread evenly over all nodes."""
+        """Return the mean seconds to load a block from `tier`. A single cache is spread evenly over all nodes."""
         query = self._query
         own = tier.bytes_per_s * query.share
         network = query.link_bytes_per_s or query.machine.network_bytes_per_s * query.share

@@ -59,7 +59,7 @@ _abandoned: Callable[[], bool]
 
 
 def _begin(problem: Problem, leaving: "ctypes.c_bool") -> None:
-    """Initialize a worker process: set its problem, ignore Ctrl-C, and exit when the parent process exits."""
+    """Initialize a worker process: store the planning problem, ignore Ctrl-C, and exit when the parent exits."""
     global _problem, _abandoned  # noqa: PLW0603 (state of the worker process)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _problem = problem

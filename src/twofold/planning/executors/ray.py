@@ -26,7 +26,7 @@ class RayInventory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ray_inventory(nodes: Iterable[RayNode], catalog: Catalog) -> RayInventory:
-    """Count the machines and accelerators of a Ray cluster, as machines of the catalog."""
+    """Count the machines and accelerators of a Ray cluster by catalog machine."""
     machines, accelerators, left_out = Counter[str](), Counter[str](), []
     for node in nodes:
         if not node.accelerators:
@@ -44,8 +44,8 @@ def ray_inventory(nodes: Iterable[RayNode], catalog: Catalog) -> RayInventory:
 
 
 def _machine_of(node: RayNode, catalog: Catalog) -> Machine | None:
-    """Return the catalog machine with the node's accelerator, no power cap and, if possible, the node's number of
-    accelerators. Return None if the catalog has no machine with this accelerator.
+    """Return the catalog machine with the accelerator of a Ray node, no power cap and, if possible, the node's number
+    of accelerators. Return None if the catalog has no machine with this accelerator.
     """
     if node.accelerator is None:
         return None
@@ -58,7 +58,7 @@ def _machine_of(node: RayNode, catalog: Catalog) -> Machine | None:
 
 
 def _is(ray_type: str, name: str) -> bool:
-    """Return whether Ray's accelerator type, such as H100 or A100-80G, is the catalog accelerator `name`."""
+    """Return whether a Ray accelerator type, such as H100 or A100-80G, denotes the catalog accelerator `name`."""
     word = ray_type.lower().removesuffix("-oam")
     for maker in _MAKERS:
         word = word.removeprefix(maker)

@@ -32,9 +32,9 @@ class PhaseGoodput(msgspec.Struct, frozen=True, kw_only=True):
 async def goodputs(
     search: RateSearch, kinds: Sequence[MachineKind], *, shared: bool = False
 ) -> tuple[tuple[PhaseGoodput, ...], tuple[PhaseGoodput, ...]]:
-    """Return the simulated goodputs of prefill and of decode on each instance kind (DistServe, Algorithm 1). Both
-    results are sorted by goodput per accelerator, highest first, without kinds that meet the SLO bound at no rate.
-    Prefill is simulated with outputs of one token. If `shared` is set, KV transfers use the links within a node.
+    """Return the simulated goodputs of prefill and of decode on each instance kind (DistServe, Algorithm 1), both
+    sorted by goodput per accelerator, highest first. Kinds that meet the SLO bound at no rate are left out. Prefill is
+    simulated with outputs of one token. If `shared` is set, KV transfers use the links within a node.
     """
     prefills = await _of_phase(search, [_prefill(kind) for kind in kinds])
     if not prefills:
@@ -87,7 +87,7 @@ def balanced(
 ) -> list[Candidate]:
     """Return candidates for all pairs of prefill and decode kinds, with numbers of instances that balance the phases.
     They are sorted by predicted goodput per accelerator, then size, highest first. If `node` (accelerators per node) is
-    set, one node must have room for the whole design, or for stage i of all its instances.
+    set, both phases share nodes, and designs that do not fit (see `shares_nodes`) are left out.
     """
     found = {
         candidate.design: candidate
@@ -109,8 +109,8 @@ def replicated(
     *,
     shared: bool = False,
 ) -> list[Candidate]:
-    """Return a candidate for `rate` for each pair of prefill and decode kinds, fewest accelerators first. Each has
-    ⌈rate / goodput⌉ instances per phase, on at most `most_accelerators` accelerators.
+    """Return a candidate design for `rate` for each pair of prefill and decode kinds, fewest accelerators first. Each
+    design has ⌈rate / goodput⌉ instances per phase. Designs over `most_accelerators` accelerators are left out.
     """
     found = []
     for prefill in prefills:
@@ -158,7 +158,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
         return sum(kind.accelerators * count for kind, count in (*self.prefills, *self.decodes))
 
     def beside(self, other: "StockDivision") -> "StockDivision":
-        """Return the division with the instances of both divisions; their goodputs add up."""
+        """Return the sum of this division and `other`: the instances of both, with added goodputs."""
         return StockDivision(
             prefill=self.prefill + other.prefill,
             decode=self.decode + other.decode,
@@ -176,8 +176,8 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
 def divided(
     stock: Mapping[str, int], prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput], most: int
 ) -> list[Candidate]:
-    """Return the `most` best divisions of a stock between the phases, best first. `stock` maps machine types to numbers
-    of accelerators. `prefills` and `decodes` are the goodputs of the instance kinds.
+    """Return the best `most` divisions of a stock between the phases, best first. `stock` maps machine types to numbers
+    of accelerators. `prefills` and `decodes` are the goodputs of each phase on each instance kind.
     """
     whole = [StockDivision()]
     for machine, accelerators in sorted(stock.items()):
@@ -227,7 +227,7 @@ def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[f
 
 
 def _unbettered(splits: Iterable[StockDivision]) -> list[StockDivision]:
-    """Return the Pareto-optimal divisions in prefill and decode goodput; of equals, one with fewest accelerators."""
+    """Return the divisions with Pareto-optimal goodputs of the two phases; of equals, one with fewest accelerators."""
     kept: list[StockDivision] = []
     for split in sorted(splits, key=lambda each: (-each.prefill, -each.decode, each.accelerators)):
         if not kept or split.decode > kept[-1].decode:

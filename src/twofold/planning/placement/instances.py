@@ -58,7 +58,7 @@ class Affinity(StrEnum):
 
 
 class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """Bandwidths per accelerator (bytes/s) between and within nodes. `kv` is the peak rate of KV from prefill."""
+    """Link bandwidths per accelerator between and within nodes, and the peak KV output `kv` of prefill, in bytes/s."""
 
     kv: float
     between_nodes: float
@@ -88,7 +88,7 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
-    """Return the bandwidths of the machine type of `kinds`, with the highest KV production of any of these kinds."""
+    """Return the link bandwidths of the machine type of `kinds`, and the highest KV production of these kinds."""
     machine = problem.catalog.machine(kinds[0].name)
     model = problem.catalog.model(problem.template.model)
     per_token = problem.template.kv_bytes_per_token or model.kv_bytes_per_token
@@ -104,7 +104,7 @@ def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
 
 
 def shares_nodes(design: Design, node: int) -> bool:
-    """Return whether one node of `node` accelerators has room for the whole design or stage i of all instances."""
+    """Return whether a design fits on one node of `node` accelerators, or on one such node per pipeline stage."""
     if design.accelerators <= node:
         return True
     stages = {kind.pipeline_parallel for kind in design.family.kinds}

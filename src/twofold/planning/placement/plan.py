@@ -51,7 +51,7 @@ class Confidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def confidence(search: RateSearch, design: Design, rate: float, draws: Sequence[int]) -> Confidence:
-    """Find a design's goodput in each random draw of the workload, starting at `rate`; 0 if no rate meets the SLO."""
+    """Find a design's goodput for each random draw of the workload: 0 if no rate meets the SLO. Try `rate` first."""
     start = search.grid.step(rate)
     told = await asyncio.gather(*(replace(search, draw=draw).highest(design, start) for draw in draws))
     return Confidence(rates=tuple(sorted(each.rate for each in told)))
@@ -59,8 +59,8 @@ async def confidence(search: RateSearch, design: Design, rate: float, draws: Seq
 
 class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Available accelerators and goal of a placement search. `stock` maps machine types to numbers of accelerators.
-    With a `rate` (requests/s), the goal is the fewest accelerators; without, the highest goodput per accelerator, or of
-    the whole stock for several machine types. If `affinity` is None, link bandwidths decide.
+    With a `rate` (requests/s), the goal is the fewest accelerators. Without, it is the highest goodput: per accelerator
+    for one machine type, of the whole stock for several. If `affinity` is None, link bandwidths decide it.
     """
 
     stock: dict[str, int]
@@ -79,7 +79,7 @@ class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs of a placement search. `kinds` are the instance kinds that fit, and `node` is the number of accelerators
-    per node. `links` are those of the machine type with the lowest ratio of link bandwidth to KV production.
+    per node. `links` belongs to the machine type with the lowest ratio of link bandwidth to KV production.
     """
 
     query: PlacementQuery
@@ -92,7 +92,7 @@ class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a placement search. `best` is the best split placement, in several copies if the rate requires them.
-    `sure` is the confidence in its goodput; None if the workload is not random.
+    `sure` is the confidence in the goodput of `best`; None if the workload is not random.
     """
 
     prepared: PreparedPlacement
@@ -167,9 +167,9 @@ def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlaceme
 
 
 class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
-    """Parallelism with the lowest mean TTFT of a prefill instance at each rate, by queueing theory. `best` has (rate,
-    parallelism) pairs in ascending order; each parallelism is best from its rate up to the next pair's rate. The field
-    `rate` is the rate of each prefill instance in the placement. Rates are in requests/s.
+    """Parallelism with the lowest mean TTFT of a prefill instance at each rate, by queueing theory. `best` lists
+    parallelisms in ascending order of rate, each with the rate from which it is best. `rate` is the rate of each
+    prefill instance in the placement. Rates are in requests/s.
     """
 
     accelerators: int
@@ -189,8 +189,8 @@ class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preference(plan: PlacementPlan) -> ParallelismPreference | None:
-    """Return the best parallelism of a prefill instance for the mean prompt. Return None if there is no alternative, or
-    if the placement has several prefill kinds.
+    """Return the best parallelism of a prefill instance at each rate, for the mean prompt. Return None if no other
+    parallelism has as many accelerators, or if the placement has several prefill kinds.
     """
     prepared, placed = plan.prepared, plan.best
     prefill = list(placed.design.parts_of(Role.PREFILL))

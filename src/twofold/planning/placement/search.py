@@ -116,7 +116,7 @@ def best_of(placement: PlacementResults) -> SimulatedPlacement:
 
 
 async def _highest(search: RateSearch, designs: Sequence[Design]) -> tuple[SimulatedPlacement, ...]:
-    """Simulate the highest rate of each design; return placements by goodput per accelerator, highest first."""
+    """Find the highest rate of each design; return placements by goodput per accelerator, highest first."""
     placed = [
         SimulatedPlacement(design=each.design, rate=each.rate, evaluation=each.kept)
         for each in await search.highest_of(designs)
@@ -132,7 +132,7 @@ async def _at(search: RateSearch, design: Design, rate: float) -> SimulatedPlace
 async def _colocated(
     search: RateSearch, kinds: Sequence[MachineKind], accelerators: int
 ) -> tuple[SimulatedPlacement, ...]:
-    """Return placements that fill `accelerators` accelerators with instances of one of the best colocated families."""
+    """Return a placement for each of the best colocated families, with as many instances as `accelerators` allows."""
     designs = [
         Design(family=family, counts=(max(1, accelerators // family.kinds[0].accelerators),))
         for family in await _best_colocated(search, kinds)
@@ -141,13 +141,13 @@ async def _colocated(
 
 
 async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> list[Family]:
-    """Return the colocated families whose single instance has the highest goodput per accelerator."""
+    """Return the colocated families with the highest goodput per accelerator of a single instance."""
     alone = [_alone(kind, batcher, budget) for kind in kinds for batcher, budget in search.colocated_batching]
     return [each.design.family for each in (await _highest(search, alone))[:BREADTH]]
 
 
 def _alone(kind: MachineKind, batcher: str, budget: int | None) -> Design:
-    """Return the design of one colocated instance of kind `kind` with this batcher and token budget."""
+    """Return the design of one colocated instance of kind `kind` with batcher `batcher` and token budget `budget`."""
     return Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget).smallest
 
 

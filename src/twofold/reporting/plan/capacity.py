@@ -31,7 +31,7 @@ def capacity_text(plan: CapacityPlan) -> str:
 
 
 def capacities(each: TierPlan) -> list[float]:
-    """Return the capacities to tabulate, in GB per node: 0, and powers of two up to the highest hit rate."""
+    """Return the capacities to tabulate, in GB per node: 0, and powers of two until the hit rate is at its highest."""
     full = max(curve.full_gb_per_node for curve in _curves(each).values())
     last = math.ceil(math.log2(full)) if full > 0 else 0
     return [0.0, *(2.0**power for power in range(last - _ROWS + 1, last + 1))]
@@ -113,7 +113,7 @@ def added_by(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) ->
 
 
 class CapacityPointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A point of a capacity curve. `added` is the gain over the next smaller capacity of the report."""
+    """A point of a capacity curve. `added` is the gain over the next smaller capacity in the report."""
 
     point: CapacityPoint
     added: MarginalGain
@@ -128,7 +128,7 @@ class CurveReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curves of a cache tier: `local` (one cache per node) and `pool` (one for all; None for one node)."""
+    """Capacity curves of a cache tier: `local` for a cache per node, `pool` for a shared cache; None for one node."""
 
     tier: str
     price_per_gb_h: float

@@ -39,8 +39,8 @@ def pareto_chart(plan: Plan, front: Sequence[ParetoPoint]) -> ReportChart:
 
 
 def rates_chart(curves: Mapping[str, RateCurve], slo: Slo | SlowdownSlo) -> ReportChart:
-    """Plot P50 (solid) and P90 (dashed) of TTFT and TPOT over rate, with the bounds of an SLO in seconds. `curves` maps
-    each design to its evaluations by rate.
+    """Plot P50 (solid) and P90 (dashed) of TTFT and TPOT over rate, with SLO bounds if they are in seconds. `curves`
+    maps each design to its evaluations by rate.
     """
     traces: list[Trace] = []
     for index, (name, curve) in enumerate(curves.items()):

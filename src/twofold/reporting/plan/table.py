@@ -34,7 +34,7 @@ HEADINGS = (
 
 
 def choice_row(choice: DesignChoice) -> tuple[str, ...]:
-    """Format a design as the cells under HEADINGS. Latencies and mean power are at the rate `choice.rate`."""
+    """Format a design as a table row with the columns HEADINGS. Latencies and mean power are at `choice.rate`."""
     design, evaluation = choice.design, choice.evaluation
     return (
         design.name,
@@ -51,7 +51,7 @@ def choice_row(choice: DesignChoice) -> tuple[str, ...]:
 
 
 def check_texts(check: Check) -> tuple[str, str]:
-    """Format the value and the bound of an SLO check: as shares, as multiples or in seconds, as the check requires."""
+    """Format the value and the bound of an SLO check: attainment in percent, slowdowns as multiples, else seconds."""
     if check.at_least or "slowdown" in check.name:
         return check_text(check)
     return seconds(check.value), f"≤ {seconds(check.bound)}"

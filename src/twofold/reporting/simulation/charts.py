@@ -40,7 +40,7 @@ DASHED: Final[Layout] = {"width": 1, "dash": "dash"}
 
 
 def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart:
-    """Plot the cumulative distributions of TTFT, TPOT, ITL and E2E, with the bounds of an SLO in seconds."""
+    """Plot the cumulative distributions of TTFT, TPOT, ITL and E2E, with SLO bounds if they are in seconds."""
     known = [latency for latency in LATENCIES if latency.label in _TITLES]
     axes = [(log_axis(_TITLES[latency.label]), _SHARE) for latency in known]
     traces = [trace for plot, latency in enumerate(known) for trace in cumulative(results, latency, plot)]
@@ -112,7 +112,7 @@ def _slowdowns_bounds(slo: SlowdownSlo) -> Iterator[Trace]:
 
 
 def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]]:
-    """Yield (role, time series `kind/ROLE`) pairs for the roles with such a series, prefill first."""
+    """Yield roles with their time series of kind `kind`, such as `queue/decode` for the kind `queue`; prefill first."""
     for role in Role:
         series = result.series.get(f"{kind}/{role}")
         if series is not None:
@@ -120,7 +120,7 @@ def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]
 
 
 def role_lines(result: SimulationResult, kind: str, where: dict[str, object], *, legend: bool) -> Iterator[Trace]:
-    """Yield two lines per role: mean (solid) and maximum (thin) of the time series `kind/ROLE`."""
+    """Yield two lines per role: mean (solid) and maximum (thin) of its time series of kind `kind` (see `by_role`)."""
     for role, series in by_role(result, kind):
         colour, group = PHASE_COLOURS[role], {"legendgroup": role.value, **where}
         times, means, highest = steps(series)
@@ -143,7 +143,7 @@ _KINDS = (("queue", "Waiting requests"), ("batch", "Requests in batches"))
 
 
 def load(results: Mapping[str, SimulationResult]) -> ReportChart:
-    """Plot queues (left) and batches (right) over time, one row per run."""
+    """Plot waiting requests (left) and requests in batches (right) over time, one row per simulation."""
     traces: list[Trace] = []
     axes: list[tuple[Layout, Layout]] = []
     for row, (name, result) in enumerate(results.items()):

@@ -16,9 +16,9 @@ from twofold.slo import Slo, SlowdownSlo
 
 
 class ReuseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefix reuse of a run. `hits` maps each tier to its hit rate. `fetched` is the share of blocks fetched from other
-    caches. `requests` maps each instance to its number of prompts. `hottest` has (number of uses, number of caches with
-    the block) pairs for the most used blocks. `ttft_error` is the relative error of the router's predicted TTFT.
+    """Prefix reuse in a simulation. `hits` maps each tier to its hit rate. `fetched` is the share of blocks fetched
+    from other caches. `requests` maps each instance to its number of prompts. `hottest` lists the most used blocks,
+    each with its numbers of uses and of caches. `ttft_error` is the relative error of the router's predicted TTFT.
     """
 
     caches: int

@@ -17,8 +17,8 @@ _HOVER = (
 
 
 class GanttRuns(Observer):
-    """Observer that records runs of equal iterations (`IterationRun`) on all instances, for `until_s` seconds or until
-    there are `limit` runs. The chart ends at that time; later parts of runs are cut off.
+    """Observer that records runs (consecutive iterations of one batch) on all instances, for a Gantt chart. The chart
+    ends after `until_s` seconds or after `limit` runs; later iterations are cut off.
     """
 
     def __init__(self, limit: int = MOST_RUNS, until_s: float | None = None) -> None:

@@ -48,7 +48,7 @@ def _columns(runs: Mapping[str, Sequence[Fact]]) -> str:
 
 
 def _column(run: Sequence[Fact]) -> dict[str, str]:
-    """Return the texts of a run's facts by label; texts with the same label are joined."""
+    """Map each label of a simulation's facts to its text; texts with the same label are joined."""
     column: dict[str, str] = {}
     for fact in run:
         earlier = column.get(fact.label)
@@ -69,8 +69,8 @@ def html_report(
     runs: Mapping[str, GanttRuns] | None = None,
     reference: ModelAccuracy | None = None,
 ) -> str:
-    """Return the HTML page of one or several runs. `results`, `verdicts` and `runs` have names of runs as keys.
-    `reference` is the error of the performance model that slowdowns are relative to. Raises ValueError without results.
+    """Return the HTML page of one or several simulations. `results`, `verdicts` and `runs` have simulation names as
+    keys. `reference` is the error of the performance model behind slowdowns. Raises ValueError without results.
     """
     if not results:
         raise ValueError("a report needs at least one result")

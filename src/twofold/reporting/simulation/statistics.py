@@ -15,8 +15,8 @@ PERCENTILES: Final = (50, 90, 95, 99)
 
 
 class LatencyMetric(msgspec.Struct, frozen=True, kw_only=True):
-    """A latency metric. `field` is the field of `SimulationResult` with its histogram. `phases` are the phases whose
-    performance determines it.
+    """A latency metric. `field` is the field of `SimulationResult` that holds the metric's histogram. `phases` are the
+    phases that determine the latency.
     """
 
     label: str
@@ -62,7 +62,7 @@ class DistributionSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, histogram: Histogram | None) -> "DistributionSummary | None":
-        """Return the statistics of a histogram; None if it is None or empty."""
+        """Return the statistics of a histogram; None for an empty or missing histogram."""
         if histogram is None or histogram.count == 0:
             return None
         quantiles = {f"p{percentile}": _known(histogram.percentile(percentile)) for percentile in PERCENTILES}
@@ -109,7 +109,7 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
 
 def worst(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None) -> Accuracy:
     """Return the largest errors, by phase, of the performance models of the pools that run `phases`. For slowdowns,
-    `reference` adds the error of the performance model that they are relative to.
+    `reference`, the error of the performance model that they are relative to, counts too.
     """
     errors = {phase: _errors(pools, phase, reference) for phase in _all_phases(pools, phases)}
     return Accuracy(
@@ -134,7 +134,7 @@ def accuracy(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: Mo
 
 
 def phase_accuracy(pools: Sequence[PoolResult], phase: Phase) -> str:
-    """Return the largest error in a phase, over the pools that run it, as text such as `±10%`."""
+    """Return the largest error in a phase, over the pools that run this phase, as text such as `±10%`."""
     errors = _errors(pools, phase, None)
     value = _worst(errors, phase)
     text = UNKNOWN if value is None else percent(value)
@@ -153,7 +153,7 @@ def percent(error: float) -> str:
 
 
 def _running(pools: Sequence[PoolResult], phase: Phase) -> Sequence[PoolResult]:
-    """Return the pools that run `phase`, or all pools if no role does, because roles may change."""
+    """Return the pools that run `phase`; if there are none, all pools, because roles may change."""
     roles = {pool.role: Role(pool.role) for pool in pools}
     prefills = phase is Phase.PREFILL
     running = [p for p in pools if (roles[p.role].prefills if prefills else roles[p.role].decodes)]
@@ -161,7 +161,7 @@ def _running(pools: Sequence[PoolResult], phase: Phase) -> Sequence[PoolResult]:
 
 
 def _all_phases(pools: Sequence[PoolResult], phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """Return `phases`, or both phases if one of them runs on mixed instances, where the phases delay each other."""
+    """Return `phases`, or both phases if mixed instances run one of them: both phases delay each other there."""
     if any(Role(pool.role) is Role.MIXED for phase in phases for pool in _running(pools, phase)):
         return tuple(Phase)
     return tuple(phases)

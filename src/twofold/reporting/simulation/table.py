@@ -26,7 +26,7 @@ def simulation_tables(
 
 
 def latency_rows(result: SimulationResult, reference: ModelAccuracy | None = None) -> list[tuple[str, list[str], str]]:
-    """Return a row (label, cells under HEADINGS, model error) for each latency metric and each measured slowdown."""
+    """Return a table row for each latency metric and measured slowdown: label, values under HEADINGS, model error."""
     rows = []
     for known in (*LATENCIES, *SLOWDOWNS):
         histogram, slowdown = known.of(result), known in SLOWDOWNS
@@ -37,7 +37,7 @@ def latency_rows(result: SimulationResult, reference: ModelAccuracy | None = Non
 
 
 def cells(statistics: DistributionSummary | None, *, times: bool) -> list[str]:
-    """Format statistics as the cells under HEADINGS: as times if `times` is set, else as multiples."""
+    """Format statistics as table values under HEADINGS: as times if `times` is set, else as multiples."""
     if statistics is None:
         return [NOTHING] * len(HEADINGS)
     values = (*(statistics.mean, statistics.p50, statistics.p90), *(statistics.p95, statistics.p99, statistics.max))

@@ -19,7 +19,7 @@ from twofold.timeline import Timeline
 
 class QueuedRequest:
     """A request offered to admission control. Lower `priority` values are served first, as in vLLM. `deadline_s` is on
-    the clock of `arrival_s`; None selects the default timeout. `number` counts admitted requests from 1.
+    the clock of `arrival_s`; None selects the default timeout. `number` is the place in the order of admission, from 1.
     """
 
     __slots__ = ("arrival_s", "deadline_s", "key", "number", "priority", "request")
@@ -87,9 +87,9 @@ class AdmissionQueue:
 class Admission(RequestSubscriber):
     """Admission control: queues requests within limits, refuses other requests, and selects the next request to run.
 
-    The driver calls `offer` for each arrival, then `next` until it returns None. It calls `next` again after a request
-    has ended or capacity has returned, and `put_back` for a request that could not be placed. The times `now` must not
-    decrease. Subclasses override `judge` to refuse more requests.
+    Call `offer` for each arrival, then `next` until it returns None. Call `next` again after a request has ended or
+    capacity has returned, and `put_back` for a request that could not be placed. The times `now` must not decrease.
+    Subclasses override `judge` to refuse more requests.
 
     The queue is in order of priority, then of admission. A queued request is never dropped in favor of a later request,
     but more urgent requests may delay it until its deadline. `refusals` counts refused requests by reason, and

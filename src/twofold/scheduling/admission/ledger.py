@@ -86,7 +86,7 @@ class InstanceDecodes:
             self._speed.observe(modelled_s, seconds)
 
     def tbt_s(self, load: DecodeLoad, written: float) -> float:
-        """Predict the seconds between tokens for the sequences of `load`, with `written` output tokens on average."""
+        """Predict the seconds between tokens at the decode load `load`, with `written` output tokens per sequence."""
         sequences = load.sequences
         if not sequences:
             return 0.0
@@ -192,9 +192,9 @@ class OverloadLedger(RequestSubscriber):
         return alone_s / self.ttft_s, self._load_with(placed, DecodeLoad())
 
     def prefill_load(self, placed: PlacedRequest, now: float) -> float:
-        """Return the prefill load of a request: its predicted TTFT with the error margin, divided by `ttft_s`. If it
-        would join an iteration with queued requests, the TTFT of the oldest queued request counts, so that later
-        requests do not delay an admitted request beyond the bound.
+        """Return the prefill load of a request: its predicted TTFT with the error margin, divided by `ttft_s`. If the
+        request would join an iteration with queued requests, the TTFT of the oldest queued request in this iteration
+        counts, so that admitted requests are not delayed beyond the bound.
         """
         ttft_s = self.ttft(placed, now)
         first = self._queues[placed.route.prefill].oldest_companion(_prompt(placed), now)
@@ -237,7 +237,7 @@ class OverloadLedger(RequestSubscriber):
         return 0.0
 
     def _load_with(self, placed: PlacedRequest, others: DecodeLoad) -> float:
-        """Return the decode load of a request that decodes with `others`; 0 if its output is a single token."""
+        """Return the decode load of a request beside the decoding sequences `others`; 0 if its output is one token."""
         if not _decodes(placed):
             return 0.0
         total = others + DecodeLoad(1, placed.request.prompt_tokens)

@@ -91,7 +91,7 @@ class KeyAccount:
 
     def _until_slot(self, now: float) -> float:
         """Estimate the seconds until the API key has fewer than `max_concurrent` requests; 0.0 if it has fewer now. The
-        oldest request is expected to last as long as the slowest recent request; if it is older already, twice its age.
+        oldest request should last as long as the slowest recent request or, if older already, twice as long as so far.
         """
         if self._max_concurrent is None or len(self._since) < self._max_concurrent:
             return 0.0

@@ -19,9 +19,9 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler
 
 
 class OverloadRule(msgspec.Struct, frozen=True):
-    """Overload rule: which loads are checked at arrival and after prefill. `phases` checks the prefill load at arrival
-    and the decode load after prefill. `decode` also checks the decode load at arrival; with `coming`, this check counts
-    requests in prefill as decoding.
+    """Overload rule: loads to check at arrival and after prefill. With `phases`, the prefill load is checked at
+    arrival, and the decode load after prefill. With `decode`, the decode load is checked at arrival too; with `coming`,
+    this check counts requests in prefill as decoding.
     """
 
     help: str
@@ -99,8 +99,8 @@ class OverloadControl:
         return Refusal(reason, max(1, ceil(wait_s)))
 
     def admit_decode(self, request_id: str, now: float, *, force: bool = False) -> RefusalReason | None:
-        """Record in the ledger that a request starts to decode, after its `first_token` event, or return a reason to
-        reject it. `force` skips the check. A rejected request stays in the ledger until its `aborted` event.
+        """Record in the ledger that a request starts to decode, or return a reason to reject it. Call this after the
+        `first_token` event. `force` skips the check. A rejected request stays in the ledger until its `aborted` event.
         """
         placed = self.ledger.get(request_id)
         if placed is None or placed.request.output_tokens <= 1:
@@ -116,8 +116,8 @@ def _load_limit(priority: int) -> float:
 
 
 class OverloadAdmission(Admission):
-    """Admission control that also applies an overload rule to arriving requests, for the route that each would get now.
-    The router must be stateless. A request that cannot be placed now is queued without this check.
+    """Admission control that also applies an overload rule to each arriving request, as if it were placed now. The
+    router must be stateless. A request that cannot be placed now is queued without this check.
     """
 
     def __init__(self, limits: AdmissionLimits, cluster: ClusterScheduler, control: OverloadControl) -> None:

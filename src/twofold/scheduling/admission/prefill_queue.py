@@ -1,4 +1,4 @@
-"""Prediction of an instance's prefill queue, and running statistics, for overload control."""
+"""Predicted prefill queue of an instance, and averages over recent measurements, for overload control."""
 
 from bisect import insort
 from collections import deque
@@ -46,7 +46,7 @@ class ArrivalRate:
 
 
 class PredictionMargin:
-    """Safety factor for predicted times: 90th percentile of recent actual / predicted times, between 1 and 3."""
+    """Safety factor for predicted times: 90th percentile of recent ratios of actual to predicted time, from 1 to 3."""
 
     def __init__(self) -> None:
         self.factor = 1.0
@@ -109,7 +109,7 @@ class QueuedPrompt(msgspec.Struct, frozen=True):
 
     @property
     def squares(self) -> int:
-        """Attention cost of the prompt: the argument `squares` of `PerformanceModel.prefill_s`."""
+        """Measure of the prompt's attention cost: (cached + computed tokens)² − (cached tokens)²."""
         return self.tokens * (self.tokens + 2 * self.reused)
 
 
@@ -128,8 +128,8 @@ class PrefillQueue:
     """Predicts the prefill iterations of an instance that batches whole prompts first come, first served.
 
     An iteration has up to `max_num_batched_tokens` tokens; a longer prompt runs alone. `model` predicts times,
-    corrected by the factor `speed`, which is updated after each iteration. An iteration that is late is expected to end
-    at once. New prompts can join an iteration until it starts; their number is estimated from recent arrivals.
+    corrected by the factor `speed`, which is updated after each iteration. A late iteration is expected to end
+    immediately. New prompts can join an iteration until it starts; their number is estimated from recent arrivals.
     """
 
     def __init__(self, model: PerformanceModel, max_num_batched_tokens: int, speed: SpeedFactor) -> None:
@@ -163,7 +163,7 @@ class PrefillQueue:
             self._begin(now)
 
     def done(self, request_id: str, now: float) -> None:
-        """Record that a prompt has been computed. All other prompts of its iteration are expected at the same time."""
+        """Record that a prompt has been computed. All other prompts of its iteration should end at the same time."""
         self._requeue_late(now)
         iteration = self._iteration_of.get(request_id)
         if iteration is None:
@@ -259,7 +259,7 @@ class PrefillQueue:
         self._begin(ended)
 
     def _learn(self, tokens: int, squares: int) -> None:
-        """Update `speed` with the time of the ended iteration of `tokens` prompt tokens, if its start is certain."""
+        """Update `speed` with the time of the ended iteration (`tokens` prompt tokens) if its start time is certain."""
         if self._measures and self._ended is not None and self._ended > self._began:
             self._speed.observe(self._model.prefill_s(tokens, squares), self._ended - self._began)
 

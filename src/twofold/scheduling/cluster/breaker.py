@@ -30,7 +30,7 @@ class Breaker:
         self._closed_s = 0.0
 
     def fail(self, now: float) -> float:
-        """Record a failure of the instance; return the earliest time of its restart."""
+        """Record a failure of the instance; return the earliest time at which the instance may restart."""
         if self.state is BreakerState.CLOSED and now - self._closed_s >= self.HEALED_S:
             self.failures = 0
         wait_s = min(self._longest_s, self.FIRST_S * 2.0 ** min(self.failures, 16))

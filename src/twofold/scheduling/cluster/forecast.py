@@ -56,8 +56,8 @@ class ModelPrediction(Prediction):
 
 
 class _Queue:
-    """The unfinished prefills of an instance in order, with predicted durations in seconds. `since` is the start time
-    of the first prefill: its placement or the end of the previous prefill.
+    """The unfinished prefills of an instance in order, with predicted durations in seconds. `since` is the time at
+    which the first prefill started: its placement, or the end of the prefill before it.
     """
 
     def __init__(self, prediction: Prediction) -> None:
@@ -87,9 +87,9 @@ class PrefixMatches:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ClusterForecast:
-    """Time predictions, predicted prefill queues and cached blocks of all instances. `prefixes` indexes blocks in
-    shared caches (`InstanceLoad.cache`), from which other instances can fetch; `memories`, blocks in each instance's
-    own memory. The driver updates both. Times are seconds on the driver's clock.
+    """Time predictions, predicted prefill queues and cached blocks of all instances. `prefixes` indexes the blocks in
+    shared caches (`InstanceLoad.cache`), from which other instances can fetch, and `memories` the blocks in each
+    instance's own memory. The caller updates both indexes. Times are seconds on the caller's clock.
     """
 
     def __init__(self, prefixes: PrefixIndex, block_tokens: int) -> None:
@@ -138,7 +138,7 @@ class ClusterForecast:
         return max(self.prefixes.prefix(load.cache, keys), self.memories.prefix(load.id, keys))
 
     def reused_tokens(self, blocks: int, prompt_tokens: int) -> int:
-        """Return how many prompt tokens need no prefill with `blocks` cached blocks. The last one always needs it."""
+        """Return the number of prompt tokens that `blocks` cached blocks save; the last token is always computed."""
         return min(blocks * self.block_tokens, prompt_tokens - 1)
 
     def placed(self, request_id: str, instance: str, tokens: int, reused: int, now: float) -> None:
@@ -156,7 +156,7 @@ class ClusterForecast:
         self._placed[request_id] = instance
 
     def prefill_ended(self, request_id: str, now: float | None = None) -> None:
-        """Remove a completed or aborted prefill from its queue. `now` defaults to the latest known time."""
+        """Remove a completed or aborted prefill from its instance's queue. `now` defaults to the latest known time."""
         instance = self._placed.pop(request_id, None)
         if instance is None:
             return

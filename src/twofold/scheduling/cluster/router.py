@@ -14,7 +14,7 @@ from twofold.scheduling.cluster.pools import Pools
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Router(ABC):
     """Chooses the route of each request by the loads of the instances, without changing the loads. The class attributes
-    declare requirements of the router, which the driver must meet.
+    declare the requirements of the router on the simulator or service.
     """
 
     fixed_roles: ClassVar[bool] = True  # instances run only the phases they were started for
@@ -26,12 +26,12 @@ class Router(ABC):
 
     @abstractmethod
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
-        """Return the route of a request whose full KV has `tokens` tokens; None if no instance can run a phase."""
+        """Return the route of a request whose full KV has `tokens` tokens; None if one of the phases cannot run."""
 
     def new_pools(self) -> Pools:
         """Create empty pools of the class that this router requires."""
         return Pools()
 
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
-        """Return the next role of an instance outside its home pool. `idle` is True if it has no work left."""
+        """Return the next role of an instance outside its home pool. `idle` is set if the instance has no work left."""
         return load.role

@@ -17,7 +17,7 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TransferPaths(ABC):
-    """Predicts KV transfer and prefill times. `crossovers` has the result of `crossover` for each prefill instance."""
+    """Predicts KV transfer and prefill times. `crossovers` maps prefill instances to results of `crossover`."""
 
     def __init__(self, crossovers: dict[str, int]) -> None:
         self.crossovers = crossovers
@@ -159,7 +159,7 @@ class ClusterScheduler(RequestSubscriber):
         self._placed: dict[str, _AccountedRequest] = {}
 
     def add_instance(self, instance_id: str, role: Role, capacity_tokens: int | None = None, cell: str = "") -> None:
-        """Add an instance to the pool of a role. `capacity_tokens` is its KV capacity; None if unknown."""
+        """Add an instance to the pool of a role. `capacity_tokens` is the instance's KV capacity; None if unknown."""
         self.pools.add(InstanceLoad(instance_id, role, capacity_tokens, cell))
 
     def remove_instance(self, instance_id: str) -> list[str]:
@@ -267,7 +267,7 @@ class ClusterScheduler(RequestSubscriber):
         self.withdraw(request_id)
 
     def withdraw(self, request_id: str) -> None:
-        """Stop tracking a request, and subtract its remaining load from its instances."""
+        """Stop tracking a request, and subtract its remaining load from its prefill and decode instance."""
         placed = self._placed.get(request_id)
         if placed is None:
             return
@@ -283,7 +283,7 @@ class ClusterScheduler(RequestSubscriber):
         self._settle(load, idle=False)
 
     def forget(self, request_id: str) -> None:
-        """Stop tracking a request, but leave its load on its instances."""
+        """Stop tracking a request without subtracting its load from its prefill and decode instance."""
         self._placed.pop(request_id, None)
 
     def _end_prefill(self, placed: _AccountedRequest, now: float | None) -> None:

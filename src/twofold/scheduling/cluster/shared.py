@@ -1,7 +1,7 @@
 """Cluster scheduler for several controllers that share the instances.
 
 Each instance reports its total load periodically, with the share of each controller's requests. A report is outdated
-when it arrives, so each controller replaces its own share by the current load of its requests.
+when it arrives, so each controller replaces its own share in the report by the current load of its requests.
 """
 
 from enum import StrEnum
@@ -56,7 +56,7 @@ class SharedCluster(ClusterScheduler):
         return NO_LOAD if load is None else load.less(self._others.get(instance_id, NO_LOAD))
 
     def reported(self, report: LoadReport) -> None:
-        """Apply a load report: replace the load that other controllers add to an instance, unless it is unknown."""
+        """Update the load that other controllers add to an instance from a report; ignore unknown instances."""
         load = self.pools.get(report.instance)
         if load is None:
             return

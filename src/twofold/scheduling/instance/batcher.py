@@ -16,10 +16,10 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 class SchedulingBudget:
     """Free KV blocks and sequence slots from which a batcher can admit sequences to one batch.
 
-    While requests wait for a lease on this instance's blocks (`leases_first`), prompts that will be handed off are not
-    admitted: otherwise, two instances that prefill for each other could fill up with KV that neither can send. `swap`
-    is set under swap preemption, and `shared` with a prefix cache. With `shared`, `admit` allocates a prompt's blocks
-    at once, so that its cached prefix is not evicted.
+    `leases_first` is set while requests wait for a lease on this instance's blocks. Prompts that will be handed off are
+    then not admitted, because two instances that prefill for each other could fill up with KV that neither can send.
+    `swap` is set under swap preemption, and `shared` with a prefix cache. With `shared`, `admit` allocates a prompt's
+    blocks immediately, so that the prompt's cached prefix is not evicted.
     """
 
     def __init__(self, blocks: BlockAllocator, free_blocks: int, free_seats: int, leases_first: bool = False) -> None:
@@ -74,7 +74,7 @@ class SchedulingBudget:
 class Batcher(ABC):
     """Base class of batchers, which select the sequences of each batch. A batcher changes only the budget and its own
     state. A batch of decodes repeats until a sequence ends or `should_reschedule` returns True. The class attributes
-    are traits that configurations are validated by.
+    state traits of the batcher, against which configurations are checked.
     """
 
     prefills: ClassVar[bool] = True  # selects prompts
@@ -105,7 +105,7 @@ class Batcher(ABC):
         """Hook: a sequence finished, was aborted, or will continue on another instance."""
 
     def num_queued(self, queues: Queues) -> int:
-        """Return the number of sequences in `queues` outside the running batch, which routers use."""
+        """Return the number of sequences in `queues` outside the running batch, as a load measure for routers."""
         return queues.waiting.size + queues.ready.size + queues.paused.size
 
     def should_reschedule(

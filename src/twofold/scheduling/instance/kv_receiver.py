@@ -33,8 +33,8 @@ class KvReceiver:
         self.lease_queue.append(self._expect(request, source))
 
     def grant(self, now: float) -> list[Lease]:
-        """Grant and return leases in queue order while blocks are free. Call this after every command and completed
-        batch, because each may queue a request or free blocks.
+        """Grant and return leases in queue order while blocks are free. Call this after every completed batch and every
+        call that may queue a request or free blocks.
         """
         granted: list[Lease] = []
         queue = self.lease_queue

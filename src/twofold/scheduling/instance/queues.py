@@ -64,8 +64,8 @@ class RunningBatch:
 
 @mypyc_attr(free_list_len=1)
 class StepResult:
-    """Result of an iteration for one sequence. `index` is the index of its newest output token. `finish_reason` is set
-    if the sequence ends, and `hands_off` if it moves to another instance.
+    """Result of an iteration for one sequence. `index` is the index of the sequence's newest output token.
+    `finish_reason` is set if the sequence ends, and `hands_off` if it moves to another instance.
     """
 
     __slots__ = ("finish_reason", "hands_off", "index", "sequence")
@@ -161,7 +161,7 @@ class DecodeSet(SequenceQueue):
         self.context_tokens -= sequence.computed
 
     def _place(self, sequence: ScheduledSequence) -> i64:
-        """Return a sequence's index in `_ends`, which is in descending order of end, then of join number."""
+        """Return a sequence's index in `_ends`, sorted by last iteration, then by join number, both descending."""
         ends, end, number = self._ends, sequence.end, sequence.join_number
         low: i64 = 0
         high: i64 = len(ends)
@@ -209,8 +209,8 @@ class Lane:
     An instance with n pipeline stages divides its sequences among n lanes, each with one batch in the pipeline, because
     a sequence can be in only one batch at a time. Other instances have one lane.
 
-    The latest selection stays valid for `remaining` iterations. `message` is the running batch as sent to the worker.
-    `aborted` holds blocks of aborted requests until the batch ends. A `single_step` lane runs one iteration per batch.
+    The batcher's selection is valid for `remaining` iterations. `message` is the running batch as sent to the worker.
+    `aborted` holds blocks of aborted requests until the batch ends. Batches of a `single_step` lane have one iteration.
     """
 
     def __init__(self, number: int, queues: Queues, single_step: bool) -> None:

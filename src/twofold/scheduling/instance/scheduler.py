@@ -54,9 +54,8 @@ _DECODE: Final = Phase.DECODE
 class InstanceScheduler(KvReceiver):
     """Schedules the requests of one instance.
 
-    `changed` is set when a driver that runs several iterations at a time must stop, because a new batch must be
-    selected. `swap` enables swap preemption: after `start` or `next_batch`, the driver carries out
-    `swap.take_copies()`.
+    `changed` is set when a new batch must be selected, even if the running batch could repeat. `swap` enables swap
+    preemption: after each `start` or `next_batch`, the caller carries out the block copies from `swap.take_copies()`.
 
     With `stages` > 1, the instance is a pipeline with one lane (group of sequences) per stage, and one running batch
     per lane. `start` uses the lane idle for longest; `advance` and `complete` end the oldest batch. `max_num_seqs`
@@ -108,9 +107,9 @@ class InstanceScheduler(KvReceiver):
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False) -> None:
-        """Queue a request for prefill and, if `decodes_here`, for decode. The KV of its first `reused_tokens` tokens is
-        cached. With `fetching`, a part of this KV is still being fetched: this prompt and all later prompts wait until
-        `fetched` is called, because a long later prompt could delay this prompt for longer than the fetch.
+        """Queue a request for prefill and, if `decodes_here`, for decode. The KV of the first `reused_tokens` prompt
+        tokens is cached. With `fetching`, a part of this KV is still being fetched: the prompt waits until `fetched` is
+        called. Later prompts wait too, because a long prompt could delay this prompt for longer than the fetch.
         """
         sequence = ScheduledSequence(request, decodes_here, computed=_reused(request, reused_tokens))
         sequence.fetching = fetching
@@ -121,7 +120,7 @@ class InstanceScheduler(KvReceiver):
             self._enqueue(sequence, self.queues.waiting)
 
     def fetched(self, request_id: str, reused_tokens: int | None = None) -> None:
-        """End the prefix fetch of a request, unless aborted. `reused_tokens`, if given, replaces `submit`'s value."""
+        """End the prefix fetch of a request, unless aborted. `reused_tokens` corrects the number passed to `submit`."""
         sequence = self.sequences.get(request_id)
         if sequence is None or not sequence.fetching:
             return
@@ -313,7 +312,7 @@ class InstanceScheduler(KvReceiver):
         return results
 
     def _tokens_made(self, batch: Batch, decoding: DecodeSet) -> list[tuple[ScheduledSequence, int]]:
-        """Return (sequence, index of its new token) for each decode of a batch that was not aborted."""
+        """Return the sequences that a batch decodes, without aborted sequences, with the index of their new token."""
         made: list[tuple[ScheduledSequence, int]] = []
         for item in batch.items:
             sequence = self.sequences.get(item.request_id) if item.phase is _DECODE else None
@@ -397,7 +396,7 @@ class InstanceScheduler(KvReceiver):
     def finish_prefills(
         self, queues: Queues, chunks: list[PrefillChunk], stopped: Collection[str], results: list[StepResult]
     ) -> None:
-        """Record computed prompt chunks, and append a result with the first token of each complete prompt."""
+        """Record computed prompt chunks. For each complete prompt, append its first token to `results`."""
         shared = self.shared
         for chunk in chunks:
             sequence = chunk.sequence
@@ -487,7 +486,7 @@ class InstanceScheduler(KvReceiver):
 
     @property
     def queued(self) -> int:
-        """Number of sequences outside running batches, for routers."""
+        """Number of sequences outside running batches, as a load measure for routers."""
         if self.stages == 1:
             return self.batcher.num_queued(self.queues)
         queued = self.batcher.num_queued(self.queues)

@@ -10,10 +10,10 @@ from twofold.request import Phase, Request
 
 
 class KvReservation:
-    """Rule for when a request reserves KV tokens on its instances, and how many. By default, the decode instance
-    reserves prompt and output at once, so an admitted request always finishes. With `output_at_decode_start`, it
-    reserves the output only at the first decode iteration, and the request may have to wait. With `step`, it reserves
-    the output in steps of `step` tokens (`SwapPreemption`). `extra` tokens are added to every prompt.
+    """Rule for when a request reserves KV tokens on an instance, and how many. By default, the decode instance reserves
+    prompt and output together, so an admitted request always finishes. With `output_at_decode_start`, the output is
+    reserved only at the first decode iteration, and the request may have to wait. With `step`, the output is reserved
+    in steps of `step` tokens (`SwapPreemption`). `extra` tokens are added to every prompt.
     """
 
     def __init__(self, output_at_decode_start: bool = False, extra: int = 0, step: int = 0) -> None:
@@ -30,7 +30,7 @@ class KvReservation:
         return prompt + output - 1 + self.extra
 
     def at_decode_start(self, output: int) -> int:
-        """Return the number of tokens reserved with the first decode iteration, in addition to `at_start`."""
+        """Return the number of tokens reserved at the first decode iteration, besides the tokens of `at_start`."""
         return output - 1 if self.output_at_decode_start else 0
 
     def in_all(self, prompt: int, output: int) -> int:

@@ -1,8 +1,8 @@
 """Swap preemption: decodes allocate KV blocks as they grow; if no block is free, sequences are swapped to host memory.
 
-A sequence starts with blocks for its prompt and one step of output. If no block is free for its next step, sequences
-admitted later are swapped out, the latest first (as in DistServe's runtime). They return in order of admission, before
-new sequences are admitted. The oldest sequence thus always progresses, and all finish (docs/decisions/0014).
+A sequence starts with blocks for its prompt and one step of output (64 tokens by default). If no block is free for its
+next step, sequences admitted later are swapped out, the latest first (as in DistServe's runtime). They return in order
+of admission, before new sequences start. The oldest thus always progresses, and all finish (docs/decisions/0014).
 
 At admission, host blocks for the full length of a sequence are reserved, so that swapping out cannot fail.
 """
@@ -37,7 +37,7 @@ class BlockCopy:
 class SwapPreemption:
     """Swaps sequences of one instance out to `host` blocks and back.
 
-    `swapped` counts the sequences on the host, and `swaps` all swap-outs so far. The driver must carry out `copies`, in
+    `swapped` counts the sequences on the host, and `swaps` all swap-outs so far. The caller must carry out `copies`, in
     order, before the next batch. Blocks of a swapped-out sequence are free at once, because only the next batch can
     allocate them. Blocks of a swapped-in sequence are in flight until the next batch ends.
     """
@@ -67,7 +67,7 @@ class SwapPreemption:
         return needed <= self.blocks.num_free and self._promised + self._full_blocks(sequence) <= self.host.num_blocks
 
     def begin_selection(self) -> int:
-        """Start a selection; return the number of free blocks for new prompts, which must be passed to `offer`."""
+        """Prepare for selecting a batch; return the number of free blocks for new prompts (see `offer`)."""
         self._offered = 0
         return 0 if self.queues.paused.size else max(0, self.blocks.num_free - self._headroom())
 
@@ -95,12 +95,12 @@ class SwapPreemption:
             self._free_host(sequence, sequence.swapped)
 
     def iterations_left(self, sequence: ScheduledSequence) -> int:
-        """Return the number of iterations for which a sequence outside the decode set has blocks."""
+        """Return the number of iterations for which a sequence has blocks. The sequence must not be decoding."""
         allocation = sequence.allocation
         return 0 if allocation is None else allocation.blocks * self.blocks.block_size - sequence.computed
 
     def extend(self, sequence: ScheduledSequence) -> bool:
-        """Allocate blocks for another step of a sequence; return False if too few are free."""
+        """Allocate blocks for a sequence's next step of output; return False if too few are free."""
         allocation, tokens = sequence.allocation, self._step_of(sequence)
         if allocation is None or not self.blocks.fits(tokens):
             return False
@@ -130,18 +130,18 @@ class SwapPreemption:
         return preempted
 
     def take_copies(self) -> list[BlockCopy]:
-        """Remove and return the pending copies, which the driver must carry out before it runs the new batch."""
+        """Remove and return the pending block copies, which the caller must carry out before the new batch runs."""
         copies, self.copies = self.copies, []
         return copies
 
     def batch_ended(self) -> None:
-        """End the transfers of swapped-in sequences, after the batch that followed their copies."""
+        """Record the end of a batch: blocks of sequences swapped in before this batch are no longer in flight."""
         for allocation in self._returning:
             self.blocks.end_transfer(allocation)
         self._returning.clear()
 
     def _make_room(self, sequence: ScheduledSequence, preempted: list[ScheduledSequence]) -> bool:
-        """Swap out later-admitted sequences until blocks for a sequence's next step are free; False if impossible."""
+        """Swap out later-admitted sequences until a sequence's next output tokens have blocks; False if impossible."""
         needed, free = self.blocks.blocks_for(self._step_of(sequence)), self.blocks.num_free
         if needed <= free:
             return True
@@ -188,7 +188,7 @@ class SwapPreemption:
         self.swaps += 1
 
     def _swap_in(self, paused: list[ScheduledSequence], resumed: list[ScheduledSequence]) -> None:
-        """Swap in sequences in order of admission while blocks remain for a step of each running sequence."""
+        """Swap in sequences in order of admission while all running sequences keep blocks for their next tokens."""
         for sequence in paused:
             host = sequence.swapped
             if host is None:
@@ -214,7 +214,7 @@ class SwapPreemption:
         self.blocks_copied += host.blocks
 
     def _step_of(self, sequence: ScheduledSequence) -> int:
-        """Return the tokens of a sequence's next step. The last output token needs no KV."""
+        """Return the number of tokens in a sequence's next step of output. The last output token needs no KV."""
         full = sequence.prompt_tokens + sequence.output_tokens - 1
         return min(self._step, full - sequence.computed)
 
@@ -223,5 +223,5 @@ class SwapPreemption:
         return self.blocks.blocks_for(sequence.prompt_tokens + sequence.output_tokens - 1)
 
     def _headroom(self) -> int:
-        """Return the number of blocks that all running sequences need for another step."""
+        """Return the number of blocks that all running sequences need for their next step of output."""
         return (self.queues.decoding.size + self.queues.ready.size) * self.blocks.blocks_for(self._step)

@@ -56,7 +56,7 @@ class ChangePoint:
         return self._least_likely(WINDOWS)
 
     def located(self) -> MeanChange | None:
-        """Return the most significant change over windows of any length: slow, but precisely located."""
+        """Return the most significant change for any window length. This is slow, but locates the change precisely."""
         return self._least_likely(range(WINDOWS[0], WINDOWS[-1] + 1))
 
     def restart(self, count: int) -> None:

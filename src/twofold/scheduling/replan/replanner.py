@@ -3,9 +3,9 @@
     monitoring ── traffic shift ──▶ settling ── new traffic known ──▶ searching ── decided ──▶ monitoring
                       └─ shift has passed ──▶ monitoring
 
-As in DistServe (OSDI'24, section 4.3), the driver plans again on recent traffic. In addition, a shift must be
-significant (`traffic.py`), a plan must improve SLO attainment (`ReplanRules.min_gain`), and decisions are at least
-`ReplanRules.min_between_s` seconds apart. The driver runs the search and executes the steps of the decision.
+As in DistServe (OSDI'24, section 4.3), the split is planned again on recent traffic. In addition, a shift must be
+significant (`traffic.py`), a new split must save instances or improve SLO attainment (`ReplanRules.min_gain`), and
+decisions are at least `ReplanRules.min_between_s` seconds apart. The caller runs the search and executes the decision.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -75,15 +75,15 @@ def steps_to(split: RoleSplit, pools: Pools, retired: Sequence[str]) -> tuple[Re
 
 
 def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad], int]) -> list[str]:
-    """Return the surplus instances of a home role beyond `wanted`: the instances with the least work."""
+    """Return the instances of the home role `home` in excess of `wanted`, choosing instances with the least work."""
     members = [load for load in pools if load.place and load.home is home]
     members.sort(key=work)  # stable: earlier instances first among equals
     return [load.id for load in members[: max(0, len(members) - wanted)]]
 
 
 def degraded_plan(planned: RoleSplit, left: int, running: RoleSplit) -> RoleSplit | None:
-    """Return the split of the `left` remaining instances nearest to the planned ratio, then to the running split, with
-    at least one instance per phase; None for fewer than two instances.
+    """Return the split of the `left` remaining instances with the prefill share nearest to `planned`; of equals, the
+    split nearest to `running`. Each phase keeps an instance; None for fewer than two instances.
     """
     splits = (RoleSplit(prefill, left - prefill) for prefill in range(1, left))
 
@@ -118,7 +118,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplanOutcome(StrEnum):
-    """Outcomes of a search: move, or keep the running split for one of three reasons."""
+    """Outcomes of a search: change the split, or keep the running split for one of three reasons."""
 
     MOVE = "move"
     BEST_ALREADY = "best-already"
@@ -154,10 +154,10 @@ class ReplanSearch(Protocol):
 class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
     """Thresholds of re-planning.
 
-    A move needs a gain in SLO attainment of at least `min_gain`, which must exceed the forecast error of one or two
-    percentage points. Decisions are at least `min_between_s` seconds apart, because an instance finishes its requests
-    before it changes role. A search waits up to `patience_s` seconds until enough requests of the new traffic have
-    arrived and ended. Starting an instance takes `start_up_s` seconds.
+    A new split must save instances or raise SLO attainment by at least `min_gain`, which must exceed the forecast error
+    of one or two percentage points. Decisions are at least `min_between_s` seconds apart, because an instance finishes
+    its requests before it changes role. A search waits up to `patience_s` seconds until enough requests of the new
+    traffic have arrived and ended. Starting an instance takes `start_up_s` seconds.
     """
 
     min_gain: float = 0.05
@@ -167,8 +167,8 @@ class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replanner:
-    """Monitors the traffic, determines when a search for a better split is due, and decides on its result. Times are
-    seconds on the driver's clock. The driver forwards `arrived` and `ended`, and calls `query` after arrivals.
+    """Monitors the traffic, determines when a search for a better split is due, and decides on its result. Call
+    `arrived` and `ended` for each request, and `query` after arrivals. Times are seconds on the caller's clock.
     """
 
     def __init__(self, monitor: TrafficMonitor, rules: ReplanRules | None = None) -> None:
@@ -197,7 +197,7 @@ class Replanner:
 
     def query(self, generated: Callable[[str], int], now: float) -> TrafficSample | None:
         """Return the traffic to plan for if a search is due, else None. Call `decide` or `give_up` after the search.
-        `generated` maps a request id to the output tokens so far.
+        `generated(id)` returns the number of output tokens so far of a request.
         """
         if not self.monitor.alarmed or self._searched or now < max(self._check_s, self._quiet_until_s):
             return None

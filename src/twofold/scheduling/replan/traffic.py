@@ -1,9 +1,9 @@
 """Traffic monitoring: detect shifts in the request rate and in prompt and output lengths.
 
-The tests compare means over batches of requests, so that bursts and heavy tails only add variance: cube roots of mean
-gaps between arrivals, which are nearly normal even for bursty arrivals (Wilson and Hilferty, 1931), and logarithms of
-lengths. The significance level is Bonferroni-corrected: without a change, false alarms are at least `false_alarm_s`
-seconds apart in expectation.
+The tests compare means over batches of requests, which limits the effect of bursts and heavy tails. They use logarithms
+of lengths, and cube roots of mean gaps between arrivals, which are nearly normal even for bursty arrivals (Wilson and
+Hilferty, 1931). The significance level is Bonferroni-corrected: without a change, false alarms are at least
+`false_alarm_s` seconds apart in expectation.
 
 Estimates of output lengths include running requests as censored observations (Kaplan and Meier, 1958), because finished
 requests alone are biased towards short outputs.
@@ -24,7 +24,7 @@ from twofold.scheduling.replan.change_point import WINDOWS, ChangePoint, MeanCha
 
 def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count: int) -> tuple[int, ...]:
     """Estimate the distribution of output lengths; return `count` evenly spaced quantiles, in tokens. `ended` has the
-    lengths of finished outputs, at least one; `running`, the lengths so far of unfinished outputs. Beyond the longest
+    lengths of finished outputs (at least one), `running` the lengths so far of unfinished outputs. Beyond the longest
     observed length L, outputs are assumed to end at the rate per token observed between L/2 and L.
     """
     steps, left = _survivors(ended, sorted(running))
@@ -50,7 +50,7 @@ def _ending(ended: Sequence[int], running: Sequence[int], beyond: int) -> float:
 
 
 def _survivors(ended: Sequence[int], running: list[int]) -> tuple[list[tuple[int, float]], float]:
-    """Return the (length, survival) steps and the last value of the survival function of output lengths."""
+    """Return the Kaplan-Meier survival function of output lengths, as (length, survival) steps, and its last value."""
     steps: list[tuple[int, float]] = []
     left, at_risk = 1.0, len(ended) + len(running)
     for length, ends in sorted(Counter(ended).items()):
@@ -97,8 +97,8 @@ class TrafficShift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrafficSample(msgspec.Struct, frozen=True, kw_only=True):
-    """Traffic to plan for. `rate` is in requests/s. 1 / `burstiness` is the squared coefficient of variation of the
-    gaps between arrivals.
+    """Traffic to plan for. `rate` is in requests/s. `burstiness` is the inverse of the squared coefficient of variation
+    of the gaps between arrivals.
     """
 
     rate: float
@@ -108,8 +108,8 @@ class TrafficSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Stream:
-    """Detects changes in the batch means of a quantity. `tested` transforms each batch mean for the tests; `natural`
-    converts a transformed mean to the unit of the quantity.
+    """Detects changes of a traffic quantity, such as prompt lengths, in its means over batches of requests. `tested`
+    transforms each mean for the tests, and `natural` converts a transformed mean to the unit of the quantity.
     """
 
     def __init__(self, tested: Callable[[float], float], natural: Callable[[float], float]) -> None:
@@ -131,7 +131,7 @@ class _Stream:
 
 class TrafficMonitor:
     """Detects significant shifts of the request rate and of lengths by at least the factor `tolerance`, in bounded
-    memory. Output lengths are recorded in order of arrival: in order of completion, short outputs would come first
+    memory. Output lengths are recorded in order of arrival. In order of completion, short outputs would come first
     after a rise of the rate, and look like a shift to shorter outputs.
     """
 
@@ -187,7 +187,7 @@ class TrafficMonitor:
         return len(self._alarmed) > 0
 
     def shifts(self) -> list[TrafficShift]:
-        """Return the detected shifts that are still significant, located precisely. This is slow."""
+        """Return the detected shifts that are still significant, with precise start positions. This is slow."""
         found: list[TrafficShift] = []
         for quantity in Quantity:
             if quantity in self._alarmed:
@@ -237,7 +237,7 @@ class TrafficMonitor:
         self._alarmed.clear()
 
     def _shift(self, quantity: Quantity, change: MeanChange | None) -> TrafficShift | None:
-        """Convert a change to a traffic shift; None if it is smaller than `tolerance` or not significant."""
+        """Convert a change to a traffic shift; None if the change is below `tolerance` or not significant."""
         if change is None or len(self._arrivals) < 2:
             return None
         passed_s = self._arrivals[-1][0] - self._arrivals[0][0]
@@ -256,7 +256,7 @@ class TrafficMonitor:
         return shift if max(shift.ratio, 1.0 / shift.ratio) >= self._tolerance else None
 
     def _since(self, shifts: Sequence[TrafficShift]) -> int:
-        """Return the number of the first request after the latest of `shifts`, or else of the oldest in memory."""
+        """Return the number of the first request after the latest of `shifts`; without shifts, the oldest in memory."""
         since = self._count - len(self._arrivals)
         for shift in shifts:
             if shift.quantity is Quantity.OUTPUT:

@@ -158,7 +158,7 @@ class CellRouter(Router):
 
 
 def _share(first: CellLoad, second: CellLoad) -> float:
-    """Return the first cell's load relative to the second (`CellSelector`): from 0 to 2, and 1 for equal loads."""
+    """Return the load of the first cell as in `CellSelector`: from 0 to 2, and 1 if both cells have equal loads."""
     prompts = _part(first.pending_prefill_tokens / first.prefilling, second.pending_prefill_tokens / second.prefilling)
     return prompts + _part(first.reserved_tokens / first.decoding, second.reserved_tokens / second.decoding)
 

@@ -27,7 +27,7 @@ def drawn(request: Request) -> int:
 
 
 def two_of(pool: Pool, draw: int) -> tuple[InstanceLoad, InstanceLoad] | None:
-    """Choose two instances of a pool by 64 random bits, distinct unless the pool has only one; None if it is empty."""
+    """Choose two instances by 64 random bits, distinct unless the pool has only one; None for an empty pool."""
     first = pool.nth(draw & 0xFFFFFFFF)
     if first is None:
         return None
@@ -40,9 +40,9 @@ class TwoChoices(Router):
     """Picks the less loaded of two random instances for each phase, by pending tokens (prefill) or reserved memory
     (decode). Without a prefill pool, one mixed instance runs both phases.
 
-    The choice balances load nearly as well as the least loaded of all instances (Mitzenmacher, The Power of Two Choices
-    in Randomized Load Balancing, IEEE TPDS 2001). It balances outdated loads better, because requests do not all go to
-    one instance (How Useful Is Old Information?, IEEE TPDS 2000).
+    Choosing from two balances load nearly as well as choosing from all instances (Mitzenmacher, The Power of Two
+    Choices in Randomized Load Balancing, IEEE TPDS 2001). With outdated loads, it balances better, because requests do
+    not all go to one instance (How Useful Is Old Information?, IEEE TPDS 2000).
     """
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
@@ -65,13 +65,13 @@ def _lesser(pool: Pool, draw: int, measure: LoadMeasure) -> InstanceLoad | None:
 
 
 class InTurn(Router):
-    """Picks instances by a computed pool index. Without a prefill pool, one mixed instance runs both phases."""
+    """Picks instances by a sequence of pool indices. Without a prefill pool, one mixed instance runs both phases."""
 
     repeats_routes: ClassVar[bool] = False
 
     def __init__(self, number: Callable[[int], int]) -> None:
-        """Set the function for pool indices: `number(n)` for the n-th prefill and `number(~n)` for the n-th decode,
-        both counted from 0.
+        """Set the function that returns pool indices. Its argument is n for prefill number n and −n − 1 for decode
+        number n, both counted from 0.
         """
         self._number = number
         self._prefills = 0

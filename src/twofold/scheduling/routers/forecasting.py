@@ -53,8 +53,8 @@ class ForecastingRouter(Router):
 
 
 class ShortestPredictedQueue(ForecastingRouter):
-    """Picks the prefill instance with the shortest predicted queue; of equals, the instance with the least prefill time
-    predicted since the start. Reused blocks do not affect the choice.
+    """Picks the prefill instance with the shortest predicted queue; of equals, the instance that has received the least
+    predicted prefill time so far. Reused blocks do not affect the choice.
     """
 
     def choose(self, request: Request, pool: Pool, forecast: ClusterForecast, now: float) -> PrefillChoice | None:

@@ -82,7 +82,7 @@ def _take(load: InstanceLoad | None, moves: list[RoleMove]) -> InstanceLoad | No
 
 
 def _least_of_all(pools: Pools, moves: list[RoleMove]) -> InstanceLoad | None:
-    """Return the instance with the fewest pending tokens; of equals, an instance without a role change."""
+    """Return the instance with the fewest pending tokens; of equals, an instance without a role change in `moves`."""
     moved = {move.instance for move in moves}
     candidates = [pool.least(pending_tokens) for pool in (pools.prefill, pools.mixed, pools.decode)]
     known = [load for load in candidates if load is not None]

@@ -28,8 +28,8 @@ class Controller(Service):
     """Service that runs requests on its own workers, processes their messages and checks their health.
 
     With `roles_move`, workers may change roles. With `roles_move` or pulled hand-offs, decode blocks are reserved only
-    when the prefill starts (docs/decisions/0007). With `recomputes`, the decode instance also receives the prompt. With
-    `prompt_keys`, workers reuse and report cached prefixes, which the router considers if there is a `forecast`.
+    when the prefill starts (docs/decisions/0007). With `recomputes`, decode instances also receive prompts to recompute
+    KV. With `prompt_keys`, workers reuse and report cached prefixes, which a router with a `forecast` considers.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Controller(Service):
         self._remote.exited(instance)
 
     def workers_waiting(self, instances: Collection[str]) -> None:
-        """Adapt the plan to the `instances` that wait for resources; if there are none, restore the original plan."""
+        """Run with fewer workers while `instances` wait for resources; if none wait, restore all workers and roles."""
         self._degraded.update(instances)
 
     def shutdown(self) -> None:
@@ -173,7 +173,7 @@ class Controller(Service):
     # -- roles ------------------------------------------------------------------------------------------------------
 
     def replans(self) -> list[str]:
-        """Return the latest re-planning decisions and degraded-mode changes, one sentence each."""
+        """Return the latest re-planning decisions and changes due to missing workers, one sentence each."""
         decisions = [] if self._replanning is None else self._replanning.messages(time.monotonic())
         return decisions + self._degraded.messages
 

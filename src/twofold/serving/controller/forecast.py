@@ -102,7 +102,7 @@ class MeasuredPaths(TransferPaths):
         return max((speed.seconds(tokens) for speed in speeds), default=0.0)
 
     def summary(self) -> str:
-        """Return link speed, prefill speed and hand-off mode in a line; empty until both speeds are measured."""
+        """Return link speed, prefill speed and hand-off mode as one line; empty until both speeds are measured."""
         if not self.links or not self.prefills:
             return ""
         slowest = min(self.links.values(), key=lambda link: link.bytes_per_s)
@@ -151,7 +151,7 @@ class HostStores:
         self._addresses: dict[str, str | None] = {}
 
     def changed(self, message: StoreChanged) -> None:
-        """Add and remove index entries by a store's report."""
+        """Update the index by a KV store's report of stored and removed blocks."""
         if self._epochs.get(message.host) != message.epoch:
             self._epochs[message.host] = message.epoch
             self._addresses[message.host] = message.address
@@ -195,7 +195,7 @@ class LiveForecast:
         self.forecast.memories.stored(message.instance, message.stored)
 
     def fetch_of(self, route: Route) -> StoreFetch | None:
-        """Return the store fetch of `route`; None without a fetch or if the store's address is unknown."""
+        """Return the KV store fetch that `route` contains; None if there is none or the store's address is unknown."""
         fetch = route.fetch
         address = None if fetch is None else self.stores.address(fetch.source)
         if fetch is None or address is None:

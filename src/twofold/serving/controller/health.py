@@ -21,8 +21,8 @@ class WorkerState(StrEnum):
 
 
 class Worker:
-    """Health of one worker of this service or one external server, kept across restarts. `role` is the configured role
-    until a role change. `start_s` is the earliest time of the next restart (worker) or health probe (server).
+    """Health of one worker of this service or one external server, kept across restarts. `role` is the current role, at
+    first the configured role. `start_s` is the earliest time of the next restart (worker) or health probe (server).
     """
 
     def __init__(self, instance: str, role: Role, restart_s: float) -> None:
@@ -93,7 +93,7 @@ class WorkerHealth(RequestSubscriber):
             self._resumed = True
 
     def _end_trial(self, request_id: str) -> None:
-        """End the trial of an attempt. Workers that generated no token for it become available for another trial."""
+        """End a trial request. Workers that generated no token of the request become available for another trial."""
         route = self._trials.pop(request_id, None)
         if route is None:
             return
@@ -115,6 +115,6 @@ class WorkerHealth(RequestSubscriber):
         return True
 
     def publish(self, instance: str) -> None:
-        """Report a worker to telemetry as up or, by its circuit breaker, as half-open."""
+        """Report a worker's state to telemetry: half-open if its circuit breaker is half-open, else up."""
         half_open = self._workers.breaker(instance).state is BreakerState.HALF_OPEN
         self._telemetry.instances.state(instance, InstanceState.HALF_OPEN if half_open else InstanceState.UP)

@@ -35,7 +35,7 @@ class ParentWatchdog:
 
 
 def presumed_dead(heard_s: float, now: float) -> bool:
-    """Return whether a process must be dead because its watchdog has expired since its last message at `heard_s`."""
+    """Return whether a process with the last message at `heard_s` must have been ended by its watchdog."""
     return now - heard_s > WATCHDOG_S + WATCHDOG_MARGIN_S
 
 

@@ -19,7 +19,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 
 def reference_loop() -> int:
-    """Run a million iterations of a plain Python loop. Its CPU time is the unit that makes machines comparable."""
+    """Run a million iterations of a plain Python loop, to compare the speed of machines."""
     total = 0
     for number in range(LOOP_ITERATIONS):
         total += number & 7
@@ -36,9 +36,7 @@ def sample_requests(count: int) -> list[Request]:
 
 
 def decisions_per_s(cluster: ClusterScheduler, decisions: int, *, held: int) -> float:
-    """Return the decisions per CPU second of a cluster scheduler that always holds `held` requests. One decision places
-    a new request and finishes the oldest.
-    """
+    """Return the routing decisions per CPU second of a cluster scheduler with `held` unfinished requests."""
     held_ids: deque[str] = deque()
 
     def place(request: Request) -> None:

@@ -22,13 +22,13 @@ CITATION = (
 
 
 def grid() -> npt.NDArray[np.float64]:
-    """Return the probabilities at which quantiles are computed: 401 evenly spaced, 61 more in the upper tail."""
+    """Return the probabilities at which quantiles are computed."""
     tail = 1 - np.geomspace(1e-2, 1e-4, 61)
     return np.unique(np.round(np.concatenate([np.linspace(0, 1, 401), tail]), 6))
 
 
 def derive(trace: Path, name: str) -> LengthDistribution:
-    """Return a workload with the name `name` and the prompt and output length distributions of a trace file."""
+    """Return the named workload with the prompt and output length distributions of a trace file."""
     requests = list(open_trace(trace))
     shares = grid()
 

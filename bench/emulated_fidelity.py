@@ -50,7 +50,7 @@ IDLE_S = 5.0
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Resource usage of a service: CPU seconds per second of the gateway and of the average worker; total memory."""
+    """CPU use of the gateway and of the average worker in cores, and memory of the whole service."""
 
     worker: float
     gateway: float
@@ -58,16 +58,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean duration of one phase of a request in seconds: in the simulation, and in the live service's metrics."""
-
     simulated: float
     live: float
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Live and simulated latencies of the same requests. `live` is measured at the client. `added_s` has, by latency,
-    the distribution of the live minus the simulated value. `spans` compares phases without the path to the client.
-    """
+    """Live and simulated latencies of the same requests, and the mean durations of request phases."""
 
     requests: int
     simulated: Summary
@@ -77,7 +73,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one run. `ready_s` is the time in seconds from the start of the service until it is ready."""
+    """Results of one run."""
 
     cluster: ClusterSpec
     instances: int
@@ -99,7 +95,7 @@ class Processes:
 
     @contextmanager
     def measured(self) -> Iterator[list[Usage]]:
-        """Measure resource usage during the context. When the context ends, the yielded list gets one `Usage`."""
+        """Measure resource usage during the context, and then append it to the yielded list."""
         usage: list[Usage] = []
         began, before = time.monotonic(), self._seconds()
         yield usage
@@ -140,7 +136,6 @@ Totals = dict[str, tuple[float, float]]
 
 
 def _totals(url: str) -> Totals:
-    """Return total seconds and number of requests by phase in `SPANS`, from the metrics of the service at `url`."""
     values = dict(line.rsplit(" ", 1) for line in metrics(url).splitlines() if not line.startswith("#"))
 
     def value(name: str) -> float:

@@ -1,9 +1,8 @@
 """Measure the overhead of the torch engine over transformers' own forward pass, for the same model in one process.
 
 Cases are decode steps of 1 and 16 sequences with about 512 tokens of context each, and a prefill of 1,024 tokens.
-Transformers runs with `sdpa` attention, a DynamicCache, `logits_to_keep=1` and argmax; the engine runs
-`TorchEngine.run` on a cache with shuffled blocks. Both alternate. The result is the median over rounds of the ratio of
-engine time to transformers' time.
+Transformers runs with `sdpa` attention, a DynamicCache, `logits_to_keep=1` and argmax. The result is the median over
+rounds of the engine's time divided by transformers' time.
 """
 
 import argparse
@@ -133,7 +132,6 @@ def _compare(name: str, ours: Timed, theirs: Timed, rounds: int) -> Case:
 
 
 def _engine_decode(engine: TorchEngine, vocab_size: int, batch: int) -> Timed:
-    """Return a function that times one decode step of `batch` sequences with a mean context of `CONTEXT` tokens."""
     rng = random.Random(0)
     blocks = rng.sample(range(engine.num_blocks), engine.num_blocks)
     greedy = SamplingParams(max_tokens=PREFILL, temperature=0.0)

@@ -1,8 +1,8 @@
-"""Compare the simulator with the live service for four designs at three loads.
+"""Compare the simulator with the live service for four designs at three request rates.
 
-Runs `twofold verify` on MODEL with two colocated workers, 1P+1D, 2P+1D and 1P+2D, each three times at a light load, at
-about the highest rate within the SLO, and beyond. Without --profile (from `twofold calibrate live`), the host is
-measured before each design, because the speed of a shared host drifts.
+Runs `twofold verify` on MODEL with two colocated workers, 1P+1D, 2P+1D and 1P+2D: at a low rate, at about the highest
+rate within the SLO, and above it. Without --profile (from `twofold calibrate live`), the host is measured before each
+design, because the speed of a shared host drifts.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def settings(flags: argparse.Namespace, profile: Path) -> VerifySettings:
 
 
 def summary(comparisons: list[Comparison]) -> Table:
-    """Return a table of simulation errors in %, with the spread of live runs in brackets. `*`: above tolerance."""
+    """Return a table of simulation errors in %, with the spread of the live runs in brackets."""
     names = [figure.name for figure in comparisons[0].figures()]
     table = Table("", "requests/s", "host", *names, title="Error of the simulation (spread of the replays), %")
     for one in comparisons:

@@ -1,12 +1,12 @@
 """Measure the visible transfer (the part of a hand-off after the first token) by hand-off mode at two link speeds.
 
 Two network namespaces (needs root) represent two hosts, with a link of 1 Gbit/s, then 200 Mbit/s. A process on the
-first host prefills with Twofold's torch engine and hands off over NIXL and TCP; a process on the second provides KV
-memory. Each prompt length is handed off serialized and layer-wise in each round; figures are medians over rounds. The
-mode `auto` has the figure of the mode that it would choose. Finally, measures in decode steps how much later the second
-token arrives from a split service with shared memory than from a colocated one. Exits with 1 unless, at every length:
-    layer-wise leaves at most one layer's transfer (+ 10%) visible, if computing a layer takes longer than sending it
-    the mode picked by auto is at most 5% worse than the better mode
+first host prefills prompts with Twofold's torch engine, and writes their KV over NIXL and TCP into the memory of a
+process on the second. Figures are medians over rounds. Finally, measures the delay of the second token of a split
+service with shared memory. Exits with 1 unless, at every prompt length:
+- a layer-wise hand-off leaves at most one layer's transfer (+ 10%) visible, if a layer takes longer to compute than to
+  send
+- the mode `auto` is at most 5% worse than the best mode
 """
 
 import argparse
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """Median times for one prompt length on one link. `visible_s` has the visible transfer by hand-off mode."""
+    """Median times for one prompt length on one link."""
 
     tokens: int
     prefill_s: float
@@ -57,9 +57,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hidden(self) -> bool:
-        """Return whether a layer-wise hand-off leaves at most one layer's transfer visible. Also true if sending a
-        layer takes longer than computing it, because compute cannot hide such a transfer.
-        """
+        # Compute cannot hide the transfer of a layer that takes longer to send than to compute.
         return not self.covered or self.visible_s[HandoffMode.LAYER_WISE] <= SLACK * self.layer_s
 
     @property
@@ -80,7 +78,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class End:
-    """Prefill or decode end of a hand-off: a process on one host that exchanges JSON lines with the benchmark."""
+    """Process on one host that prefills or decodes, controlled by JSON lines."""
 
     def __init__(self, hosts: TwoHosts, host: int, role: str, model: Path) -> None:
         cores = sorted(os.sched_getaffinity(0))
@@ -107,7 +105,7 @@ class End:
 
 @contextmanager
 def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, StartupFacts]]:
-    """Start and connect both ends of the hand-off. Yield the prefill end and its startup measurements."""
+    """Start and connect the prefill and the decode process."""
     ends: list[End] = []
     try:
         for host, role in enumerate(("prefill", "decode")):

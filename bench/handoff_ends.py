@@ -1,4 +1,4 @@
-"""Prefill and decode end of a hand-off: processes that `handoff.py` controls by JSON lines on stdin and stdout."""
+"""Prefill and decode process of handoff.py, controlled by JSON lines on stdin and stdout."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ BLOCK_SIZE = 16
 
 
 class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Link and prefill speed that the prefill end measures at startup, and the model's KV size and layer count."""
+    """Measured link and prefill speed, and the model's KV size and layer count."""
 
     link: LinkSpeed
     prefill: PrefillSpeed
@@ -36,7 +36,7 @@ class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandoffRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request to the prefill end: prefill a prompt of `tokens` tokens and hand it off in mode `mode`."""
+    """Order to prefill a prompt of `tokens` tokens and hand it off in a given mode."""
 
     tokens: int
     mode: HandoffMode
@@ -51,7 +51,7 @@ class HandoffTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_end(model: Path, blocks: int, answers: TextIO) -> None:
-    """Provide KV memory for the prefill end to write, until stdin closes."""
+    """Provide KV memory to the prefill process until stdin closes."""
     layout = load_model(model, dtype="float32").layout(BLOCK_SIZE)
     transport = NixlTransport(KvCacheSpec("decode-0", 1, layout, blocks))
     _answer(answers, transport.descriptor)
@@ -59,7 +59,7 @@ def decode_end(model: Path, blocks: int, answers: TextIO) -> None:
 
 
 def prefill_end(model: Path, blocks: int, answers: TextIO) -> None:
-    """Connect to the decode end, print startup measurements, and serve the requests on stdin."""
+    """Connect to the decode process and serve the requests on stdin."""
     loaded = load_model(model, dtype="float32")
     transport = NixlTransport(KvCacheSpec("prefill-0", 1, loaded.layout(BLOCK_SIZE), blocks))
     engine = TorchEngine(loaded, transport.engine_pool)
@@ -80,8 +80,6 @@ def prefill_end(model: Path, blocks: int, answers: TextIO) -> None:
 
 
 class PrefillSide:
-    """Prefill end: prefills prompts with Twofold's torch engine, and hands them off with Twofold's sender."""
-
     def __init__(self, engine: TorchEngine, write: Callable[[range, list[int], list[int]], int]) -> None:
         self._engine, self._write = engine, write
         self._over = threading.Event()

@@ -1,9 +1,9 @@
 """Measure the visible transfer of every transport and hand-off mode with GPU workers.
 
-Starts a colocated service, then one prefill and one decode worker per transport and mode. `--device cuda:0` puts all
-workers on one GPU, `cuda` each on its own. The visible transfer is the service's median time from the first token to
-the second, minus the colocated service's, with sequential requests. Without --model, creates a model with random
-weights: 16 layers of the width of Llama 3.1 8B in bfloat16.
+Starts a colocated service, then one prefill and one decode worker per transport and mode. The visible transfer is the
+extra time from the first token to the second, relative to the colocated service. `--device cuda:0` puts all workers on
+one GPU, `cuda` each on its own. Without --model, creates a model with random weights: 16 layers of the width of Llama
+3.1 8B in bfloat16.
 """
 
 import argparse
@@ -34,7 +34,7 @@ SHAPE = {"hidden-size": 4096, "layers": 16, "heads": 32, "kv-heads": 8, "max-mod
 
 
 class TokenTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Median seconds of one service at one prompt length: TTFT, gap to the second token, and later gaps."""
+    """Median TTFT, gap to the second token and later gaps of one service at one prompt length, in seconds."""
 
     service: str
     prompt_tokens: int

@@ -1,14 +1,14 @@
-"""Measure how arriving long prompts disturb decodes: P99 ITL with long prompts, relative to decode alone.
+"""Measure how arriving long prompts slow down decodes: P99 ITL with long prompts, relative to P99 ITL without.
 
-Three services with the same requests alternate on one machine:
+Three services run the same requests in turn on one machine:
 
     split               --prefill 1 --decode 1
     colocated           --colocated 2 --no-enable-chunked-prefill
     colocated, chunked  --colocated 2 --enable-chunked-prefill
 
 In each round, `--streams` requests with short prompts decode alone, and then again while long prompts arrive evenly
-spaced, at a rate that keeps one prefill worker busy for `--utilisation` of the time. ITL is measured only while all
-streams decode. The result is the median over rounds of P99 ITL disturbed / P99 ITL alone.
+spaced, at a rate that keeps one prefill worker busy for `--utilisation` of the time. The result is the median over
+rounds.
 """
 
 import argparse
@@ -43,7 +43,7 @@ SERVICES = {
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the benchmark. Long prompts keep one prefill worker busy for the share `utilisation` of the time."""
+    """Settings of the benchmark."""
 
     rounds: int
     streams: int
@@ -56,7 +56,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one phase in seconds: ITL of the streams (`gaps` values), and TTFT of the long prompts."""
+    """ITL of the streams and TTFT of the long prompts in one phase, in seconds."""
 
     itl_s: LatencyDistribution
     gaps: int
@@ -65,7 +65,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one service in one round: streams alone, and streams disturbed by long prompts."""
+    """Results of one service in one round: without and with long prompts."""
 
     alone: Phase
     disturbed: Phase
@@ -76,15 +76,15 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All measurements of a run. `prefill_s` is the time in seconds of one long prompt on the idle split service."""
+    """All measurements of a run."""
 
     setting: Setting
-    prefill_s: float
+    prefill_s: float  # of one long prompt on the idle split service
     rounds: list[dict[str, Measurement]]
 
 
 class Subject:
-    """Client of one of the compared services, which sends streams and long prompts and measures their latencies."""
+    """Client of one of the compared services."""
 
     def __init__(self, endpoint: Endpoint, setting: Setting) -> None:
         self._endpoint, self._setting = endpoint, setting
@@ -93,7 +93,7 @@ class Subject:
         self._number = 0
 
     async def prefill_s(self) -> float:
-        """Return the seconds of the fastest of three prefills of a long prompt, which also warm up the service."""
+        """Warm up the idle service, and return the seconds to prefill a long prompt."""
         timelines: list[Timeline] = []
         async with self._client(timelines) as client:
             for _ in range(3):
@@ -160,7 +160,7 @@ class Subject:
 
 
 async def measure(urls: dict[str, str], setting: Setting) -> Report:
-    """Measure the prefill time on the split service, then run all rounds. The order of the services rotates."""
+    """Measure all services in turn, round by round."""
     subjects = {name: Subject(await discover(url), setting) for name, url in urls.items()}
     prefills = {name: await subject.prefill_s() for name, subject in subjects.items()}
     prefill_s = prefills["split"]
@@ -181,7 +181,6 @@ async def measure(urls: dict[str, str], setting: Setting) -> Report:
 
 
 def table(report: Report) -> Table:
-    """Return a table with a row per service. Figures are medians over the rounds."""
     drawn = Table(title=f"Inter-token time of {report.setting.streams} streams", title_justify="left")
     drawn.add_column("", no_wrap=True)
     for heading in ("alone P99", "disturbed P50", "P99", "max", "P99 ratio", "of rounds"):

@@ -1,9 +1,9 @@
 """Compare simulated and live SLO attainment by request rate, as in figure 11 of DistServe (OSDI'24).
 
-Serves MODEL on this host with separate prefill and decode workers. Rates are multiples (`--loads`) of the highest rate
-at which 90% of requests meet the SLO in simulation. Without --profile (from `twofold calibrate live`), the host is
-measured first. Exits with 1 if simulated and live attainment differ at any rate by more than five percentage points
-plus the spread of the `--replays` live runs.
+Serves MODEL on this host with separate prefill and decode workers. `--loads` are multiples of the highest rate at which
+90% of requests meet the SLO in simulation. Without --profile (from `twofold calibrate live`), the host is measured
+first. Exits with 1 if simulated and live attainment differ by more than five percentage points plus the spread of the
+live runs.
 """
 
 import argparse
@@ -23,7 +23,6 @@ from twofold.slo import Slo
 
 
 def attainments(comparisons: list[Comparison]) -> tuple[Table, bool]:
-    """Return a table of simulated and live SLO attainment by rate, and whether all differences are within tolerance."""
     table = Table(title="Share of requests within the SLO", title_justify="left")
     for heading in ("requests/s", "host", "simulated", "live", "difference, points", "between replays"):
         table.add_column(heading, justify="right")

@@ -46,9 +46,7 @@ class TimelineCollector(Observer):
 
 
 class BurstRun(msgspec.Struct):
-    """Result of a simulated burst: timelines of the requests, and instance statuses over time. `most_held` is the
-    maximum number of prompts held by the prefill instance, `most_used` the maximum share of decode memory in use.
-    """
+    """Result of a simulated burst: request timelines, instance statuses over time, and peak memory use."""
 
     every_s: float
     looks: list[tuple[float, InstanceStatus, InstanceStatus]] = []
@@ -89,7 +87,7 @@ def requests(burst: int, output_tokens: tuple[int, int], seed: int) -> list[Requ
 
 
 def watch(spec: ClusterSpec, some: Sequence[Request], catalog: Catalog, every_s: float) -> BurstRun:
-    """Simulate the requests. Return peak memory use and, every `every_s` seconds, the status of both instances."""
+    """Simulate the requests and sample the status of both instances every `every_s` seconds."""
     ends, seen = TimelineCollector(), BurstRun(every_s=every_s)
     statistics = RunStatistics(None, None, over_all_tokens=False)
     cluster = build_cluster(spec, catalog, instance_profiles(spec, catalog), statistics, [ends], 1 << 60)
@@ -103,7 +101,6 @@ def watch(spec: ClusterSpec, some: Sequence[Request], catalog: Catalog, every_s:
 
 
 def over_time(seen: BurstRun, title: str) -> Table:
-    """Return a table of the requests in each state and the KV memory in use, one row per sampled time."""
     headings = ("s", "prompts wait", "held by prefill", "its memory", "decode memory", "decoding", "swapped out")
     table = Table(title=title, title_justify="left")
     for heading in headings:

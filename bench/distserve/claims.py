@@ -1,10 +1,10 @@
-"""Check DistServe's claims in simulation: request rate per GPU and SLO tightness relative to colocated serving.
+"""Compare the goodput per GPU of disaggregated and colocated serving in simulation, as DistServe does.
 
-For each application of the paper (OSDI'24, table 1), finds the placement with the highest goodput per GPU, on at most
-as many GPUs as in the paper. Compares its goodput per GPU with three colocated designs of the paper's parallelism:
-mixed batches, chunked prefill, and the paper's baseline (prefill first, at vLLM's speed as measured by DistServe's
-authors). Also prints how far the placement can tighten the SLO at each colocated design's rate per GPU. One table row
-repeats the paper's figure 1. Models without published profiles use a roofline estimate and are marked.
+For each application in table 1 of the paper (OSDI'24), finds the placement with the highest goodput per GPU, on at most
+as many GPUs as in the paper. Compares it with three colocated designs of the paper's parallelism: mixed batches,
+chunked prefill, and the paper's baseline (prefill first, at vLLM's speed as measured by DistServe's authors). Also
+prints the tightest SLO that the placement meets at each colocated design's rate per GPU. Models without published
+profiles use a roofline estimate and are marked.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def problem(one: Application, performance: str, requests: int) -> Problem:
 def colocated(
     what: Problem, tensor_parallel: int, ways: Sequence[tuple[str, int | None]], where: RunSettings, grid: RateGrid
 ) -> list[SimulatedPlacement | None]:
-    """Return the goodput of a colocated instance for each batcher and token budget; None if no rate meets the SLO."""
+    """Return the goodput of one colocated instance with each batcher; None for a batcher that never meets the SLO."""
     kind = what.instance(MACHINE, tensor_parallel)
     designs = [
         Design(family=Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget), counts=(1,))
@@ -104,7 +104,7 @@ def colocated(
 
 
 def tightest(what: Problem, design: Design, rate: float, where: RunSettings, grid: RateGrid) -> float | None:
-    """Return the smallest multiple of the SLO bounds within which `design` stays at `rate` requests per second."""
+    """Return the smallest multiple of the SLO that `design` meets at `rate` requests per second."""
 
     async def one(search: RateSearch) -> float | None:
         return (await search.evaluate(Trial(design, rate))).slo_scale

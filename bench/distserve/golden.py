@@ -1,10 +1,10 @@
-"""Compare simulations under `rules: distserve-published` with the output of DistServe's own simulator.
+"""Compare Twofold's simulator with the output of DistServe's own simulator.
 
     python bench/distserve/golden.py [FILE …] [--slo-ms 200,100]
 
 A FILE is the output of one run of DistServe's simulator, by default all in golden/distserve under TWOFOLD_DATA. Its
-name gives engine, model and parallelism. Prints the largest relative error of any request, and the SLO attainment in
-both simulators at 0.5, 0.75, 1 and 1.5 times the bounds of `--slo-ms` (TTFT, TPOT).
+name gives engine, model and parallelism. Prints the largest relative latency error of any request, and the SLO
+attainment in both simulators at 0.5, 0.75, 1 and 1.5 times the bounds of `--slo-ms` (TTFT, TPOT).
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Largest relative errors of Twofold on one output file; attainment in both simulators by multiple of the SLO."""
+    """Comparison of both simulators on one output file: largest relative latency errors, and SLO attainment."""
 
     requests: int
     ttft_error: float
@@ -79,7 +79,7 @@ def _pool(role: Role, degrees: str) -> PoolSpec:
 
 
 def compare(path: Path, slo_ms: tuple[float, float]) -> Comparison:
-    """Simulate the requests of an output file, and compare their latencies with the latencies in the file."""
+    """Simulate the requests of an output file, and compare their latencies with the file's."""
     theirs = [msgspec.convert(row, Golden) for row in json.loads(path.read_text())]
     requests = [
         Request(
@@ -101,7 +101,7 @@ def compare(path: Path, slo_ms: tuple[float, float]) -> Comparison:
 
 
 def attained(latencies: Sequence[tuple[float, float]], slo_ms: tuple[float, float], scale: float) -> float:
-    """Return the share of requests within both the TTFT and the TPOT bound, each multiplied by `scale`."""
+    """Return the share of requests within `scale` times the TTFT and TPOT bounds of `slo_ms`."""
     kept = [ttft <= scale * slo_ms[0] and tpot <= scale * slo_ms[1] for ttft, tpot in latencies]
     return sum(kept) / len(kept)
 

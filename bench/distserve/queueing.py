@@ -1,12 +1,9 @@
 """Check the simulated mean TTFT of tensor and pipeline parallelism against queueing formulas.
 
-Prompts of equal length arrive at random at one prefill instance, which computes each in `--prefill-ms`. The instance is
-a single stage, a pipeline of two equal stages, or two accelerators with tensor parallelism (`--speedup` times faster).
-
-Two estimates of the mean TTFT are compared with the formulas of twofold.performance.queueing: Twofold's simulator on
-`--requests` arrivals, and Lindley's recursion W' = max(0, W + service - gap) at each stage on `--recursion` arrivals.
-The longer recursion has a small standard error, and corrects the simulator's mean as a control variate. Finally,
-bisection finds the rate at which tensor and pipeline parallelism have the same mean TTFT.
+Prompts of equal length arrive at random at one prefill instance: a single stage, a pipeline of two equal stages, or two
+accelerators with tensor parallelism (`--speedup` times faster). The mean TTFT is estimated by Twofold's simulator and
+by Lindley's recursion, and compared with the formulas of twofold.performance.queueing. Finally, bisection finds the
+rate at which tensor and pipeline parallelism have the same mean TTFT.
 """
 
 import argparse
@@ -75,7 +72,7 @@ class Constant(PerformanceModel):
 
 
 class Simulator:
-    """Estimator of an instance's mean TTFT by Twofold's simulator, from the gaps between arrivals."""
+    """Estimator of an instance's mean TTFT by Twofold's simulator."""
 
     def __init__(self, prefill_s: float, speedup: float, gaps: Gaps) -> None:
         def constant(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:  # noqa: ARG001
@@ -111,7 +108,7 @@ class Simulator:
 
 
 class Recursion:
-    """Estimator of an instance's mean TTFT by Lindley's recursion at each stage, from the gaps between arrivals."""
+    """Estimator of an instance's mean TTFT by Lindley's recursion at each pipeline stage."""
 
     def __init__(self, prefill_s: float, speedup: float, gaps: Gaps) -> None:
         self._prefill_s, self._speedup, self._gaps = prefill_s, speedup, gaps

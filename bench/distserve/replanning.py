@@ -1,9 +1,8 @@
 """Simulate the re-planning of roles after a sudden traffic change and during stationary traffic.
 
-Four machines are split for long prompts and short outputs. After half of `--minutes`, traffic changes to short prompts
-and long outputs at nearly twice the rate. The first table has the SLO attainment per minute for two routers (join the
-shortest queue, and Splitwise's) with fixed and with re-planned roles. The second has the delay from the change to the
-first role change over `--seeds`. The last counts re-plannings in `--hours` of stationary traffic, all unnecessary.
+Four machines get long prompts and short outputs; after half of `--minutes`, short prompts and long outputs at nearly
+twice the rate. Prints the SLO attainment per minute of two routers with fixed and with re-planned roles, the delay from
+the change to the first role change, and the number of re-plannings in `--hours` of stationary traffic, all unnecessary.
 """
 
 import argparse
@@ -121,7 +120,7 @@ def step(minutes: int, seed: int, console: Console) -> None:
 
 
 def stationary(hours: float, seeds: int, console: Console) -> None:
-    """Print a table of the re-plannings during stationary traffic, all of them unnecessary."""
+    """Print the number of re-plannings during stationary traffic, all of them unnecessary."""
     table = Table(title=f"{hours:g} h of stationary traffic", title_justify="left")
     for heading in ("requests/s", "seed", "requests", "decisions", "moves", "CPU s"):
         table.add_column(heading, justify="right")
@@ -138,7 +137,7 @@ def stationary(hours: float, seeds: int, console: Console) -> None:
 
 
 def delays(seeds: int, console: Console) -> None:
-    """Print the delay from the traffic change to the first role change: median and maximum over seeds."""
+    """Print the median and maximum delay from the traffic change to the first role change."""
     half_s, found = 300.0, []
     for seed in range(seeds):
         wanted = list(requests(((BEFORE, half_s), (AFTER, 120.0)), 1000 + seed))

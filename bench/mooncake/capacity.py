@@ -1,8 +1,8 @@
 """Compute hit rates of KV caches of any size in one pass over a trace, and compare them with simulated caches.
 
-First compares the hit rates of this pass (LRU eviction) with a simulation of the service's prefix cache at each
-capacity, and the CPU seconds of both. Then compares one cache with the memory of all nodes to separate caches per node
-under round-robin routing, as in Mooncake (FAST'25). A node has room for `--tokens` tokens.
+The simulation runs the service's prefix cache with LRU eviction, once per capacity. Also compares one cache with the
+memory of all nodes to separate caches per node under round-robin routing, as in Mooncake (FAST'25). A node has room for
+`--tokens` tokens.
 """
 
 import argparse
@@ -31,7 +31,7 @@ Prompts = Sequence[Sequence[BlockKey]]
 
 
 def replayed(prompts: Prompts, capacity: int) -> float:
-    """Simulate an LRU cache of `capacity` blocks. Return the prefix hit rate of the prompts."""
+    """Return the prefix hit rate of a simulated LRU cache of `capacity` blocks."""
     cache = PrefixCache(capacity, create_eviction("lru"))
     for prompt in prompts:
         count = cache.match(prompt)

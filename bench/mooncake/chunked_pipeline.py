@@ -3,12 +3,9 @@
     OMP_NUM_THREADS=1 python bench/mooncake/chunked_pipeline.py [--model DIR] [--long 6144] [--short 512] [--chunk 768]
 
 Three services get the same prompts: one stage, two stages, and two stages with chunks. A stage is a process with one
-thread, so the host needs two idle cores. Results are TTFTs relative to one stage; live, the median over prompts.
-
-The simulator's iteration times are fitted to the engine, alone for one stage at a time and beside a second process for
-concurrent stages, which share memory bandwidth. They are scaled by the drift of the host's speed during the rounds, and
-the service's overhead per prompt is added. Exits with 1 if a long prompt is not faster with chunks or a short prompt
-takes over 5% longer, live or simulated, or if live and simulated seconds differ by more than 15%.
+thread, so the host needs two idle cores. Results are TTFTs relative to one stage. The simulator uses iteration times
+measured on this host. Exits with 1 if a long prompt is not faster with chunks or a short prompt takes over 5% longer,
+live or simulated, or if live and simulated TTFTs differ by more than 15%.
 """
 
 import argparse
@@ -60,9 +57,7 @@ SHORT, APART = 1.05, 0.15
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the benchmark: lengths in tokens and numbers of prompts. Each round has one long prompt and `shorts`
-    short ones. `boundary_gb_per_s` is the bandwidth in GB/s between two stages, which are processes on one host.
-    """
+    """Settings of the benchmark: lengths in tokens, numbers of prompts, and bandwidth between two stages."""
 
     long: int
     short: int
@@ -73,7 +68,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ttft(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFT of a long and a short prompt: in seconds, and relative to the service with one stage."""
+    """TTFT of a long and of a short prompt, in seconds and relative to the service with one stage."""
 
     long_s: float
     short_s: float
@@ -82,9 +77,7 @@ class Ttft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Live and simulated TTFT by service. `alone` has the iteration times of an engine that runs alone, `crowded` those
-    of an engine beside a second process.
-    """
+    """Live and simulated TTFT by service, and the measured iteration times of the engine."""
 
     setting: Setting
     live: dict[str, Ttft]
@@ -97,7 +90,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def live(urls: Mapping[str, str], setting: Setting, engine: "Engine") -> dict[str, Ttft]:
-    """Measure live TTFTs in rounds; the first is a warm-up. The services alternate prompt by prompt."""
+    """Measure the live TTFT of every service, alternating between them."""
     async with AsyncExitStack() as stack:
         services = [await stack.enter_async_context(MeasuredService.service(name, url)) for name, url in urls.items()]
         for number in range(setting.rounds + 1):
@@ -124,7 +117,7 @@ async def live(urls: Mapping[str, str], setting: Setting, engine: "Engine") -> d
 
 
 def paired(seconds: Sequence[float], of: Sequence[float]) -> float:
-    """Return the median ratio of each value in `seconds` to its counterpart in `of`."""
+    """Return the median ratio of corresponding values in two sequences."""
     return statistics.median(mine / other for mine, other in zip(seconds, of, strict=True))
 
 
@@ -257,7 +250,6 @@ def make_engine(directory: Path, longest: int) -> "TorchEngine":
 
 
 def new_step(tokens: int, context: int) -> SequenceStep:
-    """Return the engine's input to prefill `tokens` tokens after `context` cached tokens in one iteration."""
     return SequenceStep("a", [7] * tokens, context, list(range(blocks_of(tokens + context))), None)
 
 
@@ -270,7 +262,7 @@ def cells(longest: int) -> list[tuple[int, int]]:
 
 
 class Engine:
-    """Torch engine in its own process. Each call of `run` measures the time to prefill one long prompt."""
+    """Torch engine in its own process, to time the prefill of a long prompt."""
 
     def __init__(self, directory: Path, longest: int) -> None:
         self.seconds: list[float] = []
@@ -294,7 +286,7 @@ class Engine:
 
 
 def run_engine(directory: Path, longest: int) -> None:
-    """For each line on stdin, prefill a prompt of `longest` tokens and print the duration in seconds."""
+    """Prefill a prompt of `longest` tokens for each line on stdin, and print the seconds."""
     step = new_step(longest, 0)
     engine = make_engine(directory, longest)
     for _ in sys.stdin:
@@ -308,7 +300,7 @@ def engine_command(what: str, directory: Path, longest: int) -> list[str]:
 
 
 def engine_times(directory: Path, longest: int, processes: int) -> IterationTimes:
-    """Time the engine in concurrent processes. Return a performance model fitted to one process's times."""
+    """Return iteration times fitted to one of several engines that run at once."""
     command = engine_command("--measure-engine", directory, longest)
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(processes)]
     sentences = [process.communicate()[0] for process in running]
@@ -337,7 +329,7 @@ def table(report: Report) -> Table:
 
 
 def verdict(report: Report) -> tuple[list[str], bool]:
-    """Return one sentence per expectation, and whether all expectations hold."""
+    """Return one sentence per expectation, and whether all of them hold."""
     sentences, holds = [], True
     for world, ttft in (("live", report.live), ("simulated", report.simulated)):
         long, short = ttft[CHUNKED].long_ratio, ttft[CHUNKED].short_ratio
@@ -381,6 +373,7 @@ def main() -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twofold-chunks-")))
         model = given.model or made_model(folder / "model", setting)
+        # Concurrent stages share memory bandwidth, so they get the times of an engine beside a second process.
         alone, crowded = (engine_times(model, setting.long, processes) for processes in (1, 2))
         urls = {name: stack.enter_context(served(model, flags)) for name, flags in services(setting).items()}
         engine = stack.enter_context(Engine(model, setting.long))
@@ -414,7 +407,7 @@ def made_model(directory: Path, setting: Setting) -> Path:
 
 
 def hidden_bytes(model: Path) -> int:
-    """Return the size in bytes of the activations that a pipeline stage sends to the next stage per token."""
+    """Return the bytes of activations per token between two pipeline stages."""
     config = msgspec.json.decode((model / "config.json").read_bytes())
     named = config.get("dtype") or config.get("torch_dtype") or "float32"
     return int(config["hidden_size"]) * (4 if named == "float32" else 2)

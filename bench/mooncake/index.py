@@ -1,9 +1,9 @@
 """Measure lookup speed and memory of a prefix index with a thousand instances and millions of blocks.
 
-Each prompt begins with a shared document and continues with its own blocks. A document is cached on up to 64 instances,
-by popularity (Zipf); a prompt's own blocks are cached on one. The index is filled to `--blocks` blocks and queried with
-prompts that begin with shared documents, and prompts of unknown blocks. Tables have CPU seconds of this process and the
-growth of its resident memory, including keys. A plain Python loop is also timed, to compare machines.
+Each prompt begins with a shared document and continues with its own blocks. Popular documents are cached on more
+instances (up to 64). The index is filled to `--blocks` blocks and queried with known and unknown prompts. Prints the
+CPU seconds of this process and the growth of its resident memory. A plain Python loop is also timed, to compare
+machines.
 """
 
 import argparse
@@ -57,19 +57,19 @@ class Prompts:
         return self._draw.choice(self._names)
 
     def documents(self) -> Iterator[Where]:
-        """Yield (instance, document) for every cached copy of a document; popular documents have more copies."""
+        """Yield (instance, document) for every cached copy of a shared document."""
         most = min(MOST_COPIES, len(self._names))
         for rank, document in enumerate(self._documents, start=1):
             for name in self._draw.sample(self._names, max(1, most // rank)):
                 yield name, document
 
     def conversations(self, count: int) -> list[Where]:
-        """Return `count` pairs (instance, prompt). The instance caches all blocks of the prompt."""
+        """Return prompts, each with the instance that caches it."""
         return [(self.instance(), self.known()) for _ in range(count)]
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds of `times` calls of one operation, which processed `blocks` blocks in total."""
+    """CPU seconds of `times` calls of one operation on `blocks` blocks in total."""
 
     what: str
     times: int
@@ -78,7 +78,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fill(index: PrefixIndex, prompts: Prompts, blocks: int) -> tuple[Work, list[Where]]:
-    """Store prompts until the index has `blocks` blocks. Return the measured work and the prompts stored last."""
+    """Store prompts until the index has `blocks` blocks."""
 
     def store(stored: list[Where]) -> None:
         for name, keys in stored:
@@ -96,7 +96,7 @@ def fill(index: PrefixIndex, prompts: Prompts, blocks: int) -> tuple[Work, list[
 
 
 def ask(what: str, questions: list[Prompt], answer: Callable[[Prompt], int]) -> Work:
-    """Measure `answer`, a function that looks up a prompt and returns the number of blocks found, on `questions`."""
+    """Measure the lookup function `answer` on the prompts in `questions`."""
     found = [0]
 
     def work() -> None:

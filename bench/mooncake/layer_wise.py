@@ -1,11 +1,10 @@
 """Measure how well loading, computing and storing a prompt's KV overlap when they proceed layer by layer.
 
 One process runs a worker's engine and scheduler, connected to a host's KV store. The prompt's prefix is loaded from the
-store; the rest is computed and stored. The overlapped time lasts from arrival until the KV is stored. It is compared
-with the times of load, compute and store one by one: first with copies at full speed, then with copies throttled to
-`--throttle` GB/s (default: loading takes as long as computing). Figures are medians over rounds. Exits with 1 unless
-each overlapped time is at most 10% above the longest single time and within 10% of the prediction of
-`performance/reuse.py`, and the first token is the same with and without overlap.
+store; the rest is computed and stored. The overlapped time, from arrival until the KV is stored, is compared with
+separate times of loading, computing and storing. Copies run at full speed, and then throttled to `--throttle` GB/s.
+Exits with 1 unless the overlapped time is at most 10% above the longest separate time and within 10% of the prediction
+of `performance/reuse.py`, and the first token is the same with and without overlap.
 """
 
 import argparse
@@ -63,7 +62,7 @@ STORE_PROMPTS = 8  # store capacity in longest prompts
 
 
 class Lanes(msgspec.Struct, kw_only=True):
-    """Seconds per round to load, compute and store one prompt's KV, one by one and overlapped."""
+    """Seconds to load, compute and store one prompt's KV, one by one and overlapped."""
 
     layers: int
     prompt_tokens: int
@@ -75,12 +74,12 @@ class Lanes(msgspec.Struct, kw_only=True):
     overlapped_s: list[float] = []
 
     def over_longest(self) -> float:
-        """Return the median ratio of the overlapped time to the longest of the load, compute and store times."""
+        """Return the overlapped time divided by the longest of the load, compute and store times."""
         lanes = zip(self.load_s, self.compute_s, self.store_s, strict=True)
         return _ratio(self.overlapped_s, [max(lane) for lane in lanes])
 
     def over_predicted(self) -> float:
-        """Return the median ratio of the overlapped time to the prediction of the layer-wise performance model."""
+        """Return the overlapped time divided by the time that the performance model predicts."""
         lanes = zip(self.load_s, self.compute_s, self.store_s, strict=True)
         return _ratio(self.overlapped_s, [layer_wise(self.layers, *lane) for lane in lanes])
 
@@ -93,7 +92,7 @@ def _ratio(times: Sequence[float], others: Sequence[float]) -> float:
 
 
 class Throttled:
-    """Block copier with a speed limit of `bytes_per_s` (None: no limit)."""
+    """Block copier with a speed limit in bytes/s."""
 
     def __init__(self, copier: BlockCopier, bytes_per_layer: int) -> None:
         self.layers, self.span = copier.layers, copier.span
@@ -115,7 +114,7 @@ class Throttled:
 
 
 class Answer(Outbox):
-    """Stub for the worker's outgoing messages, which records a prompt's first token and then stops the worker."""
+    """Stub for the worker's outgoing messages, which records a prompt's first token."""
 
     token_id = reused_tokens = 0
     ends: Callable[[], None]
@@ -128,7 +127,7 @@ class Answer(Outbox):
 
 
 class Worker:
-    """Worker with KV memory for `tokens` tokens that runs one prompt at a time, with or without a KV store."""
+    """Worker that runs one prompt at a time, with or without a KV store."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], model: LoadedModel, tokens: int) -> None:
         layout, blocks = model.layout(BLOCK), tokens // BLOCK
@@ -157,7 +156,7 @@ class Worker:
         self._prompts = 0
 
     def use(self, client: StoreClient) -> None:
-        """Connect the worker to a KV store, to load prefixes from it and store computed blocks in it."""
+        """Connect the worker to a KV store."""
         self.state.prefixes = StoredPrefixes(self.state, self._scheduler, client, self.copier)
         self.state.prefixes.start()
 
@@ -184,7 +183,7 @@ class Worker:
 
 
 class Bench:
-    """Two workers to compare: one has prompt prefixes in its memory, the other loads them from the KV store."""
+    """Comparison of two workers: one has prompt prefixes in its memory, the other loads them from the KV store."""
 
     def __init__(self, model: LoadedModel, client: StoreClient, longest: int) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -195,9 +194,7 @@ class Bench:
         self._fill_store(longest)
 
     def measure(self, prompt_tokens: int, share: float, rounds: int, throttle: float | None) -> list[Lanes]:
-        """Measure a prompt with the cached share `share`, with unthrottled and with throttled copies. Throttled copies
-        run at `throttle` bytes/s; if None, at a speed at which loading takes as long as computing.
-        """
+        """Measure a prompt of which the share `share` is cached, with copies at full speed and throttled."""
         reused = int(prompt_tokens * share) // BLOCK * BLOCK
         begin, begin_keys = self._tokens(reused), self._keys(reused)
         self._has.prefill(begin, begin_keys)
@@ -222,11 +219,9 @@ class Bench:
     def _round(
         self, begin: list[int], begin_keys: Sequence[bytes], rest: int, bytes_per_s: float | None
     ) -> tuple[float, float, float, float]:
-        """Return four times in seconds: load alone, compute alone, store alone, and all overlapped. New block keys
-        prevent the reuse of blocks of an earlier round.
-        """
         has, loads = self._has, self._loads
         blocks = self._blocks(begin_keys)
+        # New keys, so that no block of an earlier round is reused.
         stored_keys, end, end_keys = self._keys(len(begin)), self._tokens(rest), self._keys(rest)
         has.copier.bytes_per_s = loads.copier.bytes_per_s = None
         self._client.store(stored_keys, has.copier, blocks)
@@ -248,15 +243,14 @@ class Bench:
         return load_s, compute_s, store_s, overlapped_s
 
     def _blocks(self, keys: Sequence[bytes]) -> Sequence[int]:
-        """Return the ids of the cached blocks with these keys, valid while no other request runs."""
         grant, _ = self._has.shared.borrow("bench", keys)
         blocks = tuple(self._has.shared.blocks_of(grant))
         self._has.shared.release(grant)
         return blocks
 
     def _fill_store(self, longest: int) -> None:
-        """Write to all memory of the store, so that no page faults occur during the measurement."""
         blocks = range(longest // BLOCK)
+        # Write to all memory of the store now, so that no page faults occur during the measurement.
         for _ in range(STORE_PROMPTS + 1):
             self._client.store(self._keys(longest), self._has.copier, blocks)
 
@@ -274,7 +268,7 @@ def _timed(act: Callable[[], object]) -> float:
 
 
 def running_client(stack: ExitStack, folder: Path, model: LoadedModel, longest: int) -> StoreClient:
-    """Start a KV store process and return a client of the store. Closing `stack` stops the process."""
+    """Start a KV store process and return a client of the store."""
     layout = model.layout(BLOCK)
     config = ServiceConfig(
         engine=EngineConfig(model="none"),

@@ -1,7 +1,6 @@
 """Measure the TTFT of prompts with a cached prefix on a live service, relative to uncached prompts.
 
-Each round sends an uncached prompt and then, for each cached share, a prefix alone and a prompt that starts with this
-prefix. Requests are sequential; figures are medians over rounds. Exits with 1 if the TTFT at a cached share of 95%
+Requests are sequential; figures are medians over rounds. Exits with 1 if the TTFT of a prompt of which 95% is cached
 exceeds 20% of the uncached TTFT. Arguments after `--` are flags of `twofold serve`.
 """
 
@@ -34,14 +33,14 @@ GOAL_SHARE, GOAL_RATIO = 0.95, 0.2
 
 
 class Reuse(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFTs in seconds at one prompt length: `cold_s` of uncached prompts, `warm_s` by cached share."""
+    """TTFTs in seconds at one prompt length, uncached and by cached share of the prompt."""
 
     prompt_tokens: int
     cold_s: list[float]
     warm_s: dict[float, list[float]]
 
     def ratio(self, share: float) -> float:
-        """Return the median TTFT with the cached share `share`, divided by the median TTFT without cache."""
+        """Return the median TTFT of prompts of which `share` is cached, relative to uncached prompts."""
         return statistics.median(self.warm_s[share]) / statistics.median(self.cold_s)
 
 
@@ -66,7 +65,7 @@ class PromptSender:
 
 
 async def measure(url: str, lengths: list[int], rounds: int) -> list[Reuse]:
-    """Measure the TTFTs of all prompt lengths and cached shares. The first round is a warm-up."""
+    """Measure the TTFTs of all prompt lengths and cached shares."""
     endpoint, timelines = await discover(url), list[Timeline]()
     found = [Reuse(prompt_tokens=n, cold_s=[], warm_s={share: [] for share in SHARES}) for n in lengths]
     async with Client(endpoint, Recorder([timelines.append]), ClientConfig()) as client:

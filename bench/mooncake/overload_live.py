@@ -47,7 +47,7 @@ AT_ONCE_S, IN_TIME, MEDIAN_ERROR = 0.05, 0.9, 0.15
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Result of one live request: its error (None on success), and the seconds until the end of the reply."""
+    """Result of one live request: error (None on success), and seconds until the end of the reply."""
 
     error: str | None
     detail: str | None
@@ -85,13 +85,14 @@ class Load:
 
 
 def median_error(exposition: str) -> float | None:
-    """Return the median error of predicted TTFT, rounded up to a histogram bucket's bound; None without samples."""
+    """Return the median error of predicted TTFT from the service's metrics; None without samples."""
     name = "twofold:ttft_prediction_error_ratio"
     counts = [
         (float(line.split('le="')[1].split('"')[0]), float(line.split()[-1]))
         for line in exposition.splitlines()
         if line.startswith(f"{name}_bucket")
     ]
+    # The error is rounded up to the bound of a histogram bucket.
     half = counts[-1][1] / 2 if counts else 0.0
     return next((bound for bound, count in counts if count >= half), None) if half else None
 

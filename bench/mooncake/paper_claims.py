@@ -1,14 +1,12 @@
 """Check Mooncake's claims in simulation: how much more traffic than colocated serving it handles within the SLO.
 
 Prints three tables, with clusters of `systems.py` and workloads of `settings.py`, and whether each claim holds:
-- `arxiv`, `l-eval`, `16k` to `128k`: the highest rate with P90 TTFT and P90 TBT (here time per output token) within the
-  SLO, for 3P+1D and 2P+2D against four colocated machines. The SLO is 10 times the TTFT and 5 times the TBT at the
-  paper's lowest rate, averaged over its three systems.
-- `trace`: the highest replay rate of the conversation trace with a P90 TTFT within 30 s and a P90 TBT within 0.1 s, for
-  10P+10D against 20 colocated machines. Also the share of requests within both bounds at two replay rates: the recorded
-  rate, and the rate with the paper's prompt tokens per second.
-- `fast25`: the share of requests of the recorded trace within a TTFT of 30 s and a TBT of 100, 200 or 300 ms on 16
-  machines. Here, TBT is the mean of the longest tenth of a request's gaps.
+- `arxiv`, `l-eval`, `16k` to `128k`: the highest rate with P90 TTFT and P90 time per output token within the SLO, for
+  3P+1D and 2P+2D against four colocated machines
+- `trace`: the highest replay rate of the conversation trace with a P90 TTFT within 30 s and a P90 time per output token
+  within 0.1 s, for 10P+10D against 20 colocated machines
+- `fast25`: the share of requests of the recorded trace within a TTFT of 30 s and a TBT of 100, 200 or 300 ms, on 16
+  machines
 Exits with 1 if a claim does not hold and `EXPLAINED` has no reason for it.
 """
 
@@ -68,7 +66,7 @@ EXPLAINED = {"fast25, 200 ms, chunks": _CHUNKS, "fast25, 300 ms, chunks": _CHUNK
 
 
 class Share(msgspec.Struct, frozen=True):
-    """Share of requests that meet the TTFT bound and a TBT bound; one value for each TBT bound."""
+    """Share of requests within the SLO, for each TBT bound."""
 
     shares: tuple[float, ...]
     cpu_s: float
@@ -78,9 +76,9 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def generated_systems(setting: Setting) -> dict[str, ClusterSpec]:
-    """Return the cluster specs compared on generated workloads, by name. The first three are the paper's systems."""
+    """Return the compared cluster specs by name."""
     alone = setting.individually
-    return {
+    return {  # the first three are the paper's systems
         SPLIT: mooncake(3, 1),
         EVEN: mooncake(2, 2),
         VLLM: vllm(4, individually=alone, prefix_caching=alone),
@@ -90,7 +88,7 @@ def generated_systems(setting: Setting) -> dict[str, ClusterSpec]:
 
 
 def bounds(setting: Setting) -> Slo:
-    """Return the SLO: multiples of P90 TTFT and P90 TBT at the lowest rate, averaged over the paper's systems."""
+    """Return the SLO: multiples of the latencies at the paper's lowest rate."""
     specs = generated_systems(setting)
     arriving = requests(setting, setting.lowest, ALONE)
     results = [run(specs[name], arriving) for name in setting.published]
@@ -146,7 +144,7 @@ def search_trace(system: str, path: Path, count: int, grid: RateGrid) -> SearchR
 
 
 def within_at(system: str, path: Path, count: int, rate: float | None) -> Share:
-    """Return the share of requests within `TRACE_SLO` when the trace is replayed at `rate` (None: as recorded)."""
+    """Return the share of requests within the SLO when the trace is replayed at `rate` (None: as recorded)."""
     arriving = trace(path)[:count]
     if rate is not None:
         arriving = list(scale_rate(arriving, rate / (mean_rate(arriving) or 1.0)))
@@ -161,9 +159,7 @@ def paper_rate(path: Path, count: int) -> float:
 
 
 def effective(system: str, path: Path, count: int) -> Share:
-    """Return the share of requests with a TTFT within 30 s and a TBT within the bound, for each TBT bound. TBT is the
-    mean of the longest tenth of the gaps between a request's tokens.
-    """
+    """Return the share of requests within the SLO, for each TBT bound."""
     gaps = TokenGaps()
     arriving = trace(path)[:count]
     result = simulate(fast25_systems()[system], arriving, catalog=load_catalog(), observers=[gaps], series=False)
@@ -186,7 +182,6 @@ def table_of(title: str, *headings: str) -> Table:
 
 
 def rate_ratio(one: SearchResult, other: SearchResult) -> float:
-    """Return the highest rate in `one` divided by the highest rate in `other`; infinite if `other` has none."""
     return (one.rate or 0.0) / other.rate if other.rate else math.inf
 
 
@@ -224,7 +219,7 @@ def trace_claims(found: Mapping[str, SearchResult], shares: Mapping[str, Share])
 
 
 def fast25_claims(shares: Mapping[str, Share]) -> Iterator[Claim]:
-    """Yield, by TBT bound and batching method, the claim that 8P+8D serves more requests than colocated machines."""
+    """Yield the claims that 8P+8D serves more requests within the SLO than colocated machines."""
     for place, bound_s in enumerate(TBT_BOUNDS_S):
         for what, others in (("whole prompts", (VLLM, PREFIX)), ("chunks", (CHUNKED,))):
             ours, best = (_best(shares, names, place) for names in (("8P+8D",), others))
@@ -240,7 +235,7 @@ def _best(shares: Mapping[str, Share], names: Sequence[str], place: int) -> floa
 
 
 class Job:
-    """Runner of simulations in worker processes. Each method prints one table and yields the checked claims."""
+    """Runner of simulations in worker processes, which prints the tables and yields the checked claims."""
 
     def __init__(self, pool: ProcessPoolExecutor, given: argparse.Namespace, console: Console) -> None:
         self._pool, self._given, self._console = pool, given, console

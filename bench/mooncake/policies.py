@@ -1,10 +1,9 @@
 """Compare Mooncake's Conductor with random, load-balancing and local-prefix routing by simulating Mooncake's trace.
 
-Eight prefill and eight decode instances, one machine each, run a model with the layers, width and KV heads of the
-paper's model (LLaMA2-70B), with roofline estimates of times. Prefill instances cache prompt KV in their machine's
-memory. Links of 100 GB/s (800 Gb/s in the paper) carry hand-offs and transfers between caches. The table has TTFT, the
-shares of prompt blocks found in the instance's own and in another cache, the busiest instance's share of prompts, and
-the replication of the ten hottest blocks. Exits with 1 if a claim about these figures does not hold.
+Eight prefill and eight decode instances, one machine each, run a model of the size of LLaMA2-70B, with roofline
+estimates of times. Prefill instances cache prompt KV in their machine's memory. Links of 100 GB/s carry hand-offs and
+transfers between caches. Prints TTFT, cache hits, the busiest instance's share of prompts, and the replication of the
+ten hottest blocks. Exits with 1 if a claim about these figures does not hold.
 """
 
 import argparse
@@ -48,7 +47,7 @@ def cluster(router: str, given: argparse.Namespace) -> ClusterSpec:
 
 
 def claims(results: dict[str, SimulationResult]) -> Iterator[tuple[str, bool]]:
-    """Return each claim with its measured numbers, and whether it holds."""
+    """Yield each claim as a sentence, and whether it holds."""
     means = {policy: result.ttft_s.mean or 0.0 for policy, result in results.items()}
     for slower, quicker in pairwise(POLICIES):
         gain = 1.0 - means[quicker] / means[slower]

@@ -16,7 +16,7 @@ _HOPELESS = 0.01  # give-up threshold relative to the starting rate
 
 
 class SearchResult(msgspec.Struct, frozen=True):
-    """Highest rate that meets the SLO (None if no rate does), and the bound missed at the next higher rate."""
+    """Highest rate within the SLO (None if there is none), and the bound missed at the next higher rate."""
 
     rate: float | None
     bound: str
@@ -29,7 +29,7 @@ class SearchResult(msgspec.Struct, frozen=True):
 def search(
     spec: ClusterSpec, arriving: Callable[[float], Sequence[Request]], slo: Slo, start: float, grid: RateGrid
 ) -> SearchResult:
-    """Return the highest rate at which a simulated cluster meets the SLO. `arriving(rate)` returns the requests."""
+    """Return the highest rate at which a simulated cluster meets the SLO."""
     spent = 0.0
 
     def misses(rate: float) -> str:
@@ -47,9 +47,7 @@ def run(spec: ClusterSpec, arriving: Sequence[Request], slo: Slo | None = None) 
 
 
 def missed(result: SimulationResult, slo: Slo) -> str:
-    """Return "TTFT" or "TBT" (time per output token), the first latency whose P90 exceeds its SLO bound. If there is
-    none, return "refused" if a request was not completed, else "".
-    """
+    """Return the name of the missed SLO bound; "refused" if a request was not completed; else ""."""
     for name, histogram, bound_s in (("TTFT", result.ttft_s, slo.ttft_s), ("TBT", result.tpot_s, slo.tpot_s)):
         value = histogram.percentile(90)
         if value is not None and bound_s is not None and value > bound_s:
@@ -58,9 +56,7 @@ def missed(result: SimulationResult, slo: Slo) -> str:
 
 
 def highest(misses: Callable[[float], str], start: float, grid: RateGrid) -> tuple[float | None, str]:
-    """Return the highest rate of `grid` that misses no bound (None if it is below 1% of `start`), and the bound missed
-    at the next higher rate. `misses(rate)` returns a bound or "". The search begins at `start`.
-    """
+    """Return the highest rate within all bounds, and the bound missed at the next higher rate."""
     step, stride = grid.step(start), grid.stride
     kept: int | None = None
     lost: tuple[int, str] | None = None

@@ -50,7 +50,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class LengthResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Results for one prompt length: TTFTs on the second host in seconds, and failed expectations."""
+    """TTFTs on the second host in seconds for one prompt length, and failed expectations."""
 
     prompt_tokens: int
     cold_s: list[float]
@@ -97,7 +97,7 @@ class Service:
         return sum(float(value) for found, value in lines if all(each in found for each in wanted))
 
     async def until(self, name: str, least: float, **labels: str) -> None:
-        """Wait until the metric `name` is at least `least`. KV stores report metrics once a second."""
+        """Wait until a metric is at least `least`."""
         end_s = time.monotonic() + WAIT_S
         while await asyncio.to_thread(self.count, name, **labels) < least:
             if time.monotonic() > end_s:
@@ -106,7 +106,7 @@ class Service:
 
 
 class Rounds:
-    """Runs all rounds for one prompt length. Every prompt has new random tokens."""
+    """Runner of all rounds for one prompt length."""
 
     def __init__(self, service: Service, prompt_tokens: int, vocabulary: int, block_bytes: int) -> None:
         self._service, self._block_bytes = service, block_bytes
@@ -123,7 +123,6 @@ class Rounds:
                 self.found.local_s.append(local_s)
 
     async def _round(self) -> tuple[float, float, float]:
-        """Return three TTFTs on the second host in seconds: of an uncached, a fetched and a locally stored prompt."""
         service, prompt = self._service, self._prompt()
         first = await self._computed(prompt, FIRST)
         hits = service.count("kv_store_hits_total", host=SECOND)
@@ -146,13 +145,12 @@ class Rounds:
         return cold.ttft_s, remote.ttft_s, local.ttft_s
 
     def _prompt(self) -> list[int]:
-        """Return a random prompt that ends within a block, so that all its full blocks can come from a cache."""
+        # One token less, so that the last block is not full and all full blocks can come from a cache.
         return [self._draw.randrange(10, self._vocabulary) for _ in range(self.found.prompt_tokens - 1)]
 
     async def _computed(self, prompt: list[int], host: str) -> Answer:
-        """Send a prompt, which round-robin routes to `host`, and wait until this host's KV store has its blocks."""
         before = self._service.count("kv_store_bytes_total", host=host, way="stored")
-        answer = await self._service.ask(prompt)
+        answer = await self._service.ask(prompt)  # round-robin routes it to `host`
         more = len(prompt) // BLOCK * self._block_bytes
         await self._service.until("kv_store_bytes_total", before + more, host=host, way="stored")
         return answer
@@ -253,7 +251,7 @@ def main() -> int:
 def measure_length(
     model: Path, folder: Path, config: dict[str, Any], length: int, rounds: int, hosts: TwoHosts | None
 ) -> LengthResult:
-    """Measure one prompt length. Engine memory has room for one prompt, and each store for several."""
+    """Measure one prompt length."""
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     kv_heads = config.get("num_key_value_heads") or heads

@@ -1,9 +1,9 @@
 """Compare, under shifting traffic, the goodput of workers that change roles with the goodput of every fixed split.
 
-Four machines serve three periods of traffic: prompt-heavy, output-heavy, and prompt-heavy again. Splitwise's router
-moves machines between the phases; each fixed split uses join-the-shortest-queue. Each design runs in the simulator and,
-unless --simulate-only, live on emulated machines. Sixteen long streams run throughout; live, each must produce the same
-tokens as before the traffic. Goodput is the number of requests per second within the SLO, without the streams.
+Four machines serve prompt-heavy, then output-heavy, then prompt-heavy traffic. Splitwise's router changes the roles of
+machines; each fixed split uses join-the-shortest-queue. Each design runs in the simulator and, unless --simulate-only,
+live on emulated machines, beside sixteen long streams that must produce the same tokens as before the traffic. Goodput
+is the number of requests per second within the SLO.
 """
 
 import argparse
@@ -71,7 +71,7 @@ class TimelineCollector(Observer):
 
 
 def traffic(period_s: float, seed: int) -> Iterator[Request]:
-    """Yield Poisson arrivals with uniform lengths in three periods: prompt-heavy, output-heavy, prompt-heavy."""
+    """Yield Poisson arrivals of prompt-heavy, then output-heavy, then prompt-heavy traffic."""
     draw = random.Random(seed)
     now, number = 0.0, 0
     for place, phase in enumerate((PROMPTS, OUTPUTS, PROMPTS)):
@@ -88,7 +88,7 @@ def traffic(period_s: float, seed: int) -> Iterator[Request]:
 
 
 def streams(period_s: float) -> Iterator[Request]:
-    """Yield the requests of the long streams. Each stream sends one request every `STREAM_EVERY_S` seconds."""
+    """Yield the requests of the long streams."""
     for run in range(round(3 * period_s / STREAM_EVERY_S)):
         for number in range(STREAMS):
             at = (run + number / STREAMS) * STREAM_EVERY_S
@@ -107,7 +107,7 @@ def designs() -> dict[str, str]:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Goodput in requests/s; SLO attainment in all, by period, and by period without the first `RECOVERY_S` seconds."""
+    """Goodput in requests/s, and SLO attainment in total and by traffic period."""
 
     goodput: float
     all: float
@@ -162,7 +162,7 @@ async def stream(session: aiohttp.ClientSession, url: str, model: str, number: i
 
 
 async def live(url: str, requests: Sequence[Request], period_s: float) -> tuple[Outcome, int]:
-    """Run one design live. Return the outcome and the number of stream requests. Exit if a stream's tokens differ."""
+    """Run one design live. Return the outcome and the number of stream requests."""
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
     config = LoadConfig(

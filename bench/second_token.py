@@ -20,7 +20,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS, TIMES = 512, 24, 4
 
 
 class SecondToken(msgspec.Struct, frozen=True, kw_only=True):
-    """Median gap to the second token by service, and median decode step of the split service, in seconds."""
+    """Median time from the first to the second token by service, and median decode step, in seconds."""
 
     gap_s: dict[str, float]
     step_s: float
@@ -54,7 +54,7 @@ def second_token(model: Path, rounds: int) -> SecondToken:
 
 
 async def ask(url: str, prompt_tokens: int) -> list[Timeline]:
-    """Send sequential requests. Return their timelines without the first, a warm-up."""
+    """Send sequential requests and return their timelines."""
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
     prompts, timelines = PromptMaker(seed=0, lowest=lowest, vocabulary=vocabulary), list[Timeline]()

@@ -1,9 +1,9 @@
 """Measure the CPU time of a routing decision, and the CPU time of gateway and controller per request and per token.
 
 For decisions, a cluster scheduler of 40 or 1,000 instances holds eight requests per instance on average; one decision
-places a request and finishes another. For gateway and controller, which share a process, an emulated service with 40
-instances runs streams of one token and long streams; the difference is the cost per token. A plain Python loop is also
-timed, to compare machines.
+places a request and finishes another. For gateway and controller, an emulated service with 40 instances runs streams of
+one token and long streams; the difference is the cost per token. A plain Python loop is also timed, to compare
+machines.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def rate_of(router: str, instances: int, decisions: int) -> float:
 
 
 async def streams(url: str, count: int, tokens: int) -> int:
-    """Run `count` streams of `tokens` tokens each. Return the total number of received tokens."""
+    """Run `count` streams of `tokens` tokens each, and return the number of received tokens."""
     endpoint = await discover(url)
     slots = asyncio.Semaphore(AT_ONCE)
     body = {"model": endpoint.model, "prompt": [5] * 200, "max_tokens": tokens, "ignore_eos": True, "stream": True}

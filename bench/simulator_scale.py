@@ -1,9 +1,9 @@
 """Measure the cost of a simulated request by cluster size and workload length.
 
-Simulates BLOOM-176B on DGX-H100, with five prefill machines to three decode machines, fitted times and Splitwise's
-router. Requests have the lengths of the Azure conversation trace and arrive at a constant rate per instance. Each case
-runs in its own process, and reports peak memory and the CPU seconds of event loop and request generator. The ratio is
-CPU time per request, divided by that of a cluster of 40 instances with the same number of requests.
+Simulates BLOOM-176B on DGX-H100, with five prefill machines to three decode machines and Splitwise's router. Requests
+have the lengths of the Azure conversation trace and arrive at a constant rate per instance. Each case runs in its own
+process, and reports peak memory and CPU seconds. The ratio is CPU time per request, relative to a cluster of 40
+instances with the same number of requests.
 """
 
 import argparse
@@ -32,7 +32,7 @@ QUICK = (10, 40, 400), (5_000,)
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one simulation. Equal median TTFTs show that the load per instance does not depend on cluster size."""
+    """Result of one simulation."""
 
     instances: int
     requests: int
@@ -40,11 +40,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     us_per_request: float
     peak_mb: float
     events: int
-    ttft_p50_s: float | None
+    ttft_p50_s: float | None  # equal values show that the load per instance does not depend on cluster size
 
 
 def run(instances: int, requests: int) -> Case:
-    """Run one case. Raises SystemExit if a request did not complete."""
+    """Run one case."""
     prefill = round(instances * 5 / 8)
     pools = tuple(
         PoolSpec(machines=machines, machine="dgx-h100", role=role)

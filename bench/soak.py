@@ -37,27 +37,25 @@ MEMORY, COUNTS = ("anonymous", "uss", "rss"), ("files", "sockets", "threads", "s
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Trend of one resource of one process. `rest` has the values in the idle service, before and after the load. `uss`
-    and `rss` (memory) get no verdict, because they also grow without leaks (see `ProcessSample`).
-    """
+    """Trend of one resource of one process. `rest` has the values in the idle service, before and after the load."""
 
     process: str
     what: str
     trend: Trend
     rest: tuple[int, int]
-    verdict: Verdict | None
+    verdict: Verdict | None  # None for `uss` and `rss`, which also grow without leaks (see `ProcessSample`)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All results of a soak test. `ended` counts requests by outcome; `held` counts KV blocks in use while idle."""
+    """All results of a soak test."""
 
     flags: list[str]
     minutes: float
     capacity_per_s: float
     rate_per_s: float
-    ended: dict[str, int]
+    ended: dict[str, int]  # requests by outcome
     restarts: int
-    held: dict[str, int]
+    held: dict[str, int]  # KV blocks in use while idle, by instance
     rows: list[Row]
     samples: list[Sample]
 

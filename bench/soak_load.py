@@ -27,7 +27,7 @@ class Load:
         self.ended: Counter[str] = Counter()
 
     async def capacity(self, seconds: float) -> float:
-        """Keep `AT_ONCE` requests in flight. Return how many end per second, including disconnected requests."""
+        """Keep `AT_ONCE` requests in flight for `seconds`, and return how many end per second."""
         over_s = time.monotonic() + seconds
         ended_s: list[float] = []
         stays: list[float] = []
@@ -46,8 +46,8 @@ class Load:
         return sum(begin_s <= at < over_s for at in ended_s) / (0.7 * seconds)
 
     async def run(self, rate_per_s: float, seconds: float) -> None:
-        """Send requests with Poisson arrivals for `seconds`. A concurrency limit avoids rejections."""
-        slots = asyncio.Semaphore(8 * AT_ONCE)
+        """Send requests with Poisson arrivals for `seconds`."""
+        slots = asyncio.Semaphore(8 * AT_ONCE)  # avoids rejections
         due_s = time.monotonic()
         over_s = due_s + seconds
 

@@ -13,14 +13,11 @@ _BLOCKS = re.compile(r'^twofold:kv_cache_blocks\{instance="([^"]+)",state="([^"]
 
 
 class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
-    """Sample of one process: memory in bytes, and numbers of open files, sockets, threads and shared memory segments.
-    `anonymous` is resident memory outside files and segments; leaks make it grow. `uss` is memory unique to the
-    process, which also changes when a forked sibling writes a page. `rss` is all resident memory with used KV blocks.
-    """
+    """Sample of one process: memory in bytes, and numbers of open files, sockets, threads and memory segments."""
 
-    anonymous: int
-    uss: int
-    rss: int
+    anonymous: int  # resident memory outside files and segments; leaks make it grow
+    uss: int  # memory unique to the process, which also changes when a forked sibling writes a page
+    rss: int  # all resident memory, with used KV blocks
     files: int
     sockets: int
     threads: int
@@ -28,7 +25,7 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """Sample of all processes at `at_s` seconds after the start. `blocks_held` has the KV blocks in use by instance."""
+    """Sample of all processes, and the KV blocks in use by instance."""
 
     at_s: float
     processes: dict[str, ProcessSample]

@@ -1,4 +1,4 @@
-"""Growth of a series of samples: slope, uncertainty, and a verdict by a fixed rule."""
+"""Trend of a series of samples, and a verdict on its growth."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -26,9 +26,7 @@ class Verdict(StrEnum):
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """Trend of a series of samples: slope per hour with a 95% interval (±). The series is divided into `PARTS` equal
-    parts; `start` and `end` are the means of the first and the last part.
-    """
+    """Trend of a series of samples: first and last mean, slope per hour, and the slope's 95% interval (±)."""
 
     start: float
     end: float
@@ -59,9 +57,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict_of(times_s: Sequence[float], values: Sequence[float]) -> Verdict:
-    """Return the verdict on a series of samples; STEPPED if the whole series grows, but its second half does not.
-    Raises ValueError for fewer than 2 · `PARTS` samples.
-    """
+    """Return the verdict on a series of samples. Raises ValueError for too few samples."""
     half = len(values) // 2
     whole, late = Trend.of(times_s, values).verdict, Trend.of(times_s[half:], values[half:]).verdict
     return Verdict.STEPPED if whole is Verdict.GROWS and late is not Verdict.GROWS else whole

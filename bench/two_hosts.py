@@ -14,7 +14,7 @@ QUEUE = "20ms"
 
 
 class TwoHosts:
-    """Two emulated hosts: names of their network namespaces (None: this process's own), link devices and addresses."""
+    """Two emulated hosts: network namespaces, link devices and addresses."""
 
     def __init__(self, *, first_local: bool) -> None:
         number = os.getpid()
@@ -49,9 +49,7 @@ class TwoHosts:
 
 @contextmanager
 def two_hosts(*, first_local: bool = False) -> Iterator[TwoHosts]:
-    """Create both hosts for the context. With `first_local`, this process runs on the first host and can connect to its
-    services. Raises ConfigurationError without permission or kernel support.
-    """
+    """Create both hosts for the context. Raises ConfigurationError without permission or kernel support."""
     hosts = TwoHosts(first_local=first_local)
     try:
         for name in hosts.names:

@@ -76,7 +76,6 @@ def _make_model() -> None:
 
 
 def _probe(url: str, trace: Path | None) -> Objectives:
-    """Measure the latencies of an unloaded service, and derive from them a rate and an SLO for this machine."""
     sample = list(_requests(trace, rate=1.0))
     alone = _load(url, probe_requests(sample), warmup=1, max_concurrency=1)
     goal = objectives(alone.timelines)

@@ -21,7 +21,7 @@ TPOT_SLOWDOWN = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Rate (requests/s) and SLO of the demo, and the unloaded latencies from which they derive."""
+    """Request rate and SLO of the demo, and the latencies of an unloaded service."""
 
     rate: float
     slo: Slo
@@ -37,7 +37,7 @@ class Objectives:
 
 
 def probe_requests(sample: Sequence[Request]) -> list[Request]:
-    """Return requests with the mean prompt and output lengths of the requests in `sample`, to probe a service."""
+    """Return requests with the mean prompt and output lengths of `sample`."""
     prompt = round(fmean(request.prompt_tokens for request in sample))
     output = max(8, round(fmean(request.output_tokens for request in sample)))
     return [Request(id=f"probe-{i}", arrival_s=0.0, prompt_tokens=prompt, output_tokens=output) for i in range(PROBES)]

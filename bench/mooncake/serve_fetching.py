@@ -20,7 +20,7 @@ LIMIT_S = 60.0
 
 
 class Registrations:
-    """Record of each worker's host and each KV store's blocks, from the messages of workers and stores."""
+    """Record of the host of each worker and the blocks of each KV store."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, str] = {}  # by instance
@@ -39,7 +39,7 @@ class Registrations:
         self._blocks[message.host].update(message.stored)
 
     def fetch(self, instance: str, keys: Sequence[BlockKey]) -> StoreFetch | None:
-        """Return an order to fetch `keys` from the store with most of them; None if the worker's host has as many."""
+        """Return an order to fetch a prefix from the store with most of it; None if the worker's host has as much."""
         own = self._leading(self._hosts[instance], keys)
         best = max(self._stores.values(), key=lambda store: self._leading(store.host, keys), default=None)
         if best is None or best.address is None or self._leading(best.host, keys) <= own:
@@ -53,7 +53,7 @@ class Registrations:
 
 
 def listen(told: Registrations) -> None:
-    """Patch the controller: `told` records hosts and blocks, and each prefill fetches its prefix from a KV store."""
+    """Patch the controller so that every prefill fetches its prefix from a KV store."""
     register, handle, send = WorkerRegistry.register, Controller.handle, WorkerRegistry.send
 
     def registering(self: WorkerRegistry, message: Registered, now: float) -> bool:

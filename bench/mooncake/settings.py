@@ -1,7 +1,4 @@
-"""Generated workloads of Mooncake's section 8.1 (arXiv 2407.00079v3, table 2), with the paper's results.
-
-`published` has, by system, the highest tested rate at which P90 TTFT and P90 TBT meet the SLO (figures 11 and 12).
-"""
+"""Generated workloads of Mooncake's section 8.1 (arXiv 2407.00079v3, table 2), with the paper's results."""
 
 import random
 from itertools import chain
@@ -19,21 +16,17 @@ _RECENT = 50
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """A generated workload: Poisson arrivals of requests of equal size; `lowest` is the paper's lowest rate (1/s).
-
-    Groups of about `prompts_each` prompts share a prefix of `shared_tokens` tokens. With `individually`, the vLLM
-    baseline serves one request at a time and caches prefixes, as in the paper.
-    """
+    """A generated workload: Poisson arrivals of requests of equal size."""
 
     name: str
     prompt_tokens: int
     output_tokens: int
-    lowest: float
-    published: dict[str, float]
+    lowest: float  # the paper's lowest rate, in requests/s
+    published: dict[str, float]  # the paper's highest rate within the SLO by system (figures 11 and 12)
     claim: str
-    shared_tokens: int = 0
-    prompts_each: int = 1
-    individually: bool = False
+    shared_tokens: int = 0  # length of the prefix that a group of prompts shares
+    prompts_each: int = 1  # mean number of prompts in a group
+    individually: bool = False  # the vLLM baseline serves one request at a time and caches prefixes, as in the paper
 
 
 def _simulated(thousands: int, claim: str, lowest: float, split: float, even: float, vllm: float) -> Setting:
@@ -96,7 +89,6 @@ def requests(setting: Setting, rate: float, count: int, seed: int = 0) -> list[R
 
 
 def _groups(prompts_each: int, count: int, seed: int) -> list[int]:
-    """Return the prefix group of each prompt. A prompt starts a new group or joins a recent one."""
     chance, groups, begun = random.Random(seed), [], 0
     for _ in range(count):
         if not begun or chance.random() * prompts_each < 1.0:

@@ -1,9 +1,8 @@
 """Crash-test a host's KV store: kill it during puts and gets, and verify every block that is read.
 
 Client processes behave like workers: they load a prompt's prefix from the store, compute the other blocks and store
-them. Computed blocks have a pattern derived from their key, and every loaded block is compared with its pattern. Each
-round kills (SIGKILL) and restarts the store, alternately during a get and a put. Every few rounds a client is killed
-too. Disk usage must stay within capacity. Exits with 1 on any failure.
+them. Each round kills (SIGKILL) and restarts the store, alternately during a get and a put; every few rounds a client
+is killed too. Disk usage must stay within capacity. Exits with 1 on any failure.
 """
 
 import argparse
@@ -39,7 +38,7 @@ IDLE, GETS, PUTS = 0, 1, 2
 
 
 class Tally(Structure):
-    """State and counters of one client, in shared memory that only this client writes."""
+    """Counters of one client, in shared memory."""
 
     _fields_ = [
         ("doing", c_long),
@@ -65,7 +64,7 @@ def main() -> None:
 
 
 class Crashes:
-    """The crash test, which starts the store and its clients and kills them during operations."""
+    """The crash test."""
 
     def __init__(self, directory: Path, rounds: int, clients: int, seed: int) -> None:
         self._directory, self._rounds = directory, rounds
@@ -126,7 +125,6 @@ class Crashes:
         return process
 
     def _replace_client(self, clients: list[ForkServerProcess], place: int) -> None:
-        """Kill a client during a put and start a new one. The store must free the slots of the killed client."""
         _until(lambda: self._tallies[place].doing == PUTS)
         clients[place].kill()
         clients[place].join()
@@ -137,7 +135,7 @@ class Crashes:
     # -- the right moment ---------------------------------------------------------------------------------------
 
     def _let_work(self) -> None:
-        """Wait until every client has loaded and stored at least one more block."""
+        """Wait until every client has loaded and stored another block."""
         before, began_s = [(t.loaded, t.stored) for t in self._tallies], time.monotonic()
         _until(
             lambda: all(
@@ -150,7 +148,7 @@ class Crashes:
         time.sleep(self._draw.uniform(0.0, 0.1))
 
     def _catch(self, what: int) -> None:
-        """Wait until a client is in the operation `what` (get or put), then for a random time of up to 3 ms."""
+        """Wait until a client is in the operation `what` (get or put)."""
         _until(lambda: any(tally.doing == what for tally in self._tallies))
         until_s = time.monotonic() + self._draw.uniform(0.0, 0.003)
         while time.monotonic() < until_s:
@@ -239,7 +237,7 @@ def key_of(prompt: int, index: int) -> bytes:
 
 
 def pattern(key: bytes, layer: int) -> torch.Tensor:
-    """Return the expected contents of one layer of a block: numbers unique to this block and layer."""
+    """Return the expected contents of one layer of a block."""
     size = LAYOUT.layer_bytes_per_block(layer) // 8
     return torch.arange(size) + (int.from_bytes(key[:2], "big") * len(LAYOUT.layers) + layer) * size
 
@@ -260,7 +258,7 @@ def holds(pool: KvPool, block: int, key: bytes) -> bool:
 
 
 def read_all(directory: Path, capacity_bytes: int) -> tuple[int, int]:
-    """Return the number of blocks on disk with correct contents, and the number of all blocks on disk."""
+    """Return the number of intact blocks on disk, and the number of all blocks on disk."""
     disk = DiskBlocks(directory, capacity_bytes, LAYOUT.bytes_per_block, contents_of("crash", LAYOUT))
     into = memoryview(bytearray(LAYOUT.bytes_per_block))
     whole = 0

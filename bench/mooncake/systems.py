@@ -27,9 +27,7 @@ def mooncake(prefill: int, decode: int) -> ClusterSpec:
 
 
 def vllm(machines: int, *, individually: bool = False, prefix_caching: bool = False) -> ClusterSpec:
-    """Return the papers' baseline cluster: colocated instances that run whole prompts before decodes, and get requests
-    by fewest pending tokens. With `individually`, each instance serves one request at a time.
-    """
+    """Return the papers' baseline cluster: colocated instances that run whole prompts before decodes."""
     return replace(
         BASE,
         pools=(_both(machines, "prefill-first"),),
@@ -40,7 +38,7 @@ def vllm(machines: int, *, individually: bool = False, prefix_caching: bool = Fa
 
 
 def chunked(machines: int, *, caches: bool = False) -> ClusterSpec:
-    """Return a colocated cluster with chunked prefill and, with `caches`, Mooncake's caches and Conductor."""
+    """Return a colocated cluster with chunked prefill."""
     return replace(
         BASE,
         pools=(_both(machines, "chunked-prefill"),),
@@ -51,7 +49,7 @@ def chunked(machines: int, *, caches: bool = False) -> ClusterSpec:
 
 
 def inlined(machines: int, tbt_s: float) -> ClusterSpec:
-    """Return a colocated cluster that adds whole prompts to a decode batch if the iteration stays within `tbt_s`."""
+    """Return a colocated cluster that adds whole prompts to decode batches if the iteration takes at most `tbt_s`."""
     return replace(
         BASE,
         pools=(_both(machines, "inlined"),),

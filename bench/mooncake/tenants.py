@@ -1,8 +1,7 @@
 """Test whether the TTFT of a live service reveals to one tenant the prompts of another (timing side channel).
 
-Tenants A and B have an API key each. In each pair, B sends in random order a prompt that A has just sent, and a new
-prompt just after A has sent a different one. As a control, A repeats its own prompt. A permutation test of rank
-differences compares the two TTFTs of each pair. Exits with 1 if it finds a difference between B's prompts (p below
+Tenants A and B have an API key each. B sends prompts that A has just sent, and new prompts; as a control, A repeats its
+own prompts. A permutation test compares the TTFTs. Exits with 1 if it finds a difference between B's prompts (p below
 0.01) or none in the control, or if an answer to B reports cached tokens. `--counters` checks reported token counts
 only.
 """
@@ -46,7 +45,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers to three prompts: B's repetition of A's prompt, B's new prompt, and A's repetition of its own."""
+    """Answers to B's repetition of A's prompt, to B's new prompt, and to A's repetition of its own prompt."""
 
     sent: Answer
     unsent: Answer
@@ -71,7 +70,7 @@ class Tenant:
 
 
 async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
-    """Send the prompts of all pairs, one request at a time. Return the answers without the warm-up."""
+    """Send the prompts of all pairs, one request at a time."""
     endpoint = await discover(url, api_key=KEYS[0])
     draw, (low, end) = random.Random(0), token_range(endpoint.vocab_size)
 
@@ -99,19 +98,16 @@ async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Comparison of two kinds of TTFT: p-value of the permutation test, and median difference within a pair with its
-    standard error. `told` is the probability that a TTFT of the first kind is below a TTFT of the second; 0.5:
-    indistinguishable.
-    """
+    """Comparison of paired TTFTs: p-value, probability that the first TTFT is shorter, and median difference."""
 
     p: float
-    told: float
+    told: float  # 0.5: indistinguishable
     median_s: float
     error_s: float
 
 
 def compare(first_s: list[float], second_s: list[float]) -> Comparison:
-    """Compare paired times by their median difference and a permutation test of rank differences."""
+    """Compare paired TTFTs by a permutation test of rank differences."""
     first, second = np.array(first_s), np.array(second_s)
     _, place, counts = np.unique(np.concatenate([first, second]), return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
@@ -131,7 +127,6 @@ def compare(first_s: list[float], second_s: list[float]) -> Comparison:
 
 
 def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
-    """Return a table of TTFTs, a table of test results, and both comparisons: B's prompts, and the control."""
     kinds = {
         "B, prompt sent by A": [pair.sent for pair in found],
         "B, fresh prompt": [pair.unsent for pair in found],
@@ -159,7 +154,7 @@ def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
 
 
 def counters_right(found: list[Pair], tokens: int) -> bool:
-    """Return whether reported cached tokens are 0 for B, and at least half of the prompt that A repeats."""
+    """Return whether the service reports cached tokens for A's repeated prompts, and none for B."""
     strangers = [answer.cached_tokens for pair in found for answer in (pair.sent, pair.unsent)]
     return not any(strangers) and all(pair.own.cached_tokens >= tokens // 2 for pair in found)
 

@@ -12,11 +12,9 @@ _LONGEST = 0.1
 
 
 class TokenGaps(Observer):
-    """Observer that records (TTFT, TBT) of every completed request in seconds, in order of completion.
+    """Observer that records TTFT and TBT of every completed request in seconds.
 
-    TBT is Mooncake's (FAST'25, section 5.1): the mean of the longest 10% of a request's gaps between tokens, or 0 for
-    one token. Only for single-stage instances that give every running decode a token per iteration. Raises RuntimeError
-    if a request's tokens do not match the decode iterations.
+    TBT is the mean of the longest 10% of a request's gaps between tokens (Mooncake, FAST'25, section 5.1).
     """
 
     def __init__(self) -> None:
@@ -26,6 +24,7 @@ class TokenGaps(Observer):
     def run(self, run: IterationRun) -> None:
         if not run.decode_sequences:
             return
+        # Correct for single-stage instances that give every running decode a token per iteration.
         ends = self._ends.setdefault(run.instance, [])
         each = (run.end_ps - run.start_ps) / run.iterations
         ends.extend((run.start_ps + each * number) / PS for number in range(1, run.iterations))

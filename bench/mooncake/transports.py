@@ -1,9 +1,9 @@
 """Measure the speed of every KV transport between two processes of this machine.
 
 One process provides KV memory; the other writes a prompt's KV into it layer by layer, as in a hand-off, and reads it
-back. The prompt has contiguous blocks or every other block. Network transports run over loopback, so their figures show
-the cost of the processes and not of a network. Figures are medians over rounds. A transport without its optional
-package is skipped. Exits with 1 if the data read differs from the data written.
+back. The prompt has contiguous blocks or every other block. Network transports run over loopback. Figures are medians
+over rounds. A transport without its optional package is skipped. Exits with 1 if the data read differs from the data
+written.
 """
 
 import argparse
@@ -69,9 +69,9 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make(way: str, role: str, key: Path) -> PooledTransport:
-    """Create one end of a transport. Environment variables of its library are set only during this call."""
+    """Create one end of a transport."""
     name, settings = WAYS[way]
-    os.environ.update(settings)
+    os.environ.update(settings)  # for the transport's library, only during this call
     network = HostNetwork(host=role, address="127.0.0.1", key_file=str(key), controller="tcp://127.0.0.1:1")
     try:
         cache = KvCacheSpec(role, 1 if role == "prefill" else 2, LAYOUT, BLOCKS, network=network)
@@ -82,7 +82,7 @@ def make(way: str, role: str, key: Path) -> PooledTransport:
 
 
 def lend(way: str, key: Path) -> None:
-    """Provide this process's KV memory to the measuring process until stdin closes."""
+    """Provide this process's KV memory to the measuring process."""
     transport = make(way, "decode", key)
     blocks = tuple(range(BLOCKS))
     transport.granted(
@@ -94,9 +94,7 @@ def lend(way: str, key: Path) -> None:
 
 @contextmanager
 def joined(way: str, key: Path) -> Iterator[tuple[PooledTransport, Connection]]:
-    """Start a process that provides KV memory. Yield a transport and its connection to the process. Raises
-    ConfigurationError if the transport is not installed.
-    """
+    """Start a process that provides KV memory, and yield a connection to it."""
     transport = make(way, "prefill", key)
     command = [sys.executable, __file__, "--lend", way, str(key)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as lender:

@@ -1,9 +1,8 @@
 """Measure the speed of routing decisions and load reports, and the memory per instance, by cluster size.
 
-A cluster scheduler holds eight requests per instance on average. One decision places a request and finishes another. A
-quarter of the instances prefill; a cell (group that a router treats as one) has a hundred instances. Routers that
-predict TTFT get an empty prefix index and a constant time per token. A report carries the load of one instance to a
-controller. Speeds are per CPU second of this process. A plain loop is also timed, to compare machines.
+One decision places a request and finishes another, with eight requests per instance on average. A report carries the
+load of one instance to a controller. A quarter of the instances prefill. Speeds are per CPU second of this process. A
+plain loop is also timed, to compare machines.
 """
 
 import argparse
@@ -52,7 +51,7 @@ class Proportional(Prediction):
 
 
 def populate(cluster: ClusterScheduler, instances: int) -> None:
-    """Add instances to a cluster: a quarter for prefill, the others for decode, in cells (groups) of a hundred."""
+    """Add instances to a cluster: a quarter for prefill, the others for decode."""
     prediction = Proportional()
     forecast = cluster.pools.forecast = ClusterForecast(PrefixIndex(), 512)
     for number in range(instances):
@@ -63,18 +62,16 @@ def populate(cluster: ClusterScheduler, instances: int) -> None:
 
 
 def rate_of(name: str, instances: int, decisions: int) -> float:
-    """Return a router's decisions per CPU second with `HELD` requests per instance. Conductor scans all instances, so
-    it gets fewer decisions and at most 200 requests.
-    """
+    """Return a router's decisions per CPU second."""
     cluster, held = ClusterScheduler(KNOWN[name](), BY_LAYER), HELD * instances
     populate(cluster, instances)
-    if name == "conductor":
+    if name == "conductor":  # scans all instances, so it is slow
         decisions, held = max(20, min(decisions, SLOW * 10 // instances)), min(held, 200)
     return decisions_per_s(cluster, decisions, held=held)
 
 
 def reports_per_s(name: str, instances: int, reports: int) -> float:
-    """Return the number of load reports applied per CPU second. All instances report in turn, with changing loads."""
+    """Return the number of load reports applied per CPU second."""
     cluster = SharedCluster(ROUTERS[name](), BY_LAYER)
     populate(cluster, instances)
     for request in sample_requests(20):
@@ -94,7 +91,7 @@ def reports_per_s(name: str, instances: int, reports: int) -> float:
 
 
 def bytes_per_instance(name: str, instances: int) -> float:
-    """Return a cluster scheduler's memory in bytes per instance, including its rankings of instances."""
+    """Return a cluster scheduler's memory in bytes per instance."""
     process = psutil.Process()
     before = process.memory_info().rss
     cluster = ClusterScheduler(KNOWN[name](), BY_LAYER)

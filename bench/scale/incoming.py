@@ -1,8 +1,8 @@
 """Measure a controller's CPU cost per worker message, request and token, by number of workers.
 
-A live service's controller runs in this process, without an HTTP server. Another process has a socket per worker and
-sends the workers' messages as fast as it can, without computing. Figures are CPU seconds of this process, including
-ZeroMQ's threads. A plain loop is also timed, to compare machines.
+A live service's controller runs in this process, without an HTTP server. Another process sends the messages of all
+workers as fast as it can, without computing. Figures are CPU seconds of this process, including ZeroMQ's threads. A
+plain loop is also timed, to compare machines.
 
 - The cost of a registration includes the messages that send every worker the addresses of all workers.
 - The cost of a request covers its prompt, reservation, lease, first token and hand-off.
@@ -113,20 +113,20 @@ class ControllerBench:
         self._process.stdin.flush()
 
     async def timed(self, what: str, order: str, messages: int, times: int) -> Measured:
-        """Make the workers send messages. Return the controller's CPU seconds until `messages` messages arrive."""
+        """Make the workers send messages, and measure the controller until all of them arrive."""
         began, end = time.process_time(), self.inbox.count + messages
         self.order(order)
         await until(lambda: self.inbox.count >= end)
         return Measured(what, times, time.process_time() - began)
 
     async def idle(self, seconds: float) -> Measured:
-        """Return the controller's CPU seconds per second while all workers are silent."""
+        """Measure the controller while all workers are silent."""
         began = time.process_time()
         await asyncio.sleep(seconds)
         return Measured("idle second", 1, (time.process_time() - began) / seconds)
 
     async def requests(self, count: int, tokens: int, batch: int) -> tuple[Measured, Measured]:
-        """Run requests. Return the CPU seconds until the end of all hand-offs, and the CPU seconds of later tokens."""
+        """Run requests; measure the controller until the end of all hand-offs, and afterwards."""
         began, before = time.process_time(), self.inbox.count
         self.order(f"requests {count}")
         tasks = [asyncio.create_task(self._follow(number, tokens)) for number in range(count)]
@@ -196,7 +196,7 @@ async def measure(workers: int, messages: int, batches: list[int]) -> list[Measu
 
 
 def sizes(workers: int) -> list[tuple[str, int]]:
-    """Return the size in bytes of a frame of each kind of message."""
+    """Return the size in bytes of each kind of message."""
     peer = registered(1, "ipc:///run/user/1000/twofold/decode-1.sock")
     tokens = [(f"chatcmpl-{number:032x}.1", outputs(5, 9)) for number in range(32)]
     step = StepDone(instance="decode-1", epoch=1, started_s=1.0, started=[], tokens=tokens, status=STATUS, number=9)
@@ -211,7 +211,7 @@ def sizes(workers: int) -> list[tuple[str, int]]:
 
 
 def sockets(context: zmq.Context[zmq.Socket[bytes]]) -> str:
-    """Open connections to worker inboxes up to the system's limit. Return a sentence with their number."""
+    """Open as many connections to worker inboxes as the system allows, and describe their number."""
     most, why = MOST_SOCKETS, "no more were tried"
     with tempfile.TemporaryDirectory() as directory:
         outbox, before = Outbox(context), len(list(Path("/proc/self/fd").iterdir()))

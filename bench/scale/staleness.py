@@ -2,17 +2,16 @@
 
 Simulates BLOOM-176B on DGX-H100 (two prefill machines to three decode machines), with Poisson arrivals of `--rate` per
 second and instance and the lengths of the Azure conversation trace. Instances report their load every `--reports`
-seconds; with 0, at every change. `--controllers` distributes requests over several independent controllers. Goodput is
-the share of requests within the SLO. The policies choose:
+seconds (0: at every change). `--controllers` distributes requests over several independent controllers. Goodput is the
+share of requests within the SLO. The policies choose:
 
-    jsq, reports        the least loaded instance according to the latest reports
-    jsq, + sent         like jsq, but also counts requests that the controller sent since an instance's latest report
-    jsq, + own          like jsq, but also counts all unfinished requests of the controller (as a live controller does)
-    two, reports        the less loaded of two random instances according to the latest reports
-    two, + own          like two, but also counts all unfinished requests of the controller
-    cells, reports      the less loaded of two random cells (groups of instances), then the cell's least loaded instance
-    cells, + own        like cells, but also counts all unfinished requests of the controller
-    random              a random instance
+    jsq     the least loaded instance
+    two     the less loaded of two random instances
+    cells   the less loaded of two random cells (groups of instances), then the cell's least loaded instance
+    random  a random instance
+
+Loads are those of the latest reports. With `+ sent`, a controller adds the requests that it sent since the report; with
+`+ own`, all its own unfinished requests, as a live controller does.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Stand-in for the workers of incoming.py: a process that sends their messages at full speed without computing."""
+"""Stand-in for the workers in incoming.py: a process that sends their messages without computing."""
 
 import sys
 from collections import defaultdict
@@ -64,7 +64,7 @@ def outputs(index: int, last: int) -> TokenOutput:
 
 
 class Workers:
-    """Sockets of all workers. Each line on stdin names a method that sends messages, and the method's arguments."""
+    """Sockets of all workers, controlled by lines on stdin."""
 
     def __init__(self, directory: Path, count: int) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -86,7 +86,7 @@ class Workers:
         self._pushes[number].send(ENCODE(message))
 
     def follow(self) -> None:
-        """Call the methods named by the lines on stdin, until stdin closes."""
+        """Call the methods named by the lines on stdin."""
         for line in sys.stdin:
             kind, *numbers = line.split()
             getattr(self, kind)(*map(int, numbers))
@@ -99,7 +99,6 @@ class Workers:
         self.say(0, registered(0, self.inbox))
 
     def links(self) -> None:
-        """Send one link measurement for every pair of prefill and decode worker."""
         speed = LinkSpeed(overhead_s=1e-4, bytes_per_s=1e9)
         for source in range(0, self._count, 4):
             for target in range(self._count):
@@ -118,13 +117,13 @@ class Workers:
             self.say(number, Status(instance=name_of(number), epoch=1, status=STATUS, number=self._next(number)))
 
     def steps(self, count: int) -> None:
-        """Send `count` completed iterations without tokens, as in chunked prefill."""
+        """Send `count` completed iterations without tokens."""
         for turn in range(count):
             number = turn % self._count
             self.say(number, self._step(number, []))
 
     def requests(self, count: int) -> None:
-        """Run `count` requests without computing: grant the lease, send the first token and report the hand-off."""
+        """Send the messages of `count` requests up to their hand-off."""
         while count:
             message = self._decoder.decode(self._pull.recv())
             if isinstance(message, Prefill) and message.target is not None:
@@ -153,7 +152,7 @@ class Workers:
         self.say(prefill, report)
 
     def tokens(self, batch: int) -> None:
-        """Send all remaining tokens of every request, in iterations of `batch` tokens."""
+        """Send the remaining tokens of every request."""
         on: dict[int, list[str]] = defaultdict(list)
         last = 0
         for request_id, (decode, last) in self._decoding.items():  # noqa: B007  (all have the same last token)

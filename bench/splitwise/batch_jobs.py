@@ -22,7 +22,7 @@ _OVERLOAD = 1.5  # multiple of the maximum throughput, so that there is always w
 
 
 def batch_jobs(settings: Settings, catalog: Catalog, workload: str) -> None:
-    """Print two tables of each design's maximum throughput: under SplitwiseSim's and under the corrected timing."""
+    """Print each design's maximum throughput under SplitwiseSim's timing and under a corrected timing."""
     counts = paper_set("iso-power", workload).counts
     for timing in timings(settings, catalog).values():
         problem = problem_of(timing, workload, settings, catalog)

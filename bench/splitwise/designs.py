@@ -38,9 +38,7 @@ KINDS: Final = (BASELINE_A100, BASELINE_H100, AA, HH, HA, HHCAP)
 
 
 class PaperSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Clusters of equal power or cost, tuned by the paper for one workload. `counts` has, by name of a design kind, the
-    number of machines per phase.
-    """
+    """Clusters of equal power or cost, tuned by the paper for one workload."""
 
     name: str
     workload: str
@@ -103,13 +101,12 @@ def paper_set(name: str, workload: str) -> PaperSet:
 
 
 def family(kind: Kind, catalog: Catalog, mixed_batcher: str) -> Family:
-    """Return the planner's `Family` of a design kind: machine kinds, and `mixed_batcher` as a baseline's batcher."""
+    """Return the planner's family of designs with the machines of `kind`."""
     kinds = tuple(machine_kind(name, catalog) for name in kind.machines)
     return Family(kinds=kinds, batcher=None if kind.split else mixed_batcher)
 
 
 def machine_kind(name: str, catalog: Catalog) -> MachineKind:
-    """Return the planner's `MachineKind` (name, price, TDP) of the catalog machine `name`."""
     machine = catalog.machine(name)
     return MachineKind(name=machine.name, price_per_h=machine.price_per_h, tdp_w=machine.tdp_w)
 
@@ -121,7 +118,7 @@ def power_units(design: Design, catalog: Catalog) -> float:
 
 
 def within(name: str, catalog: Catalog) -> Allows:
-    """Return a function that tests a design against a budget: the power (`iso-power`) or cost of 40 DGX-H100."""
+    """Return a function that tests a design against the power or the cost of 40 DGX-H100."""
     h100 = catalog.machine(H100)
     if name == "iso-cost":
         return lambda design: design.price_per_h <= H100_MACHINES * h100.price_per_h

@@ -2,8 +2,8 @@
 
     python bench/splitwise/fit_roofline.py [PROFILE]
 
-Writes src/twofold/performance/data/roofline.toml. The constants describe the time beyond the time at peak rate, so that
-efficiencies are below 1. Decode is linear in them; prefill is fitted by Levenberg-Marquardt on their logarithms.
+Writes src/twofold/performance/data/roofline.toml. Decode times are linear in the constants; prefill times are fitted by
+Levenberg-Marquardt on the logarithms of the constants.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def fit(pairs: Sequence[Pair]) -> RooflineConstants:
 
 
 def fit_decode(pairs: Sequence[Pair]) -> list[float]:
-    """Fit the decode constants: launch, all-reduce step, excess weight reads, per-sequence cost, excess KV reads."""
+    """Fit the constants of decode times."""
     lines, targets, times = [], [], []
     for pair in pairs:
         needs = _needs(pair)
@@ -63,10 +63,7 @@ def fit_decode(pairs: Sequence[Pair]) -> list[float]:
 
 
 def fit_prefill(pairs: Sequence[Pair], floors: Sequence[float]) -> list[float]:
-    """Fit the prefill constants: extra kernel launch, excess compute, excess all-reduce, cost of long batches.
-    Attention gets the compute efficiency of other operations, because the profile cannot separate it from the cost of
-    long batches.
-    """
+    """Fit the constants of prefill times."""
     lines = []
     for pair, floor in zip(pairs, floors, strict=True):
         needs = _needs(pair)
@@ -77,6 +74,8 @@ def fit_prefill(pairs: Sequence[Pair], floors: Sequence[float]) -> list[float]:
     floor, layers, compute, reduce, long, attention, time = np.array(lines, dtype=np.float64).T
 
     def errors(x: Floats) -> Floats:
+        # Attention gets the compute efficiency of other operations: the profile cannot separate it from the cost of
+        # long batches.
         linear = compute * (1 + x[1]) + reduce * (1 + x[2])
         short = ((floor + layers * x[0]) ** KNEE + linear**KNEE) ** (1 / KNEE)
         found: Floats = (short + x[3] * long * linear + attention * (1 + x[1])) / time - 1
@@ -86,7 +85,7 @@ def fit_prefill(pairs: Sequence[Pair], floors: Sequence[float]) -> list[float]:
 
 
 def minimise(errors: Callable[[Floats], Floats], start: Floats) -> Floats:
-    """Return the positive vector x with the least sum of squared errors, by damped Gauss-Newton steps in log x."""
+    """Minimise the sum of squared errors over positive vectors, by the Levenberg-Marquardt method."""
     at, damping = np.log(start), 1e-2
     now = errors(np.exp(at))
     for _ in range(200):

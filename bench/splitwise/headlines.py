@@ -14,16 +14,14 @@ _A100_MACHINES = 70
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Claim that a split design has a higher rate than `machines` baseline machines, at up to `price` times their cost
-    and `power` times their power, and within the power of 40 DGX-H100.
-    """
+    """Claim that a split design has a higher rate than baseline machines of similar cost and power."""
 
     text: str
     kind: Kind
     against: Kind
-    machines: int
-    price: float
-    power: float
+    machines: int  # of the baseline
+    price: float  # maximum cost relative to the baseline
+    power: float  # maximum power relative to the baseline; also at most the power of 40 DGX-H100
 
 
 CLAIMS = (
@@ -51,7 +49,7 @@ _HEADER = ("claim", "workload", "timing", "cluster", "req/s", "baseline", "req/s
 
 
 def headlines(settings: Settings, catalog: Catalog) -> None:
-    """Print the rates of split and baseline for each claim, workload and timing (SplitwiseSim's and corrected)."""
+    """Print the rates of split designs and baselines for each claim."""
     rows = []
     for workload in WORKLOADS:
         for timing in timings(settings, catalog).values():

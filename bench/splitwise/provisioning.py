@@ -27,10 +27,7 @@ def provisioning(
     decode: Sequence[int],
     html: Path | None,
 ) -> None:
-    """Print the worst ratio of slowdown to SLO bound by number of prefill and decode machines, for SplitwiseSim's and
-    for the corrected timing. A ratio of at most 1 meets all nine SLOs. `*` marks a cluster that meets them, unlike
-    clusters with fewer prefill or fewer decode machines. With `html`, also writes heat maps of the ratios.
-    """
+    """Print the largest ratio of a slowdown to its SLO bound, by number of prefill and decode machines."""
     kind = next(each for each in KINDS if each.split and each.name.lower().endswith(f"-{kind_name.lower()}"))
     planes: dict[str, Plane] = {}
     for timing in timings(settings, catalog).values():
@@ -81,21 +78,19 @@ def _cell(plane: Plane, first: int, second: int) -> str:
 
 
 def _on_frontier(plane: Plane, first: int, second: int) -> bool:
-    """Return whether both next smaller clusters (fewer prefill, or fewer decode machines) miss an SLO."""
     prefill, decode = _axes(plane)
+    # Neither of the two next smaller clusters meets the SLOs.
     fewer = [(each, second) for each in prefill if each < first][-1:]
     fewer += [(first, each) for each in decode if each < second][-1:]
     return not any(plane[point].met for point in fewer)
 
 
 def _worst(told: Evaluation) -> float:
-    """Return the largest ratio of a request slowdown to its SLO bound, at most `_OVER`."""
     ratios = [check.value / check.bound for check in told.checks if check.value is not None and not check.at_least]
     return min(max(ratios, default=0.0), _OVER)
 
 
 def _page(planes: dict[str, Plane], title: str) -> str:
-    """Return an HTML page with one heat map per timing (SplitwiseSim's, corrected)."""
     import plotly.graph_objects as go  # noqa: PLC0415  (needed for pictures only)
     from plotly.subplots import make_subplots  # noqa: PLC0415
 

@@ -13,7 +13,7 @@ _MACHINES = 40  # all H100
 
 
 class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A SplitwiseSim run on 40 machines: `prefill` machines prefill and the others decode; if 0, all do both."""
+    """A SplitwiseSim run on 40 machines, of which `prefill` run prefill and the others decode (0: all run both)."""
 
     name: str
     trace: str

@@ -12,9 +12,7 @@ _HEADER = ("cluster", "workload", "tuned for this one", "req/s", "tuned for the 
 
 
 def robustness(settings: Settings, catalog: Catalog) -> None:
-    """Print the rates of iso-power splits under the workload for which they were tuned, and under the other. The paper
-    tuned the splits under SplitwiseSim's timing, the planner under the corrected timing.
-    """
+    """Print the rates of iso-power splits under the workload for which they were tuned, and under the other."""
     for timing in timings(settings, catalog).values():
         own: dict[str, dict[str, BestDesign]] = {}
         for workload in WORKLOADS:
@@ -29,7 +27,6 @@ def robustness(settings: Settings, catalog: Catalog) -> None:
 
 
 async def _own(searches: Study, workload: str) -> dict[str, BestDesign]:
-    """Return the best design of each split kind, tuned for the given workload."""
     kinds = [kind for kind in KINDS if kind.split]
     found = await asyncio.gather(*(_tuned(searches, kind, workload) for kind in kinds))
     return {kind.name: each for kind, each in zip(kinds, found, strict=True)}

@@ -13,14 +13,14 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Best designs by kind in one variant of the simulation, with machine counts of the paper and of the planner."""
+    """Best designs by kind, with machine counts of the paper and of the planner."""
 
     paper: dict[str, BestDesign]
     tuned: dict[str, BestDesign]
 
 
 def design_sets(settings: Settings, catalog: Catalog) -> None:
-    """Print, for each set of designs of equal power or cost, a table with the highest rate of each design."""
+    """Print the highest rate of each design, in a table for each set of designs of equal power or cost."""
     for each in SETS:
         columns = {}
         for timing in timings(settings, catalog).values():
@@ -49,7 +49,6 @@ async def _column(searches: Study, each: PaperSet) -> Column:
 
 
 async def _tuned(searches: Study, each: PaperSet, kind: Kind) -> BestDesign:
-    """Return the planner's best design of a split kind, or the paper's design of a baseline kind."""
     if not kind.split:
         return await searches.capacity(kind, each.counts[kind.name])
     return await searches.tuned(kind, each.name)

@@ -3,10 +3,9 @@
     python bench/splitwise/speed.py CHECKOUT [--python PYTHON] [--rounds 3] [--json OUT]
 
 CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, PYTHON an interpreter with its dependencies. The
-simulators execute the three reference runs alternately, each in its own process. The time of the event loop excludes
-reading the trace and writing results; the time of the process starts with the interpreter. Twofold's time series are
-off, and their cost is printed separately. Every round checks that both simulators complete every request at the same
-times. Figures are medians over rounds.
+simulators execute the three reference runs alternately, each in its own process. Prints the CPU time of the event loop,
+without reading the trace and writing results, and of the whole process, as medians over rounds. Every round checks that
+both simulators complete every request at the same times.
 """
 
 import argparse
@@ -90,7 +89,7 @@ def _cost(command: Sequence[str]) -> Cost:
 
 
 def _differences(theirs: Path, ours: Path) -> tuple[int, float]:
-    """Return the number of requests, and the simulators' largest relative difference in a TTFT or E2E latency."""
+    """Return the number of requests, and the largest relative difference between the simulators' latencies."""
     expected = {int(float(row["request_ids"])): row for row in _rows(theirs)}
     found = {int(row["id"]): row for row in _rows(ours)}
     if set(expected) != set(found):

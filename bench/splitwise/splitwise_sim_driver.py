@@ -4,8 +4,7 @@
 
 CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, TRACE a CSV trace in its format, FOLDER the output
 folder, and OVERRIDE a configuration override as for its run.py. Needs SplitwiseSim's dependencies and nothing of
-Twofold. Prints the CPU seconds of the event loop, without reading the trace and writing results, and of the whole
-process as a line of JSON.
+Twofold. Prints the CPU seconds of the event loop and of the whole process as a line of JSON.
 """
 
 import argparse

@@ -25,7 +25,7 @@ from twofold.slo import SPLITWISE
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """A variant of the simulation: performance model and rules in a cluster spec, and the batchers of mixed pools."""
+    """A variant of the simulation: its performance model, its rules, and the batchers of mixed pools."""
 
     name: str
     template: ClusterSpec
@@ -33,7 +33,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a study: model, simulated minutes, parallel jobs, rate tolerance, cache file and trace folder."""
+    """Settings of a study."""
 
     minutes: float = 2.0
     jobs: int = 1
@@ -58,7 +58,7 @@ class BestDesign(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timings(settings: Settings, catalog: Catalog) -> dict[str, Timing]:
-    """Return two timings: `published` (SplitwiseSim's times and rules), `corrected` (fitted times, Twofold's rules)."""
+    """Return the two timings: `published` is SplitwiseSim's, `corrected` is Twofold's."""
     split = (PoolSpec(machines=1, machine="dgx-h100", role=Role.PREFILL),)
     published = replace(splitwise_sim(split, settings.model, catalog=catalog), pools=())
     return {
@@ -72,7 +72,7 @@ def timings(settings: Settings, catalog: Catalog) -> dict[str, Timing]:
 
 
 def problem_of(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Problem:
-    """Return the planning problem of a timing and workload. Its nine SLOs are relative to latencies on a DGX-A100."""
+    """Return the planning problem of a timing and workload."""
     return Problem(template=timing.template, workload=settings.workload(workload), slo=SPLITWISE, catalog=catalog)
 
 
@@ -86,17 +86,17 @@ class Study:
         return Design(family=self._families(kind)[0], counts=tuple(counts))
 
     async def capacity(self, kind: Kind, counts: Sequence[int]) -> BestDesign:
-        """Return the design of a kind with `counts` machines and its highest rate; a baseline gets the best batcher."""
+        """Return the design of a kind with `counts` machines, and its highest rate."""
         designs = [Design(family=each, counts=tuple(counts)) for each in self._families(kind)]
         found = await asyncio.gather(*(self.search.highest(design) for design in designs))
         return max(map(self._found, found), key=lambda each: each.rate)
 
     async def tuned(self, kind: Kind, equal: str) -> BestDesign:
-        """Return the best design of a split kind within the power (`iso-power`) or cost (`iso-cost`) of 40 DGX-H100."""
+        """Return the best split design within the power or the cost of 40 DGX-H100."""
         return await self.best(kind, within(equal, self.problem.catalog))
 
     async def best(self, kind: Kind, allows: Allows) -> BestDesign:
-        """Return the design of a kind with the highest rate, among designs for which `allows` is true."""
+        """Return the design of a kind with the highest rate, among the designs that `allows` accepts."""
         frontiers = [frontier(each, allows) for each in self._families(kind)]
         found = await asyncio.gather(*(most_throughput(self.search, designs) for designs in frontiers))
         return max(map(self._found, found), key=lambda each: each.rate)
@@ -127,7 +127,7 @@ class Study:
 
 @contextmanager
 def study(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Iterator[Study]:
-    """Yield a `Study`, whose simulation processes run until the context ends."""
+    """Open a study during the context."""
     problem = problem_of(timing, workload, settings, catalog)
     path = settings.store or Path(":memory:")
     with EvaluationStore(path) as store, LocalExecutor(problem, settings.jobs) as executor:

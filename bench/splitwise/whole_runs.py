@@ -23,7 +23,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class CompleteRun(msgspec.Struct, frozen=True):
-    """Simulation result, with the output tokens and requests per second of the middle half of the run."""
+    """Simulation result, and throughput over the middle half of the run."""
 
     result: SimulationResult
     tokens_per_s: float
@@ -63,7 +63,6 @@ def run(job: Job) -> CompleteRun:
 
 
 def _in_the_middle(ends: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Return (tokens, requests) completed per second over the middle half of the requests, in order of completion."""
     first, last = len(ends) // 4, 3 * len(ends) // 4
     seconds = ends[last - 1][0] - ends[first - 1][0] if first else 0.0
     if seconds <= 0:

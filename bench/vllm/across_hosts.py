@@ -22,7 +22,7 @@ SPLITS = (NIXL, *MODES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcrossHosts:
-    """Starter of vLLM on two hosts: prefill on the first and decode on the second, each with half of the cores."""
+    """Starter of vLLM on two hosts: prefill on the first, decode on the second."""
 
     hosts: TwoHosts
     stock: StockVllm
@@ -57,7 +57,6 @@ class AcrossHosts:
         return ready(processes, Place(), port)
 
     def _place(self, host: int) -> Place:
-        """Return address, command prefix and environment of a host; NIXL uses the link between the hosts."""
         network = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": self.hosts.devices[host]}
         return Place(address=self.hosts.addresses[host], enter=self.hosts.command(host, []), environment=network)
 

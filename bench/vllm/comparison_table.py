@@ -21,7 +21,8 @@ NAMES = (
 
 
 def rows(results: Mapping[str, Sequence[Measured]]) -> Iterable[list[str]]:
-    """Yield one row per system and rate. Answers are compared with the first system's answers at the same rate."""
+    """Yield one row per system and rate."""
+    # Answers are compared with the first system's answers at the same rate.
     first = next((results[name] for name in SYSTEMS if name in results), [])
     answers = {each.rate: each.answers for each in first}
     for name in SYSTEMS:
@@ -42,7 +43,7 @@ def rows(results: Mapping[str, Sequence[Measured]]) -> Iterable[list[str]]:
 
 
 def sustained(measured: Sequence[Measured]) -> float | None:
-    """Return the highest rate such that at it and all lower measured rates, 90% of requests met the SLO."""
+    """Return the highest measured rate up to which at least 90% of requests met the SLO at every rate."""
     best = None
     for each in sorted(measured, key=lambda each: each.rate):
         if each.attainment < ATTAINED:

@@ -29,7 +29,7 @@ ALL_CORES = sorted(os.sched_getaffinity(0))
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one run. Reports can be merged only if `machine` and `load` are equal."""
+    """Results of one run."""
 
     machine: str
     cores: int
@@ -66,8 +66,8 @@ def arguments() -> argparse.Namespace:
 
 
 def merge_earlier(path: Path, report: Report) -> Report:
-    """Return the report of an earlier run in the file `path`, to add results to it; without this file, return `report`.
-    Raises ConfigurationError if both reports have different settings.
+    """Return the report in the file `path`, or `report` if there is no such file. Raises ConfigurationError if their
+    settings differ.
     """
     if not path.exists():
         return report
@@ -96,7 +96,7 @@ def rates(setting: Setting, system: str, given: argparse.Namespace, report: Repo
 
 
 def client_cores(cores: int) -> list[int]:
-    """Return the cores that the systems do not use, or all cores if they use all."""
+    """Return the cores that the systems do not use."""
     return ALL_CORES[cores:] or ALL_CORES[:cores]
 
 

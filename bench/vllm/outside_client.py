@@ -19,7 +19,7 @@ SETTLE_S = 600.0  # timeout for client startup and delayed answers
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Load of the client: ranges of uniform prompt and output lengths, duration in seconds, and SLO."""
+    """Load of the client: ranges of prompt and output lengths, duration in seconds, and SLO."""
 
     prompt_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
@@ -72,9 +72,7 @@ class _Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(url: str, stock: StockVllm, load: Load, rate: float, folder: Path, cores: Sequence[int]) -> Measured:
-    """Run `vllm bench serve` at one rate on the given cores, with its files in `folder`. Raises ConfigurationError with
-    the client's output if the client fails or does not end.
-    """
+    """Run `vllm bench serve` at one rate. Raises ConfigurationError if it fails or does not end."""
     result, log = folder / "client.json", folder / "client.log"
     result.unlink(missing_ok=True)
     command = [
@@ -134,7 +132,7 @@ def _measured(result: _Result, rate: float, sent: int) -> Measured:
 
 
 def _lengths(load: Load) -> list[str]:
-    """Return the client's length flags: mean and relative half-width of each range of lengths."""
+    # The client takes the mean and the relative half-width of each range of lengths.
     (prompt, prompt_share), (output, output_share) = (
         ((low + high) / 2, (high - low) / (high + low)) for low, high in (load.prompt_tokens, load.output_tokens)
     )

@@ -38,7 +38,7 @@ class Processes:
             _end(process)
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start a process that logs to `name`.log and ends if this process dies. Its children end together with it."""
+        """Start a process that logs to `name`.log and ends with this process."""
         with self._log(name).open("wb") as log:
             process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", *command],

@@ -21,9 +21,7 @@ VLLM = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
 
 
 def vllm_environment(folder: Path) -> dict[str, str]:
-    """Return environment variables for vLLM on a CPU, and write to `folder` the package metadata that its CPU wheel
-    lacks. Raises ConfigurationError if vLLM is not installed.
-    """
+    """Return environment variables for vLLM on a CPU. Raises ConfigurationError if vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigurationError(f"vLLM is not installed for {sys.executable}: `make test-vllm` sets one up")
     environment = {
@@ -47,7 +45,7 @@ def vllm_environment(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Place where a server runs: address, command prefix and environment."""
+    """Address, command prefix and environment of a server."""
 
     address: str = HERE
     enter: Sequence[str] = ()
@@ -67,12 +65,12 @@ class StockVllm:
     threads: int  # total over all servers
 
     def colocated(self, processes: Processes, place: Place = BESIDE, *, threads: int | None = None) -> str:
-        """Start one server for both phases, by default with all threads. Return its URL."""
+        """Start one server for both phases and return its URL."""
         port = self._serve(processes, "colocated", place, threads or self.threads, {}, ())
         return ready(processes, place, port)
 
     def pair(self, processes: Processes, places: tuple[Place, Place] = (BESIDE, BESIDE)) -> tuple[int, int]:
-        """Start a prefill and a decode server with NixlConnector, each with half of the threads. Return both ports."""
+        """Start a prefill and a decode server with NixlConnector. Return their ports."""
         _need_nixl()
         transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
         ports = []

@@ -27,9 +27,7 @@ class _Chunk(msgspec.Struct, frozen=True):
 
 
 async def ask(url: str, model: str, prompt: list[int], max_tokens: int) -> Streamed:
-    """Send a greedy request over its own connection. Return the streamed answer. Raises ConfigurationError if the
-    server fails or the answer is incomplete.
-    """
+    """Send a greedy request and return the streamed answer. Raises ConfigurationError if the request fails."""
     try:
         return await _ask(url, model, prompt, max_tokens)
     except (aiohttp.ClientError, TimeoutError) as error:

@@ -1,11 +1,10 @@
 """Measure the delay of the second token when vLLM is split over two hosts, by its own connector and by Twofold.
 
-Two network namespaces (needs root) represent two hosts, with a link of --bits-per-s. A colocated vLLM runs beside one
-split service after the other: vLLM with its NixlConnector and example proxy, and Twofold's vLLM workers with each
-hand-off mode. Both get the same requests, one at a time. The visible transfer is the difference between their times to
-the second token, as the median over rounds. Every server has half of the cores. Exits with 1 if a system fails, if
-greedy tokens differ from the colocated service's, or if the layer-wise hand-off is not faster than vLLM's connector at
-some prompt length.
+Two network namespaces (needs root) represent two hosts, with a link of --bits-per-s. A colocated vLLM gets the same
+requests as each split service in turn: vLLM with its NixlConnector and example proxy, and Twofold's vLLM workers with
+each hand-off mode. The visible transfer is the difference between their times to the second token, as the median over
+rounds. Exits with 1 if a system fails, if greedy tokens differ from the colocated service's, or if the layer-wise
+hand-off is not faster than vLLM's connector at some prompt length.
 """
 
 import argparse
@@ -59,13 +58,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return [each for each in self.pairs if (each.split, each.prompt_tokens) == (split, length)]
 
     def visible_s(self, split: str, length: int) -> float | None:
-        """Return a split service's median visible transfer in seconds at one prompt length; None if not measured."""
         found = self.of(split, length)
         return statistics.median(each.visible_s for each in found) if found else None
 
 
 async def compare(urls: dict[str, str], split: str, given: argparse.Namespace) -> list[Pair]:
-    """Measure one split service beside the colocated service in all rounds."""
+    """Measure a split service and the colocated service with the same requests."""
     draw, pairs = random.Random(given.seed), list[Pair]()
     for number in range(given.rounds + 1):
         for length in given.lengths:
@@ -85,7 +83,7 @@ async def compare(urls: dict[str, str], split: str, given: argparse.Namespace) -
 
 
 def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> Iterator[str]:
-    """Compare each split service with a colocated service that runs beside it. Yield a sentence per failure."""
+    """Compare each split service with the colocated service. Yield a sentence per failure."""
     with Processes(logs(across.folder, given, "colocated")) as colocated:
         url = across.stock.colocated(colocated, threads=max(1, across.stock.threads // 2))
         for split in given.only or SPLITS:
@@ -101,9 +99,7 @@ def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> I
 
 
 def merge_earlier(given: argparse.Namespace) -> list[Pair]:
-    """Return an earlier run's results for the services that `--only` excludes; [] without `--only`. Raises
-    ConfigurationError if the earlier run had another link speed.
-    """
+    """Return the earlier results of the services that `--only` excludes."""
     if not given.only or not given.json.exists():
         return []
     before = msgspec.json.decode(given.json.read_bytes(), type=Report)
@@ -159,7 +155,7 @@ def arguments() -> argparse.Namespace:
 
 
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
-    """Measure all services; return the report and failures. Raises UserError without network namespaces or vLLM."""
+    """Measure all services. Return the report and the failures."""
     longest = max(given.lengths) + 2 * OUTPUT
     model = model_directory(given.model, folder, "--max-model-len", str(longest))
     given.vocabulary = msgspec.json.decode((model / "config.json").read_bytes())["vocab_size"]

@@ -98,13 +98,13 @@ class EventSplitter:
         self._rest = b""
 
     def feed(self, received: bytes) -> list[bytes]:
-        """Return the data of each `data:` line completed by the bytes `received`. A JSON event is always one line."""
+        """Add received bytes. Return the data of every `data:` line that is now complete."""
         lines = (self._rest + received).split(b"\n")
         self._rest = lines.pop()
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
     def close(self) -> list[bytes]:
-        """Return the data of a last line without a line end, after the stream has ended."""
+        """End the stream. Return the data of an unterminated last line."""
         return self.feed(b"\n")
 
 
@@ -120,8 +120,9 @@ class Reply:
     done: bool = False
 
     def add(self, choice: StreamChoice, now: float) -> None:
-        """Record a chunk that arrived at `now` (s), except a chunk that only sets the role of a chat message."""
+        """Record a chunk that arrived at `now` (s)."""
         has_text = choice.has_text
+        # A chunk that only sets the role of a chat message has no token.
         if not choice.opens_chat or choice.finish_reason is not None:
             self.chunk_times_s.append(now)
             self.chunk_has_text.append(has_text)
@@ -138,15 +139,12 @@ class Reply:
         return FinishReason.LENGTH if self.finish_reason == "length" else FinishReason.STOP
 
     def token_times_s(self) -> list[float]:
-        """Return the arrival time of each output token in seconds, from the chunks and the server's `usage`.
-
-        Without `usage`, each chunk is one token, except a last chunk with only a finish reason. If `usage` counts fewer
-        tokens than chunks, chunks without text are dropped; if more, tokens are spread evenly over the chunks.
-        """
+        """Return the arrival time of each output token in seconds."""
         times = self.chunk_times_s
         without_notice = times[:-1] if self.ends_with_notice else times
-        if self.usage is None:
+        if self.usage is None:  # each chunk is one token
             return list(without_notice)
+        # Fewer tokens than chunks: drop chunks without text. More tokens: spread them evenly over the chunks.
         tokens = self.usage.completion_tokens
         if tokens < len(times):
             times = without_notice
@@ -169,7 +167,7 @@ class RequestFailedError(TwofoldError):
 
 
 class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Success or failure of a request, without its token times. `chunks` counts the chunks with output."""
+    """Success or failure of a request. `chunks` counts the chunks with output."""
 
     request_id: str
     chunks: int
@@ -205,7 +203,7 @@ class Client:
         await self._session.close()
 
     def body(self, request: Request, prompt: list[int] | str) -> bytes:
-        """Return the JSON body of a request. Load generators call this before the request is due."""
+        """Return the JSON body of a request."""
         fields: dict[str, object] = {
             "model": self._endpoint.model,
             "max_tokens": request.output_tokens,
@@ -222,11 +220,9 @@ class Client:
         return msgspec.json.encode(fields)
 
     async def send(self, request: Request, body: bytes, reply: Reply | None = None) -> RequestOutcome:
-        """Send a request, add its streamed chunks to `reply` (None: a new `Reply`) and record its timeline. Failures of
-        the endpoint or network are in the outcome, not raised. A cancelled request is recorded as aborted.
-        """
+        """Send a request and record its timeline. Failures are returned in the outcome, not raised."""
         reply = reply or Reply()
-        reason, failure = FinishReason.ABORT, None
+        reason, failure = FinishReason.ABORT, None  # kept if the request is cancelled
         timeline = self._recorder.arrive(request, time.monotonic())
         try:
             async with asyncio.timeout(self._config.timeout_s):
@@ -296,7 +292,6 @@ def _handle_event(data: bytes, now: float, reply: Reply) -> None:
 
 
 def _error_text(body: bytes) -> str:
-    """Return the message in the body of an error response, or the start of the body if it has no message."""
     with suppress(msgspec.DecodeError):
         event: StreamEvent = decode_event(body)
         if event.error_message is not None:

@@ -9,15 +9,13 @@ _TIMEOUT_S = 30.0
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Address and model of an OpenAI-compatible server. Other values are None if the server does not report them.
-    `root` is the directory or id from which the server loaded the model, as reported by vLLM.
-    """
+    """Address and model of an OpenAI-compatible server. Other values are None if the server does not report them."""
 
     base_url: str
     model: str
     max_model_len: int | None = None
     vocab_size: int | None = None
-    root: str | None = None
+    root: str | None = None  # directory or id from which vLLM loaded the model
 
 
 class _Card(msgspec.Struct, frozen=True):
@@ -44,9 +42,9 @@ def authorization(api_key: str | None) -> dict[str, str]:
 
 
 async def discover(base_url: str, model: str | None = None, api_key: str | None = None) -> Endpoint:
-    """Return the endpoint of `model` (None: the first listed model) at `base_url`. If the server lists no models,
-    `model` is required and not verified. Raises ConfigurationError if the server is unreachable, rejects the key or
-    lacks `model`.
+    """Return address and properties of `model` (None: the first model) of the server at `base_url`.
+
+    Raises ConfigurationError if the server is unreachable, rejects the key or lacks the model.
     """
     root = root_url(base_url)
     status, body = await _get(f"{root}/v1/models", api_key)

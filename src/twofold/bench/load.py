@@ -19,16 +19,14 @@ from twofold.timeline import Moment, Timeline
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a load. `max_concurrency` limits the number of requests in flight (None: no limit). `warmup` requests
-    with the lengths of the first request run before the measurement. Exclude `api_key` when serializing this struct.
-    """
+    """Options of a load."""
 
     endpoint: Endpoint
     prompts: PromptMaker = PromptMaker()
     client: ClientConfig = ClientConfig()
-    max_concurrency: int | None = None
-    warmup: int = 0
-    api_key: str | None = None
+    max_concurrency: int | None = None  # maximum number of requests in flight
+    warmup: int = 0  # requests with the lengths of the first request, before the measurement
+    api_key: str | None = None  # exclude it when serializing this struct
 
 
 @dataclass(slots=True)
@@ -42,16 +40,15 @@ class LoadCounts:
 
 @dataclass(slots=True)
 class LoadResult:
-    """Timelines and outcomes of the requests of a load, in order of completion; an aborted request has no outcome.
+    """Timelines and outcomes of the requests of a load, in order of completion.
 
-    `send_lags_s` has the delay of each request in seconds from its due time until it was sent; timelines start after
-    this delay. Times are seconds of time.monotonic().
+    `send_lags_s` has the delay in seconds between the due time of each request and its sending.
     """
 
     timelines: list[Timeline] = field(default_factory=list)
-    outcomes: list[RequestOutcome] = field(default_factory=list)
-    send_lags_s: list[float] = field(default_factory=list)
-    started_s: float = 0.0
+    outcomes: list[RequestOutcome] = field(default_factory=list)  # none for an aborted request
+    send_lags_s: list[float] = field(default_factory=list)  # timelines start after this delay
+    started_s: float = 0.0  # of time.monotonic(), as all times
     ended_s: float = 0.0
     interrupted: bool = False
 
@@ -66,7 +63,7 @@ class LoadResult:
 
     @property
     def packed_tokens(self) -> int:
-        """Number of output tokens with an ITL of 0, because they share a chunk with the preceding token."""
+        """Number of output tokens that arrived in one chunk with the preceding token."""
         chunks = {outcome.request_id: outcome.chunks for outcome in self.outcomes if outcome.error is None}
         return sum(
             max(0, timeline.output_tokens - chunks.get(timeline.request.id, timeline.output_tokens))
@@ -84,10 +81,9 @@ async def run_load(
     stop: asyncio.Event | None = None,
     on_change: OnChange | None = None,
 ) -> LoadResult:
-    """Send `requests` at their arrival times, shifted so that the first is sent at once, and wait for all replies.
+    """Send the requests at their arrival times and wait for all replies. Setting `stop` ends the load early.
 
-    Setting `stop` aborts the requests in flight and ends the load. `on_change` is called after a request is sent or
-    ends. Raises ConfigurationError if every warm-up request fails; later failures are in the result.
+    Raises ConfigurationError if every warm-up request fails; later failures are in the result.
     """
     result = LoadResult()
     recorder = Recorder([result.timelines.append])
@@ -112,8 +108,6 @@ async def _until_done(sending: asyncio.Task[None], stop: asyncio.Event | None, r
 
 
 class _Load:
-    """A running load: warms up, sends each request when it is due, and collects the outcomes."""
-
     def __init__(self, config: LoadConfig, client: Client, result: LoadResult, on_change: OnChange | None) -> None:
         self._config, self._client, self._result = config, client, result
         self._on_change = on_change or (lambda _: None)
@@ -167,19 +161,17 @@ class _Load:
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Record of one request in the JSON report, in seconds. `sent_s` counts from the start of the load, `token_times_s`
-    from the sending of the request.
-    """
+    """Record of one request in the JSON report."""
 
     id: str
-    sent_s: float
+    sent_s: float  # since the start of the load
     prompt_tokens: int
     output_tokens: int
     finish_reason: str | None
     ttft_s: float | None
     tpot_s: float | None
     e2e_s: float | None
-    token_times_s: list[float]
+    token_times_s: list[float]  # since the request was sent
     chunks: int | None
     error: str | None
     detail: str | None

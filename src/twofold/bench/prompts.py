@@ -1,6 +1,4 @@
-"""Generation of prompts of a given length, as token ids or words. Requests whose `prefix_blocks` begin with the same
-block ids get prompts with the same first tokens, so the prompts have the same prefix reuse as the trace.
-"""
+"""Generation of prompts of a given length; requests with common prefix blocks get prompts with a common prefix."""
 
 from enum import StrEnum
 from hashlib import blake2b
@@ -33,19 +31,18 @@ class PromptForm(StrEnum):
 
 
 class PromptMaker(msgspec.Struct, frozen=True, kw_only=True):
-    """Generator of random prompts; equal seeds and requests give equal prompts. Token ids are at least `lowest` and
-    less than `vocabulary`; the defaults fit every large vocabulary and avoid special tokens. A prefix block has
-    `block_tokens` tokens.
-    """
+    """Generator of random prompts; equal seeds and requests give equal prompts."""
 
     form: PromptForm = PromptForm.TOKENS
     seed: int = 0
+    # Token ids are at least `lowest` and less than `vocabulary`. The defaults fit every large vocabulary and avoid
+    # special tokens.
     lowest: int = 256
     vocabulary: int = 1024
-    block_tokens: int = BLOCK_TOKENS
+    block_tokens: int = BLOCK_TOKENS  # of a prefix block
 
     def prompt(self, request: Request) -> list[int] | str:
-        """Return the prompt of `request`: a list of `prompt_tokens` token ids, or a text of `prompt_tokens` words."""
+        """Return the prompt of `request` as token ids or as text."""
         if self.form is PromptForm.TOKENS:
             return self.token_ids(request)
         return " ".join(WORDS[number] for number in self._draw(request, 0, len(WORDS)).tolist())
@@ -73,7 +70,7 @@ def _name(block: BlockKey) -> int | str:
 
 
 def token_range(vocabulary: int | None) -> tuple[int, int]:
-    """Return the token ids for prompts as (first, last + 1); a default range if `vocabulary` is None."""
+    """Return the lowest token id for prompts and the id after the highest, for a vocabulary size (None: unknown)."""
     if vocabulary is None:
         return 256, 1024
     return min(256, vocabulary // 2), vocabulary

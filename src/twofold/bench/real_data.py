@@ -7,7 +7,7 @@ _CHECKOUT = Path(__file__).parents[3]
 
 
 def data_folder() -> Path:
-    """Return the data folder: TWOFOLD_DATA, else an existing `data` in the checkout, else `shared/data` beside it."""
+    """Return the folder of public data: TWOFOLD_DATA, else `data` in the checkout or `shared/data` beside it."""
     configured = os.environ.get("TWOFOLD_DATA")
     if configured:
         return Path(configured)

@@ -34,18 +34,19 @@ class ServedProcess:
 
 @contextmanager
 def served(model: Path | None, flags: Sequence[str]) -> Iterator[str]:
-    """Run `twofold serve` as `served_process` does, and yield the URL of the service."""
+    """Run `twofold serve` during the context. Yield the URL of the service."""
     with served_process(model, flags) as process:
         yield process.url
 
 
 @contextmanager
 def served_process(model: Path | None, flags: Sequence[str]) -> Iterator[ServedProcess]:
-    """Run `twofold serve MODEL FLAGS…` on a free port during the context; without `model`, the flags must select an
-    emulated engine. Raises ConfigurationError with the service's log if the service ends during startup.
+    """Run `twofold serve MODEL FLAGS…` on a free port during the context.
+
+    Raises ConfigurationError with the service's log if the service ends during startup.
     """
     port = free_port()
-    what = [] if model is None else [str(model)]
+    what = [] if model is None else [str(model)]  # without a model, the flags select an emulated engine
     command = [sys.executable, "-m", "twofold.cli.main", "serve", *what, "--port", str(port), *flags]
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+") as log:
@@ -60,11 +61,10 @@ def served_process(model: Path | None, flags: Sequence[str]) -> Iterator[ServedP
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Return an unused TCP port of an IPv4 or IPv6 address. The port is outside the range from which Linux assigns
-    ports automatically, so no other socket gets it before the caller binds it.
-    """
+    """Return an unused TCP port of an IPv4 or IPv6 address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     while True:
+        # Linux assigns no port of this range automatically, so no other socket gets it before the caller binds it.
         port = _RANDOM.choice(_PORTS)
         with socket.socket(family) as probe:
             try:
@@ -83,7 +83,7 @@ def metrics(url: str) -> str:
 
 
 def wait_ready(process: "subprocess.Popen[str] | subprocess.Popen[bytes]", url: str) -> bool:
-    """Return True when the service is healthy, False if its process ends; raise ConfigurationError after 10 minutes."""
+    """Return True when the service is healthy, False if its process ends. Raises ConfigurationError after a timeout."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:

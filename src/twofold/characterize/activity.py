@@ -1,6 +1,4 @@
-"""Simulation of the number of active tokens in the batches of one colocated instance (Splitwise, section III-B). An
-iteration has one active token for each prompt token that it computes, and one for each decoding sequence.
-"""
+"""Simulation of active tokens (Splitwise, section III-B): the prompt tokens and decoding sequences of an iteration."""
 
 import tempfile
 from collections import defaultdict
@@ -23,9 +21,7 @@ _PS: Final = 10**12
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """Distribution of active tokens in the batches of an instance at `rate` requests per second. `busy_s` maps a number
-    of active tokens to the seconds spent on batches with this number.
-    """
+    """Distribution of active tokens of an instance: seconds spent on batches, by number of active tokens."""
 
     workload: str
     load: float
@@ -33,11 +29,11 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     busy_s: dict[int, float]
 
     def share(self, tokens: int) -> float:
-        """Return the share of the busy time during which the batch has at most `tokens` active tokens."""
+        """Return the share of busy time during which at most `tokens` tokens are active."""
         return sum(seconds for active, seconds in self.busy_s.items() if active <= tokens) / sum(self.busy_s.values())
 
     def steps(self) -> list[tuple[int, float]]:
-        """Return the cumulative distribution as (n, share of the busy time with at most n active tokens)."""
+        """Return the cumulative distribution of active tokens over busy time."""
         total, whole, found = 0.0, sum(self.busy_s.values()), []
         for active in sorted(self.busy_s):
             total += self.busy_s[active]
@@ -56,9 +52,7 @@ class _BusyTime(Observer):
 
 
 def activities(profile: MeasuredProfile, catalog: Catalog, name: str, requests: Sequence[Request]) -> list[Activity]:
-    """Simulate one colocated instance under a workload at each of `LOADS`, which are shares of its highest throughput.
-    `requests` must arrive at a mean rate of 1 per second; their arrival times are rescaled to each load.
-    """
+    """Simulate one colocated instance at several loads. `requests` must arrive at a mean rate of 1 per second."""
     with tempfile.TemporaryDirectory(prefix="twofold-characterize-") as folder:
         path = Path(folder) / "profile.yaml"
         path.write_text(dump_profile(msgspec.structs.replace(profile, host=None)), encoding="utf-8")
@@ -87,6 +81,5 @@ def _busy(spec: ClusterSpec, catalog: Catalog, requests: Sequence[Request]) -> _
 
 
 def _arriving(requests: Sequence[Request], rate: float | None) -> list[Request]:
-    """Return the requests with arrival times rescaled to `rate` requests per second. With None, all arrive at once."""
     scale = 0.0 if rate is None else 1.0 / rate
     return [msgspec.structs.replace(request, arrival_s=request.arrival_s * scale) for request in requests]

@@ -22,7 +22,7 @@ _UNLIMITED: Final = 1 << 20
 
 
 class InstanceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Unmeasured facts about an instance, which become fields of the instance's `MeasuredProfile`."""
+    """Facts about an instance that are given, not measured."""
 
     model: Model
     engine: str
@@ -34,7 +34,7 @@ class InstanceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Characterization(msgspec.Struct, frozen=True, kw_only=True):
-    """Fitted profile of one model on one instance, and the rows (measurements) behind the fit, if available."""
+    """Fitted profile of one model on one instance, with the measurements behind it."""
 
     profile: MeasuredProfile
     rows: tuple[ProfileRow, ...] = ()
@@ -63,7 +63,7 @@ class Characterization(msgspec.Struct, frozen=True, kw_only=True):
         return max((row.batch_size for row in self.rows if row.token_time), default=64)
 
     def prefill_rate(self, tokens: int) -> float:
-        """Return tokens/s of a prefill iteration with `tokens` tokens in prompts of at most 512 tokens."""
+        """Return the prefill throughput in tokens/s of iterations with `tokens` prompt tokens."""
         return tokens / self.times.seconds(tokens, tokens * min(tokens, _PROMPT), 0, 0)
 
     def decode_rate(self, sequences: int, context: int) -> float:
@@ -71,7 +71,7 @@ class Characterization(msgspec.Struct, frozen=True, kw_only=True):
         return sequences / self.times.seconds(0, 0, sequences, sequences * context)
 
     def ttft_s(self, tokens: int) -> float:
-        """Return the TTFT in seconds of a prompt without queueing. A long prompt is computed in chunks."""
+        """Return the TTFT in seconds of a prompt without queueing."""
         chunk = self.profile.max_num_batched_tokens or tokens
         starts = range(0, tokens, chunk)
         chunks = ((min(chunk, tokens - start), start) for start in starts)
@@ -84,16 +84,13 @@ class Characterization(msgspec.Struct, frozen=True, kw_only=True):
         return _knee(self.longest_prefill, self.prefill_rate)
 
     def decode_knee(self, context: int = 512) -> int | None:
-        """Return the smallest batch size with 95% of the highest decode throughput.
-
-        Return None if this size is above half of `largest_batch`, because the throughput then still grows.
-        """
+        """Return the smallest batch size with 95% of the highest decode throughput; None if throughput still grows."""
         knee = _knee(self.largest_batch, lambda batch: self.decode_rate(batch, context))
+        # Above half of the largest batch, throughput still grows.
         return knee if knee <= self.largest_batch / 2 else None
 
 
 def _knee(largest: int, rate: Callable[[int], float]) -> int:
-    """Return the smallest size up to `largest` at which `rate` reaches 95% of its maximum."""
     sizes = sorted({max(1, round(largest * 2 ** (-step / 8))) for step in range(200)})
     rates = [rate(size) for size in sizes]
     return next(size for size, each in zip(sizes, rates, strict=True) if each >= _SATURATED * max(rates))
@@ -102,9 +99,7 @@ def _knee(largest: int, rate: Callable[[int], float]) -> int:
 def characterization(
     rows: Sequence[ProfileRow], limits: TargetLimits, facts: InstanceFacts, power: MeasuredPower | None
 ) -> Characterization:
-    """Fit a profile to the rows of one model on one hardware, after leaving out contradictory rows. Raises
-    ConfigurationError if there are too few measurements.
-    """
+    """Fit a profile to the measurements of one instance. Raises ConfigurationError if there are too few."""
     _, hardware, tensor_parallel = rows[0].pair
     kept = [row for batch in consistent_batches(rows)[0] for row in batch.rows]
     kept += [row for row in rows if row.mixed_time or row.transfer_time]
@@ -125,7 +120,7 @@ def characterization(
 
 
 def measured_link(rows: Sequence[ProfileRow], model: Model) -> KvLink | None:
-    """Fit a link's latency and bandwidth to KV transfers after the first token; None for fewer than two sizes."""
+    """Fit latency and bandwidth of a link to KV transfers; None for fewer than two prompt lengths."""
     transfers = median_by_size((row.prompt_size, row.transfer_time) for row in rows if row.transfer_time)
     if len(transfers) < 2:
         return None
@@ -135,7 +130,7 @@ def measured_link(rows: Sequence[ProfileRow], model: Model) -> KvLink | None:
 
 
 def median_by_size(points: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Group (size, value) points by size; return the median value of each size, in increasing order of size."""
+    """Return the median value of each size, in increasing order of size."""
     groups: dict[int, list[float]] = defaultdict(list)
     for size, value in points:
         groups[size].append(value)
@@ -143,9 +138,8 @@ def median_by_size(points: Iterable[tuple[int, float]]) -> dict[int, float]:
 
 
 def measured_power(rows: Sequence[ProfileRow], tdp_w: float, source: str) -> MeasuredPower | None:
-    """Return the power of saturated prefill and of decode as shares of `tdp_w`; None if either was not measured. For a
-    row that times both phases, peak power counts as prefill and, at batch size 1, average power counts as decode.
-    """
+    """Return the power of prefill and of decode as shares of TDP; None if either was not measured."""
+    # In a row that times both phases, peak power counts as prefill and, at batch size 1, average power as decode.
     both = [row for row in rows if row.average_power and row.prompt_time and row.token_time]
     prefills = [row.average_power for row in rows if row.average_power and row.prompt_time and not row.token_time]
     prefills += [row.peak_power for row in both if row.peak_power]
@@ -157,6 +151,6 @@ def measured_power(rows: Sequence[ProfileRow], tdp_w: float, source: str) -> Mea
 
 
 def cached_speedup(rows: Sequence[ProfileRow]) -> float | None:
-    """Return the median ratio of a new prompt's TTFT to the TTFT of the same prompt repeated; None if not measured."""
+    """Return the median speedup of TTFT by a prefix-cache hit; None if not measured."""
     ratios = [row.prompt_time / row.cached_time for row in rows if row.cached_time]
     return median(ratios) if ratios else None

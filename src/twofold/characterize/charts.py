@@ -35,7 +35,7 @@ Instances = Sequence[Characterization]
 
 
 def charts(found: Instances, activity: Mapping[str, Sequence[Activity]], workloads: Workloads) -> list[ReportChart]:
-    """Return all charts that have data. `activity` maps an instance's name to its distributions of active tokens."""
+    """Return all charts that have data."""
     drawn = (
         *(latency(found), throughput(found), lengths(workloads), active(activity)),
         *(memory(found), power(found), caps(found), transfer(found)),
@@ -44,7 +44,6 @@ def charts(found: Instances, activity: Mapping[str, Sequence[Activity]], workloa
 
 
 def _curve(largest: int, value: Callable[[int], float]) -> tuple[list[int], list[float]]:
-    """Return geometrically spaced sizes from 1 to `largest`, and `value` of each size."""
     sizes = sorted({max(1, round(largest ** (step / _POINTS))) for step in range(_POINTS + 1)})
     return sizes, [value(size) for size in sizes]
 
@@ -85,7 +84,6 @@ def latency(found: Instances) -> ReportChart:
 
 
 def _decodes(each: Characterization) -> Iterator[ProfileRow]:
-    """Yield the rows of decodes with about `_CONTEXT` tokens of context per sequence."""
     for row in each.rows:
         if row.token_time and _CONTEXT / _NEAR <= row.mean_context / row.batch_size <= _CONTEXT * _NEAR:
             yield row
@@ -150,7 +148,7 @@ def lengths(workloads: Workloads) -> ReportChart | None:
 
 
 def active(activity: Mapping[str, Sequence[Activity]]) -> ReportChart | None:
-    """Plot the share of busy time in which the batch has at most n active tokens, by n (Splitwise, figure 4)."""
+    """Plot the cumulative distribution of active tokens over busy time (Splitwise, figure 4)."""
     traces: list[Trace] = []
     for index, (name, runs) in enumerate(activity.items()):
         workloads = list(dict.fromkeys(run.workload for run in runs))
@@ -173,7 +171,7 @@ def active(activity: Mapping[str, Sequence[Activity]]) -> ReportChart | None:
 
 
 def memory(found: Instances) -> ReportChart:
-    """Plot memory usage by the number of KV tokens in use, up to the KV capacity (Splitwise, figure 7)."""
+    """Plot memory usage by number of tokens in the KV cache (Splitwise, figure 7)."""
     traces: list[Trace] = []
     for index, each in enumerate(found):
         model, capacity = each.profile.model, each.profile.kv_capacity_tokens
@@ -226,7 +224,7 @@ def _bars(name: str, x: Sequence[str], y: Iterable[float], colour: str) -> Trace
 
 
 def transfer(found: Instances) -> ReportChart | None:
-    """Plot by prompt length how much the KV transfer delays the second token (Splitwise, figures 11 and 14)."""
+    """Plot the delay of the second token due to the KV transfer, by prompt length (Splitwise, figures 11 and 14)."""
     traces = [trace for index, each in enumerate(found) for trace in _transfers(each, run_colour(index))]
     if not traces:
         return None

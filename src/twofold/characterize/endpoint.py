@@ -25,7 +25,7 @@ _SERVER_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "twofold": "twofold"}
 
 
 class EndpointTarget:
-    """Server with an OpenAI API that is characterized. Prompts are random, so they hit no prefix cache."""
+    """Characterization target that is a server with an OpenAI API."""
 
     def __init__(
         self,
@@ -114,7 +114,6 @@ class _ServerFacts(msgspec.Struct, frozen=True):
 
 
 async def _metrics(root: str, api_key: str | None) -> _ServerFacts:
-    """Query the server's software and version and, for vLLM, its KV capacity in tokens."""
     engine, capacity = "unknown engine", None
     with suppress(aiohttp.ClientError, ConfigurationError, TimeoutError, ValueError):
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:

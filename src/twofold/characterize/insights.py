@@ -49,9 +49,7 @@ Workloads = Mapping[str, Sequence[Request]]
 def insights(
     found: Characterization, workloads: Workloads, activity: Sequence[Activity], others: Sequence[Characterization]
 ) -> list[Insight]:
-    """Check the insights for the instance `found`. `activity` has the instance's active tokens under each workload.
-    `others` are other instances to compare: the same model on other hardware or under a power cap.
-    """
+    """Check the insights for the instance `found`, compared with the instances `others`."""
     return [
         _distributions(workloads),
         _few_active(activity),
@@ -178,16 +176,16 @@ def _power(found: Characterization, others: Sequence[Characterization]) -> Insig
 
 
 def is_capped(other: Characterization, found: Characterization) -> bool:
-    """Return whether `other` is `found` under a power cap: equal model and tensor parallelism, and the hardware name of
-    `found` plus a hyphen and a suffix.
-    """
+    """Return whether `other` is the instance `found` under a power cap."""
+    # The hardware name of a capped instance has a hyphen and a suffix.
     mine, its = found.profile, other.profile
     same = (mine.model.name, mine.tensor_parallel) == (its.model.name, its.tensor_parallel)
     return same and its.machine.startswith(f"{mine.machine}-")
 
 
 def slowdown(found: Characterization, other: Characterization) -> tuple[float, float]:
-    """Return two ratios of `other` to `found`: TTFT of a prompt of 1,500 tokens, and TBT of a batch of 16 sequences."""
+    """Return the TTFT and the TBT of `other` relative to `found`."""
+    # TTFT of a prompt of 1,500 tokens, TBT of a batch of 16 sequences.
     decodes = [each.times.seconds(0, 0, _BATCH, _BATCH * 1024) for each in (other, found)]
     return other.ttft_s(1500) / found.ttft_s(1500), decodes[0] / decodes[1]
 

@@ -1,4 +1,4 @@
-"""Characterization of an engine in this process, which runs the requests of a probe iteration by iteration."""
+"""Characterization of an engine that runs in this process."""
 
 import time
 from abc import abstractmethod
@@ -12,7 +12,7 @@ from twofold.characterize.target import ProbeStream, StreamTimes, TargetLimits
 
 
 class Stepper:
-    """Interface of an engine with its scheduler in this process; each call of `step` runs one iteration."""
+    """Interface of an engine in this process that runs one iteration per step."""
 
     engine: str
     limits: TargetLimits
@@ -31,7 +31,7 @@ class Stepper:
 
 
 class LocalTarget:
-    """Characterization target with an engine in this process. A token's time is the end of its iteration."""
+    """Characterization target that is an engine in this process."""
 
     def __init__(self, stepper: Stepper) -> None:
         self.engine, self.limits = stepper.engine, stepper.limits

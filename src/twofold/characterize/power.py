@@ -17,13 +17,14 @@ _EVERY_S: Final = 0.05
 
 
 class PowerSource(Protocol):
-    """Source of power readings. `name` is for display; `tdp_w` is the hardware's TDP in watts."""
+    """Source of power readings."""
 
     name: str
     tdp_w: float
 
+    # The current value, or the mean since the previous call.
     def watts(self) -> float:
-        """Return the power in watts: the current value, or the mean since the previous call."""
+        """Return the power in watts."""
 
     def limit(self, watts: float) -> None:
         """Limit the power. Raises OSError or a vendor's error if the limit is out of range or not permitted."""
@@ -62,7 +63,7 @@ class RaplPower:
         return time.monotonic(), [int((path / "energy_uj").read_text()) for path in self._packages]
 
     def _spans(self) -> list[int]:
-        """Return the value in µJ at which each package's energy counter wraps around."""
+        # The values in µJ at which the energy counters wrap around.
         return [int((path / "max_energy_range_uj").read_text()) for path in self._packages]
 
 
@@ -109,14 +110,14 @@ class PowerShares(msgspec.Struct):
 
 
 class PowerMeter:
-    """Meter that samples a power source while a probe runs. Without a source, it measures nothing."""
+    """Meter of the hardware's power while a probe runs."""
 
     def __init__(self, source: PowerSource | None) -> None:
         self.source = source
 
     @contextmanager
     def measuring(self) -> Iterator[PowerShares]:
-        """Measure power during the context; the fields of the yielded `PowerShares` are set when the context ends."""
+        """Measure power during the context, and then set the fields of the yielded `PowerShares`."""
         shares = PowerShares()
         if self.source is None:
             yield shares

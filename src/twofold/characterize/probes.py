@@ -1,4 +1,4 @@
-"""Probes of a characterization: small groups of requests (streams), each of which measures one property of an instance.
+"""Probes of a characterization. A probe is a group of requests (streams) that measures one property of an instance.
 
     kind      streams                                       measures
     prefill   one prompt alone                              prefill time by prompt length
@@ -32,7 +32,7 @@ _RESERVED: Final = 8  # context left free, because a tokenizer may add tokens
 
 
 class ProbeKind(StrEnum):
-    """Property that a probe measures; see the table in this module's docstring."""
+    """Property that a probe measures."""
 
     PREFILL = "prefill"
     PARALLEL = "parallel"
@@ -43,24 +43,24 @@ class ProbeKind(StrEnum):
 
 
 class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """A probe: streams (requests) that run together. In a mixed probe, some streams start while the others decode."""
+    """A probe: requests (streams) that run together."""
 
     kind: ProbeKind
     streams: tuple[ProbeStream, ...]
 
     @property
     def running(self) -> list[ProbeStream]:
-        """Streams that start at the beginning of the probe."""
+        """Requests that start at the beginning of the probe."""
         return [stream for stream in self.streams if not stream.after_tokens]
 
     @property
     def injected(self) -> list[ProbeStream]:
-        """Streams that start later, while the `running` streams decode."""
+        """Requests that start while the others decode."""
         return [stream for stream in self.streams if stream.after_tokens]
 
     @property
     def name(self) -> str:
-        """Name of the probe: kind, streams × prompt tokens, and prompts added later, as in `mixed 4x512+200`."""
+        """Display name of the probe, such as `mixed 4x512+200`."""
         first = self.running[0]
         many = f"{len(self.running)}x{first.prompt_tokens}"
         beside = "".join(f"+{stream.prompt_tokens}" for stream in self.injected)
@@ -68,15 +68,14 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        """Number of prompt and output tokens of all streams, a measure of the probe's duration."""
+        """Number of prompt and output tokens of all requests."""
         return sum(stream.prompt_tokens + stream.output_tokens for stream in self.streams)
 
 
 def probes(limits: TargetLimits) -> list[SweepProbe]:
-    """Return the probes that fit into the limits of a target. Kinds and sizes are interleaved, so that a sweep that
-    ends early has measured all kinds and both small and large sizes.
-    """
+    """Return the probes that fit into the limits of a target, in an order that interleaves kinds and sizes."""
     kinds = (_transfers,) if limits.disaggregated else (_prefills, _decodes, _mixed, _parallel, _cached)
+    # Interleaved, so that a sweep that ends early has measured all kinds and both small and large sizes.
     ranked: list[tuple[float, SweepProbe]] = []
     for kind in kinds:
         found = sorted(kind(limits), key=lambda probe: probe.tokens)
@@ -86,7 +85,7 @@ def probes(limits: TargetLimits) -> list[SweepProbe]:
 
 
 def _bisecting(index: int) -> float:
-    """Return the van der Corput number of an index. Sorting indices by this number bisects the gaps between them."""
+    # The van der Corput number of the index: sorting by it bisects the gaps between indices.
     number, unit = 0.0, 0.5
     while index:
         number += unit * (index & 1)
@@ -95,7 +94,6 @@ def _bisecting(index: int) -> float:
 
 
 def _longest(limits: TargetLimits, output: int) -> int:
-    """Return the length of the longest prompt that leaves room for `output` tokens in the context."""
     return limits.max_model_len - output - _RESERVED
 
 
@@ -147,7 +145,7 @@ def _transfers(limits: TargetLimits) -> Iterator[SweepProbe]:
 
 
 def chunks_of(tokens: int, limits: TargetLimits, decodes: int = 0) -> int:
-    """Return the number of iterations that compute a prompt beside `decodes` decodes; 1 without a token limit."""
+    """Return the number of chunks in which a prompt is computed beside `decodes` decodes."""
     budget = limits.max_num_batched_tokens
     return 1 if budget is None else -(-tokens // max(1, budget - decodes))
 
@@ -157,7 +155,6 @@ def _stream(prompt: int, output: int) -> ProbeStream:
 
 
 def _fits(limits: TargetLimits, prompts: Sequence[int], output: int) -> bool:
-    """Return whether all prompts and outputs fit into the KV cache together, and into one batch."""
     tokens = sum(prompts) + output * len(prompts)
     capacity = min(_MOST_TOKENS, limits.kv_capacity_tokens or _MOST_TOKENS)
     return tokens <= capacity and len(prompts) <= (limits.max_num_seqs or len(prompts))

@@ -21,7 +21,7 @@ def html_report(
     *,
     title: str,
 ) -> str:
-    """Return the HTML page. `judged` maps an instance's name to its insights; `drawn` are the charts."""
+    """Return the HTML report."""
     body = [html_section(f"Insights of Splitwise: {name}", _insights(each)) for name, each in judged.items()]
     body += [html_section("Instances", _instances(found))]
     return html_page(title, [*body, *(html_chart(chart) for chart in drawn)])
@@ -36,7 +36,6 @@ def _insights(judged: Sequence[Insight]) -> str:
 
 
 def _instances(found: Sequence[Characterization]) -> str:
-    """Return a table with a column per instance and, for two instances, a column with their ratio."""
     columns = [dict(_facts(each)) for each in found]
     labels = dict.fromkeys(label for column in columns for label in column)
     ratios = _ratios(found[0], found[1]) if len(found) == 2 else {}
@@ -69,7 +68,6 @@ def _tbt_s(found: Characterization) -> float:
 
 
 def _ratios(one: Characterization, other: Characterization) -> dict[str, str]:
-    """Return, by label, the ratio of each figure (such as TTFT) of the instance `other` to that of `one`."""
     pairs = {
         "TTFT, 1,500 tokens": (one.ttft_s(_PROMPT), other.ttft_s(_PROMPT)),
         "TBT, 16 sequences of 1,024 tokens": (_tbt_s(one), _tbt_s(other)),

@@ -1,4 +1,4 @@
-"""Conversion of a probe's token times to rows of a profile (CSV), and of rows to measurements for the fit."""
+"""Conversion of a probe's token times to rows of a profile (CSV), and of rows to inputs of the fit."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,9 +21,7 @@ _TORN: Final = 1.5  # a gap of this many usual gaps computes a part of a prompt
 def rows_of(
     probe: SweepProbe, times: Sequence[StreamTimes], limits: TargetLimits, pair: tuple[str, str, int]
 ) -> Iterator[ProfileRow]:
-    """Yield the profile rows that a probe measured. `pair` is (model, hardware, tensor parallelism). Raises TargetError
-    if a stream (request of the probe) got fewer output tokens than it requested.
-    """
+    """Convert a probe's token times to profile rows. Raises TargetError if a request got too few output tokens."""
     for stream, each in zip(probe.streams, times, strict=True):
         if len(each.token_times_s) < stream.output_tokens:
             raise TargetError(
@@ -56,7 +54,6 @@ def _decode(probe: SweepProbe, times: Sequence[StreamTimes], _: TargetLimits) ->
 
 
 def _gaps_together(times: Sequence[StreamTimes]) -> list[float]:
-    """Return the inter-token gaps in seconds of all streams while all of them decode."""
     began, ended = max(each.token_times_s[0] for each in times), min(each.token_times_s[-1] for each in times)
     return [
         after - before
@@ -117,7 +114,7 @@ def _ms(seconds: float) -> float:
 
 
 def measurements(rows: Iterable[ProfileRow], limits: TargetLimits) -> list[Measurement]:
-    """Convert profile rows of one model on one hardware to measurements for the fit of iteration times."""
+    """Convert profile rows of one model on one hardware to inputs of the fit of iteration times."""
     budget, requests = limits.max_num_batched_tokens, int(limits.remote)
     made: list[Measurement] = []
     for row in rows:
@@ -136,7 +133,7 @@ def measurements(rows: Iterable[ProfileRow], limits: TargetLimits) -> list[Measu
 
 
 def packed(prompts: Sequence[int], budget: int | None) -> tuple[IterationWork, ...]:
-    """Return the iterations that compute `prompts` in order, each with at most `budget` tokens (None: no limit)."""
+    """Split the prefill of several prompts into iterations of at most `budget` tokens (None: no limit)."""
     iterations: list[IterationWork] = []
     tokens = squares = 0
     for prompt in prompts:

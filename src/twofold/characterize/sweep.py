@@ -33,7 +33,7 @@ OnProbe = Callable[[str, float], None]
 
 
 class ProfileFile:
-    """A profile (CSV file) to which a sweep appends rows. Rows of an earlier sweep count as runs of their probes."""
+    """A profile (CSV file) to which a sweep appends rows."""
 
     def __init__(self, path: Path, pair: tuple[str, str, int]) -> None:
         """Open the file. Raises ConfigurationError if it is not a profile, or has rows of another model or hardware."""
@@ -59,18 +59,16 @@ class ProfileFile:
 
 
 def _cells(row: ProfileRow) -> dict[str, object]:
-    """Return the measured values of a row by column name."""
     return {name: value for name in _NAMES if (value := getattr(row, name)) not in (None, 0, 0.0)}
 
 
 def sweep(
     target: Target, file: ProfileFile, pair: tuple[str, str, int], budget_s: float, on_probe: OnProbe, meter: PowerMeter
 ) -> None:
-    """Run each probe up to `_PASSES` times within `budget_s` seconds, and append the measured rows to `file`.
+    """Run the probes for about `budget_s` seconds, and append the measured rows to `file`.
 
-    `on_probe` gets the probe's name and the elapsed share of the budget before each probe. If the rows do not suffice
-    for a fit at the end of the budget, more probes run beyond it. Raises TargetError if the target fails; `file` keeps
-    its rows.
+    `on_probe` gets the next probe's name and the elapsed share of the budget. Raises TargetError if the target fails;
+    rows measured before stay in `file`.
     """
     began = time.monotonic()
     wanted = probes(target.limits)
@@ -89,6 +87,7 @@ def sweep(
             break
         if _expected_s(probe, file.rows) <= budget_s / _MOST_OF_BUDGET:
             run(probe)
+    # If the rows do not suffice for a fit, more probes run beyond the budget.
     for probe in sorted((each for each in wanted if each not in ran), key=attrgetter("tokens")):
         if _suffice(file.rows, target.limits, ran):
             break
@@ -96,14 +95,13 @@ def sweep(
 
 
 def _suffice(rows: Sequence[ProfileRow], limits: TargetLimits, ran: Sequence[SweepProbe]) -> bool:
-    """Return whether the rows suffice for a fit, and a probe of each kind of iteration has run."""
     kinds = {_sizes_of_row(row)[0] for row in rows} | {probe.kind.value for probe in ran}
     distinct = median_measurements(measurements(rows, limits))
     return limits.disaggregated or (kinds.issuperset(KINDS) and len(distinct) >= FEWEST)
 
 
 def _expected_s(probe: SweepProbe, rows: Sequence[ProfileRow]) -> float:
-    """Return a high estimate of a probe's duration in seconds, from the slowest iterations measured so far."""
+    # A high estimate, from the slowest iterations measured so far.
     long = [row for row in rows if row.prompt_size * row.batch_size >= _LONG]
     prompt_ms = max((row.prompt_time / (row.prompt_size * row.batch_size) for row in long), default=0.0)
     token_ms = max((row.token_time for row in rows), default=0.0)
@@ -112,7 +110,7 @@ def _expected_s(probe: SweepProbe, rows: Sequence[ProfileRow]) -> float:
 
 
 def _left(wanted: Sequence[SweepProbe], rows: Sequence[ProfileRow]) -> Iterator[SweepProbe]:
-    """Yield probes, pass by pass, until each has `_PASSES` runs. A row with the sizes of a probe counts as a run."""
+    # A row with the sizes of a probe counts as a run of the probe, also if an earlier sweep measured it.
     done = Counter(_sizes_of_row(row) for row in rows)
     for number in range(_PASSES):
         for probe in wanted:

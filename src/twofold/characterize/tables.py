@@ -53,7 +53,7 @@ def _mixed(found: Characterization) -> Iterator[tuple[str, float, int]]:
 
 
 def findings(found: Characterization) -> Iterator[tuple[str, str]]:
-    """Yield (label, value) of each single figure of an instance, such as its KV capacity."""
+    """Yield label and value of each figure of an instance, such as its KV capacity."""
     yield "prefill throughput saturates at", f"{found.prefill_knee():,} tokens"
     knee = found.decode_knee()
     yield "decode throughput saturates at", "no measured batch" if knee is None else f"{knee:,} sequences"

@@ -13,20 +13,16 @@ class TargetError(UserError):
 
 
 class ProbeStream(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a probe: a random prompt of `prompt_tokens` tokens and exactly `output_tokens` output tokens.
-
-    If `after_tokens` is 0, the request is sent at once; else when each request sent at once has `after_tokens` output
-    tokens. Requests with the same number `prompt` have the same prompt; if it is None, no cache has the prompt.
-    """
+    """One request of a probe: a random prompt of `prompt_tokens` tokens and exactly `output_tokens` output tokens."""
 
     prompt_tokens: int
     output_tokens: int
-    after_tokens: int = 0
-    prompt: int | None = None
+    after_tokens: int = 0  # output tokens that each request sent at once has when this one is sent; 0: sent at once
+    prompt: int | None = None  # requests with equal numbers have the same prompt; None: a prompt that no cache has
 
 
 class StreamTimes(msgspec.Struct, frozen=True):
-    """Times of one stream (request of a probe), in monotonic seconds: when it was sent, and when each token arrived."""
+    """Sending time of one request, and arrival time of each token, in seconds of time.monotonic()."""
 
     sent_s: float
     token_times_s: list[float]
@@ -37,26 +33,24 @@ class StreamTimes(msgspec.Struct, frozen=True):
 
 
 class TargetLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of a target; None if unknown. Prompts over `max_num_batched_tokens` are computed in chunks. With `remote`,
-    times include the transport of requests, such as HTTP. With `disaggregated`, only KV transfers are measured.
-    """
+    """Limits of a characterization target; None if unknown."""
 
     max_model_len: int
     max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
+    max_num_batched_tokens: int | None = None  # longer prompts are computed in chunks
     kv_capacity_tokens: int | None = None
-    remote: bool = False
-    disaggregated: bool = False
+    remote: bool = False  # times include the transport of requests, such as HTTP
+    disaggregated: bool = False  # only KV transfers are measured
 
 
 class Target(Protocol):
-    """An instance that can be characterized. `engine` is the name and version of its software."""
+    """An instance that can be characterized."""
 
-    engine: str
+    engine: str  # name and version of its software
     limits: TargetLimits
 
     def run(self, streams: Sequence[ProbeStream]) -> list[StreamTimes]:
-        """Run the streams together; return their times in order. Raises TargetError if a stream fails."""
+        """Run the requests together and return their times in order. Raises TargetError if a request fails."""
 
     def close(self) -> None:
         """Release the target's resources."""

@@ -1,4 +1,4 @@
-"""Built-in torch engine in this process for characterization, which runs one iteration per step."""
+"""Characterization of the built-in torch engine in this process."""
 
 import time
 from collections.abc import Iterable

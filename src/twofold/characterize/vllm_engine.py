@@ -1,4 +1,4 @@
-"""vLLM's engine in this process for characterization, which runs one iteration per step."""
+"""Characterization of vLLM's engine in this process."""
 
 import os
 from collections.abc import Iterable

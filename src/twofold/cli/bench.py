@@ -44,7 +44,7 @@ class LoadSettings(ShapeSettings):
     duration: float | None = DURATION.field(unset="no limit")
 
     def requests(self, context: int | None) -> list[Request]:
-        """Return the requests, clipped to --max-model-len (default: `context`). Raises ConfigurationError if none."""
+        """Return the requests to send. Raises ConfigurationError if there are none."""
         shape = self.shape() | {"max_model_len": self.max_model_len or context}
         few = self.num_requests is None and self.duration is None
         requests = workload(
@@ -89,7 +89,7 @@ class BenchSettings(ReportSettings, ClientSettings, LoadSettings):
 
 
 class BenchReport(JsonReport, frozen=True, kw_only=True):
-    """JSON report of `twofold bench`, without the API key. `requests` is None without --per-request."""
+    """JSON report of `twofold bench`."""
 
     twofold_version: str
     workload: str
@@ -150,7 +150,7 @@ def bench(settings: BenchSettings) -> None:
 
 
 def load_config(endpoint: Endpoint, settings: BenchSettings) -> LoadConfig:
-    """Return the load configuration. With --chat, prompts are text instead of token ids."""
+    """Return the load configuration."""
     form = PromptForm.TEXT if settings.chat else PromptForm(settings.prompt_form)
     lowest, vocabulary = token_range(settings.vocab_size or endpoint.vocab_size)
     return LoadConfig(
@@ -189,7 +189,6 @@ async def _run(config: LoadConfig, requests: Sequence[Request], on_change: OnCha
 
 
 def _check_output(path: Path | None) -> None:
-    """Raise ConfigurationError, before the load runs, if the report cannot be written."""
     if path is not None and not path.absolute().parent.is_dir():
         raise ConfigurationError(f"--output {path}: there is no directory {path.absolute().parent}")
 

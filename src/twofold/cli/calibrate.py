@@ -192,7 +192,6 @@ def profile_table(profile: MeasuredProfile) -> Table:
 
 @contextmanager
 def _progress() -> Iterator[OnGroup]:
-    """Yield a callback that updates a progress bar on a terminal, and does nothing otherwise."""
     if not sys.stderr.isatty():
         yield lambda _design, _done, _total: None
         return
@@ -203,7 +202,6 @@ def _progress() -> Iterator[OnGroup]:
 
 
 def _require_writable(out: Path) -> None:
-    """Raise ConfigurationError, before the host is measured, if the profile cannot be written."""
     if out.is_dir() or not out.parent.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
         raise ConfigurationError(f"cannot write {out}: name a file in a directory that you may write to")
 

@@ -52,7 +52,6 @@ class PrefixCostSettings(CatalogSettings):
 def _shows(
     summary: str, find: Callable[[Catalog, str], Item], every: Callable[[Catalog], Mapping[str, Item]]
 ) -> Callable[..., None]:
-    """Create a command that shows the catalog entries of one kind as a table or as JSON. `summary` is its help text."""
 
     def show(settings: EntrySettings) -> None:
         catalog = load_catalog(settings.catalog)
@@ -68,7 +67,7 @@ def _shows(
 
 @command
 def reuse(settings: PrefixCostSettings) -> None:
-    """Show the bandwidth above which loading a prefix beats computing it, and per link the shortest prefix to load."""
+    """Show the bandwidth above which loading a prefix's KV is faster than computing it."""
     catalog, tensor_parallel = load_catalog(settings.catalog), settings.tp
     model = catalog.model(settings.model)
     found = [catalog.machine(name) for name in settings.name] or list(catalog.machines.values())
@@ -89,7 +88,6 @@ def _print_json(facts: Mapping[str, object]) -> None:
 
 
 def _facts(item: Item) -> dict[str, object]:
-    """Return all fields of an entry and its derived sizes, for JSON."""
     facts: dict[str, object] = msgspec.to_builtins(item)
     if isinstance(item, Model):
         facts["kv_bytes_per_token"] = item.kv_bytes_per_token
@@ -99,7 +97,6 @@ def _facts(item: Item) -> dict[str, object]:
 
 
 def _figures(items: Sequence[Item]) -> Table:
-    """Return a table with a row per catalog entry."""
     rows = [_row(item) for item in items]
     headings = ["", *rows[0]] if rows else ["no entries"]
     found = table(None, headings, range(1, len(headings)))
@@ -164,9 +161,8 @@ _PREFIX: Final = 8192
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
     """Bandwidths (bytes/s) above which loading a prefix's KV is faster than computing it on one instance of a machine.
 
-    `peak` assumes compute at peak FLOP/s, as Mooncake does; `predicted` uses a performance model with relative prefill
-    error `error`. `shortest` and `shortest_at_peak` have, by link, network or storage tier, the length in tokens of the
-    shortest prefix that loads faster than it is computed (None: no prefix).
+    `peak` assumes compute at peak FLOP/s, as Mooncake does; `predicted` uses a performance model. `shortest` and
+    `shortest_at_peak` have, by link, the shortest prefix in tokens that is faster to load.
     """
 
     accelerators: int
@@ -174,8 +170,8 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
     peak: float
     predicted: float
     basis: str
-    error: float | None
-    shortest: dict[str, int | None]
+    error: float | None  # relative prefill error of the performance model
+    shortest: dict[str, int | None]  # by link, network or storage tier; None: no prefix is faster to load
     shortest_at_peak: dict[str, int]
 
 

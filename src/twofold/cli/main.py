@@ -12,7 +12,7 @@ from twofold.errors import UserError
 
 
 class Entry(NamedTuple):
-    """A command of `twofold`: its module, its function or command group in the module, and its help text."""
+    """A command of `twofold`: its module, its name in the module, and its help text."""
 
     module: str
     name: str
@@ -39,7 +39,7 @@ COMMANDS: Final = {
 
 
 class LazyGroup(Group):
-    """Command group that imports each command on first use. The list of commands needs no import."""
+    """Command group that imports each command on first use."""
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]  # noqa: ANN401
         if args and args[0] in COMMANDS:

@@ -51,7 +51,7 @@ def parse_budget(text: str, flag: str) -> int | Literal["auto"]:
 
 
 def parse_batchers(text: str, flag: str) -> dict[Role, str]:
-    """Parse one batcher for all roles or per role, as in `prefill=prefill,decode=decode`. Raises ConfigurationError."""
+    """Parse a batcher, or batchers by role such as `prefill=prefill,decode=decode`. Raises ConfigurationError."""
     found: dict[Role, str] = {}
     for part in text.split(","):
         role, equals, name = part.strip().rpartition("=")
@@ -71,7 +71,7 @@ def parse_disk(text: str, flag: str) -> tuple[Path, int]:
 
 
 def check_outputs(written: Mapping[str, Path], read: Iterable[str | Path]) -> None:
-    """Raise ConfigurationError if two outputs in `written`, or an output and an input in `read`, have the same path."""
+    """Raise ConfigurationError if an output file is also an input file or another output file."""
     inputs = {Path(path).resolve() for path in read}
     flags: dict[Path, str] = {}
     for name, path in written.items():

@@ -38,7 +38,7 @@ def _bar(*columns: ProgressColumn) -> Progress:
 
 @contextmanager
 def load_progress(total: int) -> Iterator["OnChange"]:
-    """Show the numbers of requests sent, done and failed; yield the callback that updates them."""
+    """Show the progress of a load during the context. Yield a callback that updates it."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -54,7 +54,7 @@ def load_progress(total: int) -> Iterator["OnChange"]:
 
 @contextmanager
 def simulation_progress(total: int | None) -> Iterator[SimulationTick | None]:
-    """Show the progress and speed of a simulation. Yield a callback for updates; None if stderr is no terminal."""
+    """Show the progress of a simulation during the context. Yield a callback that updates it."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -86,7 +86,7 @@ def _simulation_tick(bar: Progress, total: int | None) -> SimulationTick:
 
 
 def trace_progress(requests: Iterable[Request]) -> Iterator[Request]:
-    """Yield the requests of a trace. After one second, show the number of requests read so far."""
+    """Yield the requests of a trace, and show their number if reading takes over a second."""
     if not sys.stderr.isatty():
         yield from requests
         return

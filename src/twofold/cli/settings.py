@@ -27,42 +27,36 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """Command-line option of a settings field. `names` replace the name derived from the field. `ge`, `gt` and `le`
-    limit a number. `parse` converts (text, flag name) to the value. `choices` maps valid values to registry entries,
-    whose docstrings are in the help; if empty, all values are valid.
-    """
+    """Command-line option of a settings field."""
 
     help: str
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # replace the name derived from the field
     metavar: str | None = None
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
     env: str | None = None
-    parse: Callable[[str, str], object] | None = None
-    choices: Mapping[str, object] = field(default_factory=dict)
+    parse: Callable[[str, str], object] | None = None  # converts (text, flag name) to the value
+    choices: Mapping[str, object] = field(default_factory=dict)  # registry entries by value; empty: any value
     positional: bool = False
 
     def field(self, default: object = None, unset: str | None = None) -> Any:  # noqa: ANN401  (as the class declares)
-        """Return a dataclass field with this flag; it is required if `default` is `...`. The help shows `unset` as the
-        field's default.
-        """
+        """Return a dataclass field with this flag. With a default of `...`, the flag is required."""
+        # The help shows `unset` as the default.
         return field(default=MISSING if default is ... else default, metadata={"flag": self, "unset": unset})
 
 
 def flag(help: str, default: object = None, unset: str | None = None, **how: Any) -> Any:  # noqa: A002, ANN401
-    """Return a dataclass field with a new flag. See `Flag` and `Flag.field`."""
+    """Return a dataclass field with a new flag."""
     return Flag(help, **how).field(default, unset)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base class for the settings of a command; subclasses become frozen dataclasses. The help shows a subclass's
-    options in a panel with the title `panel`.
-    """
+    """Base class for the settings of a command. Subclasses become frozen dataclasses."""
 
-    PANEL: ClassVar[str] = "Options"
+    PANEL: ClassVar[str] = "Options"  # title of the panel that has the class's options in the help
 
     def __init_subclass__(cls, *, panel: str | None = None) -> None:
         super().__init_subclass__()
@@ -71,8 +65,6 @@ class Settings:
 
 
 class _UntypedHelp:
-    """Mixin of commands and groups whose help lists `--help` without a value type."""
-
     def get_help_option(self, ctx: typer.Context) -> TyperOption | None:
         option: TyperOption | None = super().get_help_option(ctx)  # type: ignore[misc]
         if option is not None:
@@ -89,7 +81,7 @@ class Group(_UntypedHelp, TyperGroup):  # type: ignore[misc]
 
 
 def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typer:
-    """Create a Typer application with the help `text`. `commands` maps names to commands."""
+    """Create a Typer application with the given help and commands."""
     app = typer.Typer(cls=Group, help=text, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(lambda: None)  # keeps a group of one command a group
     for name, run in commands.items():
@@ -98,9 +90,7 @@ def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typ
 
 
 def command(run: Callable[[S], T]) -> Callable[..., T]:
-    """Turn a function with a settings class as its only parameter into a Typer command. The fields of the class become
-    options, beside the option `--config`.
-    """
+    """Turn a function of one settings object into a Typer command with an option for each field of the settings."""
     hints = get_type_hints(run)
     (parameter,) = hints.keys() - {"return"}
     kind: type[S] = hints[parameter]
@@ -134,7 +124,7 @@ def shown_name(name: str, flag: Flag) -> str:
 
 
 def refuse(settings: Settings, names: str, why: str) -> None:
-    """Raise ConfigurationError if any field in `names` (separated by spaces) is set. `why` ends the error message."""
+    """Raise ConfigurationError if any of the named fields is set."""
     flags = flags_of(type(settings))
     for name in names.split():
         value = getattr(settings, name)
@@ -142,7 +132,7 @@ def refuse(settings: Settings, names: str, why: str) -> None:
 
 
 def owner_of(kind: type[Settings], field: str) -> type[Settings]:
-    """Return the class that declares the field: `kind` or one of its base classes."""
+    """Return the settings class that declares a field."""
     return next(each for each in kind.__mro__ if field in inspect.get_annotations(each))
 
 
@@ -163,19 +153,17 @@ def full_help(kind: type[Settings], name: str) -> str:
 
 
 def summary(entry: object) -> str:
-    """Return a registry entry's description in one sentence: the entry if it is a text, else its `help`, else the first
-    sentence of its docstring.
-    """
+    """Return a one-sentence description of a registry entry for the help of a flag."""
     text = entry if isinstance(entry, str) else getattr(entry, "help", None)
     if isinstance(text, str):
         return text
     target = getattr(entry, "func", entry)
+    # A class compiled by mypyc has no docstring.
     paragraph = (inspect.getdoc(target) or _source_docstring(target)).partition("\n\n")[0]
     return re.split(r"(?<=\.)\s", " ".join(paragraph.split()))[0]
 
 
 def _source_docstring(entry: object) -> str:
-    """Return the docstring of a class from its source file, because a class compiled by mypyc has none."""
     module, name = getattr(entry, "__module__", ""), getattr(entry, "__name__", "")
     compiled = getattr(sys.modules.get(module), "__file__", None)
     source = Path(compiled or "").with_name(f"{module.rpartition('.')[2]}.py")
@@ -258,7 +246,6 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def _as_typed(value: object) -> object:
-    """Convert a YAML value to text, or a list to a list of texts, as on the command line. Booleans stay booleans."""
     if isinstance(value, list):
         return [str(each) for each in value]
     return value if isinstance(value, bool) else str(value)

@@ -66,7 +66,6 @@ def _sizes_of(settings: CharacterizeSettings, catalog: Catalog, name: str) -> Mo
 
 
 def _costs(settings: CharacterizeSettings, machine: Machine | None, parallel: int) -> MachineCosts:
-    """Return price and power of an instance: the flags' values, else the instance's share of a catalog machine."""
     part = 0.0 if machine is None else parallel / machine.count
     names = MachineCosts.__struct_fields__
     return MachineCosts(**{name: getattr(settings, name) or part * getattr(machine, name, 0.0) for name in names})

@@ -85,6 +85,5 @@ def _report(settings: CharacterizeSettings, catalog: Catalog, found: list[Charac
 
 
 def _rows_beside(path: Path) -> tuple[ProfileRow, ...]:
-    """Return the rows of the CSV file of the same name beside the profile `path`; () without such a file."""
     rows = path.with_suffix(CSV)
     return tuple(read_profile(rows)) if rows.is_file() else ()

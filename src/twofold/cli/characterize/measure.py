@@ -26,8 +26,9 @@ from twofold.performance.profile import HOST, MachineCosts
 
 
 def measure(settings: CharacterizeSettings, catalog: Catalog) -> list[Characterization]:
-    """Measure the target without and with each power cap, and fit a profile each time. Raises TargetError if the target
-    fails; the CSV keeps earlier rows. Raises ConfigurationError if the power cannot be capped.
+    """Measure the target without and with each power cap, and fit a profile each time.
+
+    Raises TargetError if the target fails, and ConfigurationError if its power cannot be capped.
     """
     if settings.output is None:
         raise ConfigurationError("give --output FILE, the profile to write")
@@ -95,7 +96,6 @@ def _sweep(
 
 @contextmanager
 def _progress() -> Iterator[OnProbe]:
-    """Yield a callback that shows the current probe and the elapsed share of the budget on a terminal."""
     if not sys.stderr.isatty():
         yield lambda _name, _share: None
         return
@@ -106,7 +106,6 @@ def _progress() -> Iterator[OnProbe]:
 
 
 def _open(settings: CharacterizeSettings, catalog: Catalog) -> tuple[Target, Model]:
-    """Open the target and read its model's sizes. Raises ConfigurationError or ModelError if that is impossible."""
     if settings.is_endpoint:
         from twofold.characterize.endpoint import EndpointTarget  # noqa: PLC0415
 
@@ -144,7 +143,6 @@ def _open(settings: CharacterizeSettings, catalog: Catalog) -> tuple[Target, Mod
 
 
 def _served_model(settings: CharacterizeSettings, endpoint: Endpoint, catalog: Catalog) -> Model:
-    """Return the sizes of an endpoint's model, from --model-sizes or from the server's model directory."""
     named = settings.model_sizes
     if named in catalog.models:
         return catalog.model(named)

@@ -43,7 +43,7 @@ def run_placement(problem: Problem, settings: PlanSettings) -> None:
 def search_placement(
     prepared: PreparedPlacement, grid: RateGrid, settings: RunSettings
 ) -> tuple[PlacementPlan, Effort]:
-    """Return the best placement, and the number and cost of the simulations of the search."""
+    """Return the best placement, and the cost of the search."""
     with open_search(prepared.problem, Objective.GOODPUT, grid, settings) as search:
         return asyncio.run(make_placement(search.rates, prepared)), search.evaluator.effort
 
@@ -62,7 +62,6 @@ def read_placement_query(problem: Problem, settings: PlanSettings) -> PlacementQ
 
 
 def _read_stock(problem: Problem, machines: str | None, max_gpus: str | None) -> dict[str, int]:
-    """Parse --max-gpus, as in `a100=8,h100=16` or `8` (GPUs of --machines), into accelerators by machine type."""
     if max_gpus is None:
         raise ConfigurationError(
             "--objective goodput needs --max-gpus: the number of accelerators, as in 8 or a100=8,h100=16"

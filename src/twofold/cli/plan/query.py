@@ -1,4 +1,4 @@
-"""Conversion of the flags of `twofold plan` to a planning problem and a query with designs, objective and budget."""
+"""Conversion of the flags of `twofold plan` to a planning problem and a plan query."""
 
 import math
 from collections.abc import Sequence
@@ -61,9 +61,7 @@ def read_problem(settings: PlanSettings) -> Problem:
 
 
 def read_query(problem: Problem, settings: PlanSettings) -> PlanQuery:
-    """Convert the flags to a plan query: designs to search, objective and budget. Machines that cannot hold the model
-    are left out, with a note on stderr. Raises ConfigurationError for invalid flags.
-    """
+    """Convert the flags to a plan query: designs, objective and budget. Raises ConfigurationError for invalid flags."""
     require(settings.max_gpus is None, "--max-gpus needs --objective goodput; other objectives use --max-machines")
     objective = Objective(settings.objective)
     wanted = parse_families(
@@ -86,11 +84,9 @@ def read_query(problem: Problem, settings: PlanSettings) -> PlanQuery:
 
 
 def with_ray_machines(problem: Problem, settings: PlanSettings) -> PlanSettings:
-    """Return the settings, set to plan with the machines of the Ray cluster at --ray.
+    """Add the machines of the Ray cluster at --ray to the settings, unless other flags name machines.
 
-    The settings stay unchanged without --ray, if other flags name machines, or if the catalog has none of the cluster's
-    accelerators. Raises ConfigurationError if the cluster is unreachable, or if no node has as many accelerators as a
-    catalog machine (not required with `--objective goodput`).
+    Raises ConfigurationError if the cluster is unreachable or has no suitable node.
     """
     named = settings.family or settings.machines or settings.max_machines or settings.max_gpus
     if settings.ray is None or named:
@@ -104,7 +100,7 @@ def with_ray_machines(problem: Problem, settings: PlanSettings) -> PlanSettings:
             f"no node of the Ray cluster at {settings.ray} has all accelerators of a machine of the catalog: plan with "
             "--objective goodput, which counts accelerators, or give --machines"
         )
-    if not found:
+    if not found:  # the catalog has none of the cluster's accelerators
         return settings
     stock = ",".join(f"{name}={count}" for name, count in found.items())
     typer.echo(f"note: planned for the Ray cluster at {settings.ray}: {stock}", err=True)
@@ -114,20 +110,18 @@ def with_ray_machines(problem: Problem, settings: PlanSettings) -> PlanSettings:
 
 
 def with_profile_machines(settings: PlanSettings) -> PlanSettings:
-    """Return the settings, set to plan with the machine of --profile unless other flags name machines. For a profile of
-    one host, --max-machines defaults to the number of workers that fit on the host.
-    """
+    """Add the machine of --profile to the settings, unless other flags name machines."""
     if not settings.profiles or settings.family or settings.machines:
         return settings
     measured, most = load_profiles(_absolute(settings.profiles)), settings.max_machines
     host = measured[0].host
+    # As many workers as fit on the host of the profile.
     if most is None and host is not None:
         most = str(max(1, host.cores // host.threads))
     return replace(settings, machines=",".join(each.machine for each in measured), max_machines=most)
 
 
 def _template(settings: PlanSettings, model: str) -> ClusterSpec:
-    """Return a cluster spec with model and policies, but without pools."""
     given = {
         "performance": settings.performance,
         "handoff": settings.handoff,
@@ -162,7 +156,6 @@ def _checked_rate(objective: Objective, rate: float | None) -> float | None:
 
 
 def _parse_machines(problem: Problem, text: str | None) -> tuple[int | None, dict[str, int]]:
-    """Parse --max-machines, such as `40,a100=30,h100=20`, into (maximum of all machines, maximum by machine type)."""
     most, of_kind = None, {}
     for word in filter(None, (text or "").split(",")):
         name, equals, number = word.rpartition("=")

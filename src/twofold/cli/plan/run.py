@@ -30,7 +30,7 @@ from twofold.simulation.observers.files import AtomicFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """A plan, advice whether to split, the Pareto front, latencies by rate, and the cost of the simulations."""
+    """A plan, advice on disaggregation, the Pareto front, latencies by rate, and the cost of the simulations."""
 
     plan: Plan
     advice: Advice
@@ -40,7 +40,7 @@ class PlanResult:
 
 
 def run(settings: PlanSettings) -> None:
-    """Plan cache capacities, a placement or machines, as flags select. Raises ConfigurationError for invalid flags."""
+    """Run the kind of planning that the flags select. Raises ConfigurationError for invalid flags."""
     settings = with_profile_machines(settings)
     problem = read_problem(settings)
     if settings.kv_capacity:

@@ -71,7 +71,7 @@ def _check_vllm(settings: ServeSettings) -> None:
 
 
 def check_repeats(settings: ServeSettings, file: Path, spec: ClusterSpec, workers: tuple[WorkerConfig, ...]) -> None:
-    """Raise ConfigurationError if a flag contradicts the cluster file `file`. A flag may repeat the file's value."""
+    """Raise ConfigurationError if a flag contradicts the cluster file."""
     roles = [worker.role for worker in workers]
     planned: dict[str, object] = {
         "prefill": roles.count(Role.PREFILL),

@@ -42,7 +42,7 @@ from twofold.transport.registry import DEFAULT_TRANSPORT, check_transport
 
 
 def service_config(settings: ServeSettings) -> ServiceConfig:
-    """Convert the flags to a service configuration, without `run_dir`. Raises ConfigurationError for invalid flags."""
+    """Convert the flags to the configuration of a service. Raises ConfigurationError for invalid flags."""
     check_use(settings)
     config = _from_flags(settings) if settings.cluster is None else _from_cluster(settings, settings.cluster)
     check_splits(config)
@@ -134,7 +134,6 @@ def _config(
     workers: Sequence[WorkerConfig],
     **more: Any,  # noqa: ANN401  (fields of ServiceConfig)
 ) -> ServiceConfig:
-    """Create the configuration from the flags that apply with and without a cluster file. `more` adds fields to it."""
     return ServiceConfig(
         engine=engine,
         workers=with_chunks(with_splits(workers, _shardings(settings)), settings.pipeline_chunk),
@@ -150,7 +149,6 @@ def _config(
 
 
 def _model_engine(settings: ServeSettings, block_size: int, max_num_seqs: int, swap_bytes: int | None) -> EngineConfig:
-    """Return the configuration of a torch or vLLM engine. Raises ConfigurationError; ModelError for a missing model."""
     if settings.model is None:
         raise ConfigurationError("give MODEL: a model directory or a hub id, or use --engine emulated")
     return EngineConfig(
@@ -169,7 +167,6 @@ def _model_engine(settings: ServeSettings, block_size: int, max_num_seqs: int, s
 
 
 def _default_block_size(settings: ServeSettings) -> int:
-    """Return the default number of tokens per KV block for an engine and a device."""
     return ENGINES[settings.engine].cpu_block_size if (settings.device or "cpu") == "cpu" else 16
 
 
@@ -189,7 +186,6 @@ def _emulated_engine(settings: ServeSettings, spec: ClusterSpec) -> EngineConfig
 
 
 def _with_prefix_cache(settings: ServeSettings, config: ServiceConfig) -> ServiceConfig:
-    """Apply the flags of prefix caches. Raises ConfigurationError if such a flag is set without prefix caching."""
     engine = config.engine
     if not engine.prefix_caching:
         refuse(settings, "kv_eviction cache_retention_share", "needs --enable-prefix-caching")
@@ -203,7 +199,6 @@ def _with_prefix_cache(settings: ServeSettings, config: ServiceConfig) -> Servic
 
 
 def _tokenizer(directory: Path | None) -> tuple[str | None, int | None]:
-    """Return a tokenizer's directory and vocabulary size. Raises ConfigurationError if there is no tokenizer."""
     if directory is None:
         return None, None
     loaded = load_tokenizer(directory)
@@ -225,7 +220,6 @@ def _shardings(settings: ServeSettings) -> dict[Role, Sharding]:
 
 
 def _network(settings: ServeSettings) -> HostNetwork | None:
-    """Return addresses and key with which workers on other hosts join; None if disabled. Raises ConfigurationError."""
     if settings.listen_workers is None or settings.cluster_key is None:
         refuse(settings, "cluster_key", "needs --listen-workers")
         why = "needs --cluster-key FILE, which authenticates other hosts (twofold keygen writes one)"

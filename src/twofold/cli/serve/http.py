@@ -79,7 +79,7 @@ def find_keys(settings: HttpSettings) -> KeyRing | None:
 
 
 def check_loopback(host: str, address: str) -> None:
-    """Raise ConfigurationError unless `address` is a loopback address, for a service without API keys."""
+    """Raise ConfigurationError unless `address` is a loopback address."""
     if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         raise ConfigurationError(
             f"--host {host} lets other machines in: require a key with --api-key or --api-keys, "
@@ -88,9 +88,7 @@ def check_loopback(host: str, address: str) -> None:
 
 
 def hide_secrets() -> None:
-    """Overwrite the API keys in this process's command line and environment, which other processes can read. The keys
-    stay visible if the process's memory cannot be written.
-    """
+    """Overwrite the API keys in this process's command line and environment, which other processes can read."""
     try:
         with Path("/proc/self/stat").open("rb") as stat:
             fields = stat.read().rpartition(b")")[2].split()
@@ -105,11 +103,11 @@ def hide_secrets() -> None:
                 memory.seek(start)
                 memory.write(hide(shown))
     except (OSError, ValueError, IndexError, OverflowError):
-        return
+        return  # the keys stay visible
 
 
 def hide_arguments(arguments: bytes) -> bytes:
-    """Return zero-terminated arguments with each value of `--api-key` replaced by as many asterisks."""
+    """Replace each value of `--api-key` in zero-terminated arguments by asterisks."""
     flag = KEY_FLAG.encode()
     hidden: list[bytes] = []
     previous = b""
@@ -125,7 +123,7 @@ def hide_arguments(arguments: bytes) -> bytes:
 
 
 def hide_variable(environment: bytes) -> bytes:
-    """Return zero-terminated `NAME=value` texts with asterisks in place of the value of TWOFOLD_API_KEY."""
+    """Replace the value of TWOFOLD_API_KEY in zero-terminated environment variables by asterisks."""
     name = KEY_VARIABLE.encode() + b"="
     return b"\0".join(
         name + b"*" * (len(each) - len(name)) if each.startswith(name) else each for each in environment.split(b"\0")
@@ -133,7 +131,7 @@ def hide_variable(environment: bytes) -> bytes:
 
 
 def listen(settings: HttpSettings, keys: KeyRing | None) -> socket.socket:
-    """Bind the port. Raises ConfigurationError if it is in use, or if other machines could connect without a key."""
+    """Open the service's port. Raises ConfigurationError if it is in use, or public without API keys."""
     host, port = settings.host, settings.port
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -146,7 +144,7 @@ def listen(settings: HttpSettings, keys: KeyRing | None) -> socket.socket:
 
 
 def serve(make: Callable[[OnProgress], Runnable], log_format: str) -> None:
-    """Run the service that `make` creates until Ctrl-C or SIGTERM. `make` gets a callback for progress texts."""
+    """Create a service and run it until Ctrl-C or SIGTERM."""
     uvloop.run(_serve(make, log_format))
 
 

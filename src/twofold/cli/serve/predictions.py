@@ -1,6 +1,4 @@
-"""Configuration of features that predict times: --overload, --replan, --inline-tbt and some routers. Predictions use
-the cluster file, the host profile (from `twofold calibrate live`), or speeds that workers measure at startup.
-"""
+"""Configuration of features that predict times: --overload, --replan, --inline-tbt and some routers."""
 
 from itertools import groupby
 from pathlib import Path
@@ -68,8 +66,9 @@ def replan_config(config: ServiceConfig, settings: ServeSettings) -> ReplanConfi
 
 
 def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConfig | None:
-    """Return the configuration of the router's time predictions, or None if the router uses none. Raises
-    ConfigurationError if other flags exclude predictions, or a required host profile or cluster file is missing.
+    """Return the configuration of the router's time predictions; None if the router uses none.
+
+    Raises ConfigurationError if other flags make predictions impossible.
     """
     if config.router not in FORECASTING_ROUTERS:
         return None
@@ -89,21 +88,21 @@ def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConf
 
 
 def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfig | None:
-    """Return the configuration of --inline-tbt, or None without the flag. The configuration has iteration times for a
-    host with all workers busy. Raises ConfigurationError if the service does not support the flag.
-    """
+    """Return the configuration of --inline-tbt; None without it. Raises ConfigurationError if it is not supported."""
     if settings.inline_tbt is None:
         return None
     require(config.network is None, "--inline-tbt predicts workers of one host: leave out --listen-workers")
     host = _measured_host(config, _required(settings.profile, "--inline-tbt"))
     alone, shared = len(config.workers) == 1, host.shared_host
+    # Several workers are predicted as on a host with all workers busy.
     times = host.times if alone else host.times.slower(shared.prefill.crowded, shared.decode.crowded)
     return InlineConfig(times=times, tbt_s=settings.inline_tbt)
 
 
 def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) -> ClusterSpec:
-    """Return a cluster spec with which to simulate the workers: of the cluster file, else of the host profile. Without
-    both, raises a ConfigurationError that names the option `flag`.
+    """Return a cluster spec of the workers for simulations, from the cluster file or the host profile.
+
+    Raises ConfigurationError if there is neither.
     """
     if config.cluster is not None:
         require(profile is None, "--profile excludes --cluster, whose file may name a profile")
@@ -133,7 +132,6 @@ def _catalog(config: ServiceConfig) -> Catalog:
 
 
 def _colocated(config: ServiceConfig) -> bool:
-    """Return whether any worker runs both phases."""
     joining = () if config.terms is None else config.terms.batchers
     return Role.MIXED in {*joining, *(worker.role for worker in config.workers)}
 
@@ -145,7 +143,6 @@ def _required(profile: Path | None, flag: str) -> Path:
 
 
 def _measured_host(config: ServiceConfig, profile: Path) -> MeasuredProfile:
-    """Read the host profile. Raises ConfigurationError if it was measured with another model."""
     host, model = load_profile(profile), read_model(Path(config.engine.model))
     if (model.name, model.parameters) != (host.model.name, host.model.parameters):
         raise ConfigurationError(

@@ -19,18 +19,15 @@ _KEY_FILE: Final = "cluster.key"
 
 
 def ray_network(settings: ServeSettings) -> HostNetwork:
-    """Return the network settings of this host, with its address in the network of the Ray head node. The cluster key
-    and the port stay empty until `launcher_of` adds them.
-    """
+    """Return the network settings of this host in a Ray cluster."""
     worker_resources(settings)  # fail before anything starts
     address = head_endpoint(settings.ray_address or AUTO_ADDRESS).own_address()
+    # `launcher_of` adds the cluster key and the port.
     return HostNetwork(host=HOME, address=address, key_file="", controller=str(TcpEndpoint(address, 0)))
 
 
 def launcher_of(settings: ServeSettings, config: ServiceConfig) -> tuple[ServiceConfig, Launcher]:
-    """Return the service configuration and the launcher of its workers. The Ray launcher adds a missing cluster key and
-    port to the configuration.
-    """
+    """Return the service configuration with network settings for Ray, and the launcher of its workers."""
     if settings.launcher != "ray":
         return config, LocalLauncher(config)
     config = _with_endpoint(config)
@@ -56,7 +53,6 @@ def worker_resources(settings: ServeSettings) -> dict[str, float]:
 
 
 def _with_endpoint(config: ServiceConfig) -> ServiceConfig:
-    """Add a cluster key and a free port to the configuration, unless it has a key or no network."""
     network = config.network
     if network is None or network.key_file:
         return config

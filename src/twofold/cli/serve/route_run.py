@@ -31,7 +31,7 @@ def run(settings: RouteSettings) -> None:
 
 
 def route_config(settings: RouteSettings) -> RouteConfig:
-    """Convert the flags to a gateway configuration. Raises ConfigurationError for invalid flags, and ModelError."""
+    """Convert the flags to a gateway configuration. Raises ConfigurationError or ModelError for invalid flags."""
     servers = (
         *parse_servers(Role.PREFILL, settings.prefill),
         *parse_servers(Role.DECODE, settings.decode),
@@ -66,7 +66,6 @@ def route_config(settings: RouteSettings) -> RouteConfig:
 
 
 def _early_ttft_s(settings: RouteSettings) -> float | None:
-    """Return the predicted TTFT (s) above which requests are rejected (None: no limit). Raises ConfigurationError."""
     if settings.overload in (None, "none"):
         return None
     if settings.router not in FORECASTING_ROUTERS:

@@ -145,11 +145,11 @@ class ServeSettings(
     ReplanSettings,
     ServiceSettings,
 ):
-    """All flags of `twofold serve`. A flag without a fixed default is None unless the user sets it."""
+    """All flags of `twofold serve`."""
 
     @property
     def pinned(self) -> bool:
-        """Whether workers are pinned to CPU cores: never with Ray, else by --pin-cores (default: unless emulated)."""
+        """Whether workers are pinned to CPU cores."""
         if self.launcher == "ray":
             return False
         return not self.emulated if self.pin_cores is None else self.pin_cores

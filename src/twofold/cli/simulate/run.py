@@ -93,9 +93,6 @@ def run(settings: SimulateSettings) -> None:
 
 
 def _open_files(settings: SimulateSettings) -> tuple[list[Observer], AtomicFile | None]:
-    """Return observers that write the requested output files, and the HTML file (None if not requested). A file appears
-    under its name only when complete. Raises ConfigurationError for a file that cannot be written.
-    """
     files = settings.written_files
     check_outputs(files, settings.read_files)
     kinds: dict[str, Callable[[Path], Observer]] = {
@@ -103,6 +100,7 @@ def _open_files(settings: SimulateSettings) -> tuple[list[Observer], AtomicFile 
         "chrome_trace": ChromeTrace,
         "event_log": EventLog,
     }
+    # A file appears under its name only when complete.
     writers = [kind(files[name]) for name, kind in kinds.items() if name in files]
     return writers, AtomicFile(files["html"]) if "html" in files else None
 
@@ -122,9 +120,6 @@ def _replanning(settings: SimulateSettings, spec: ClusterSpec, catalog: Catalog)
 def _reference(
     settings: SimulateSettings, spec: ClusterSpec, catalog: Catalog
 ) -> tuple[str | None, PerformanceModel | None, str]:
-    """Return the machine to which slowdowns are relative, its performance model, and a note. If there is no such model,
-    both are None and the note has the reason; raises UserError instead if flags need slowdowns.
-    """
     name = settings.reference or (load_profile(spec.profiles[0]).machine if spec.profiles else DEFAULT_REFERENCE)
     model = catalog.model(spec.model)
     try:

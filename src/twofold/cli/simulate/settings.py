@@ -76,7 +76,7 @@ class OutputSettings(Settings, panel="Output"):
 
 
 class SimulatedReplanSettings(Settings, panel="Re-planning"):
-    """Flags for re-planning the roles of instances; see `scheduling.replan`."""
+    """Flags for re-planning the roles of instances."""
 
     replan: bool = flag("Change roles of instances when the traffic shifts; needs --slo.", False)
     spare: int = flag(

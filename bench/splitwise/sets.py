@@ -13,7 +13,7 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Best designs by kind, with machine counts of the paper and of the planner."""
+    """Best design of each kind: with the paper's machine counts, and with the planner's."""
 
     paper: dict[str, BestDesign]
     tuned: dict[str, BestDesign]

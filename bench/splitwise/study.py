@@ -77,7 +77,7 @@ def problem_of(timing: Timing, workload: str, settings: Settings, catalog: Catal
 
 
 class Study:
-    """Search for the best cluster designs under one timing (`published` or `corrected`) and one workload."""
+    """Search for the best cluster designs with one performance model and one workload."""
 
     def __init__(self, timing: Timing, problem: Problem, search: RateSearch) -> None:
         self.timing, self.problem, self.search = timing, problem, search

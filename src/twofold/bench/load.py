@@ -19,7 +19,7 @@ from twofold.timeline import Moment, Timeline
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a load."""
+    """Options of a run of the load generator."""
 
     endpoint: Endpoint
     prompts: PromptMaker = PromptMaker()

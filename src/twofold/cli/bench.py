@@ -150,7 +150,7 @@ def bench(settings: BenchSettings) -> None:
 
 
 def load_config(endpoint: Endpoint, settings: BenchSettings) -> LoadConfig:
-    """Return the load configuration."""
+    """Return the options of the load generator."""
     form = PromptForm.TEXT if settings.chat else PromptForm(settings.prompt_form)
     lowest, vocabulary = token_range(settings.vocab_size or endpoint.vocab_size)
     return LoadConfig(

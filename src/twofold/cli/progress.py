@@ -111,12 +111,12 @@ class PlanProgress:
         self._task = bar.add_task("", total=None, reused=0, speed=0.0, best="")
 
     def evaluated(self, effort: "Effort", trial: "Trial", evaluation: "Evaluation") -> None:
-        """Update the number of simulations after a trial."""
+        """Update the displayed number of simulations."""
         speed = effort.requests_per_cpu_s or 0.0
         self._bar.update(self._task, completed=effort.simulations, reused=effort.reused, speed=speed)
 
     def found(self, choice: "DesignChoice") -> None:
-        """Update the best design after the search of one family of designs."""
+        """Update the displayed best design."""
         if self._best is None or self._cost(choice) < self._cost(self._best):
             self._best = choice
         design, rate = self._best.design, self._best.highest_rate

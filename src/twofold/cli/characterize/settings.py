@@ -74,7 +74,7 @@ class LocalEngineSettings(Settings, panel="Engine of a model directory"):
 
 
 class EndpointSettings(Settings, panel="Endpoint"):
-    """Flags of a target that is a URL."""
+    """Flags for measuring a running server by its URL."""
 
     model: str | None = flag(
         "Served model. For a CSV: analyse only this.", unset="the first one of the endpoint; all of a CSV"

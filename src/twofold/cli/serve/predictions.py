@@ -24,7 +24,7 @@ DEFAULT_ATTAINMENT: Final = 0.9
 
 
 def overload_config(config: ServiceConfig, settings: ServeSettings) -> OverloadConfig | None:
-    """Return the configuration of --overload, or None. Raises ConfigurationError if the service does not support it."""
+    """Return the configuration of --overload; None without it. Raises ConfigurationError if it is not supported."""
     if settings.overload is None:
         return None
     require(config.network is None, "--overload predicts workers of one host: leave out --listen-workers")
@@ -46,7 +46,7 @@ def overload_config(config: ServiceConfig, settings: ServeSettings) -> OverloadC
 
 
 def replan_config(config: ServiceConfig, settings: ServeSettings) -> ReplanConfig | None:
-    """Return the configuration of --replan, or None. Raises ConfigurationError if the service does not support it."""
+    """Return the configuration of --replan; None without it. Raises ConfigurationError if it is not supported."""
     if not settings.replan:
         return None
     require(settings.listen_workers is None, "--replan predicts workers of one host: leave out --listen-workers")

@@ -70,7 +70,7 @@ def _name(block: BlockKey) -> int | str:
 
 
 def token_range(vocabulary: int | None) -> tuple[int, int]:
-    """Return the lowest token id for prompts and the id after the highest, for a vocabulary size (None: unknown)."""
+    """Return the range of token ids for prompts, by vocabulary size (None: unknown). The end is exclusive."""
     if vocabulary is None:
         return 256, 1024
     return min(256, vocabulary // 2), vocabulary

@@ -24,7 +24,7 @@ DEFAULT_ATTAINMENT: Final = 0.9
 
 
 def overload_config(config: ServiceConfig, settings: ServeSettings) -> OverloadConfig | None:
-    """Return the configuration of --overload; None without it. Raises ConfigurationError if it is not supported."""
+    """Return the configuration of --overload; None without it. Raises ConfigurationError for invalid flags."""
     if settings.overload is None:
         return None
     require(config.network is None, "--overload predicts workers of one host: leave out --listen-workers")
@@ -46,7 +46,7 @@ def overload_config(config: ServiceConfig, settings: ServeSettings) -> OverloadC
 
 
 def replan_config(config: ServiceConfig, settings: ServeSettings) -> ReplanConfig | None:
-    """Return the configuration of --replan; None without it. Raises ConfigurationError if it is not supported."""
+    """Return the configuration of --replan; None without it. Raises ConfigurationError for invalid flags."""
     if not settings.replan:
         return None
     require(settings.listen_workers is None, "--replan predicts workers of one host: leave out --listen-workers")
@@ -88,7 +88,7 @@ def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConf
 
 
 def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfig | None:
-    """Return the configuration of --inline-tbt; None without it. Raises ConfigurationError if it is not supported."""
+    """Return the configuration of --inline-tbt; None without it. Raises ConfigurationError for invalid flags."""
     if settings.inline_tbt is None:
         return None
     require(config.network is None, "--inline-tbt predicts workers of one host: leave out --listen-workers")

@@ -239,7 +239,7 @@ class _PeerConnection:
         self.slots, self.filled, self.busy = dict(enumerate(order.slots)), [], True
 
     def take(self, frames: Sequence[zmq.Frame], memory: SlotMemory) -> bool:
-        """Store the blocks of a reply, and return whether it is the last reply. Raises various errors for invalid data."""
+        """Store the blocks of a reply; return whether it is the last reply. Raises various errors for invalid data."""
         reply = self._decoder.decode(frames[0].buffer)
         if not self.busy or reply.number != self._number:
             raise ValueError("no request is pending")

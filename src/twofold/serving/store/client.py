@@ -1,4 +1,4 @@
-"""Client with which a worker uses the KV store of its host. While the store is down, it appears to be empty."""
+"""A worker's client of the KV store on its host. A store that is down appears to be empty."""
 
 import logging
 import os

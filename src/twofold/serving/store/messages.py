@@ -189,8 +189,8 @@ class GetBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class BlocksFollow(msgspec.Struct, frozen=True, tag=True):
-    """Reply to GetBlocks, followed by the blocks in frames of their own. `checksums` maps the indices of these blocks
-    in the request to CRC-32s. `last` is false if more replies follow.
+    """Reply to GetBlocks. Some of the requested blocks follow in separate message frames; `checksums` has their
+    CRC-32s, by index in the request.
     """
 
     number: int

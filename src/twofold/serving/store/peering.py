@@ -95,7 +95,7 @@ class Peering:
         return who in {_SENDS, _FETCHES}
 
     def take_done(self) -> list[tuple[Requester, int]]:
-        """Return the requester of each fetch that has ended, with the length of the cached prefix in blocks."""
+        """Return the requesters of ended fetches, each with the length of its cached prefix in blocks."""
         done = []
         for number, fetch in list(self._fetches.items()):
             if not self._running(fetch):

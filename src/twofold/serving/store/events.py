@@ -38,7 +38,7 @@ class EventQueue(Generic[T]):
             yield self._items.get()
 
     def close(self) -> None:
-        """Close the queue, which no thread uses any more."""
+        """Close the queue; threads must not use it afterwards."""
         os.close(self._event)
 
 

@@ -213,7 +213,7 @@ class VllmLoop:
 
 
 def _hands_off(held: VllmRequest, output: EngineCoreOutput) -> bool:
-    # vLLM was asked for one token, because a peer decodes the rest.
+    # vLLM generates one token only, because a peer decodes the rest.
     here_only = not held.decodes_here and output.finish_reason is VllmReason.LENGTH
     return here_only and held.request.output_tokens > 1
 

@@ -56,7 +56,7 @@ SPLITWISE: Final = SlowdownSlo(
 
 
 def parse_slo(text: str) -> Slo | SlowdownSlo:
-    """Parse `splitwise` (that paper's SLO) or bounds in seconds (`ttft=2`). Raise ConfigurationError if invalid."""
+    """Parse bounds in seconds (`ttft=2`) or `splitwise` (that paper's SLO). Raise ConfigurationError if invalid."""
     if text.strip().lower() == "splitwise":
         return SPLITWISE
     slo = Slo.parse(text)

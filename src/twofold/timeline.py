@@ -26,7 +26,7 @@ from twofold.request import FinishReason, Request
 
 
 class Moment(StrEnum):
-    """Recorded moments in the life of a request, in the order of a layer-wise hand-off."""
+    """Recorded moments of a request, in the order of a layer-wise hand-off."""
 
     ARRIVED = "arrived"
     ROUTED = "routed"
@@ -40,9 +40,7 @@ class Moment(StrEnum):
 
 @dataclass(slots=True)
 class Timeline:
-    """Times of the moments and tokens of one request, in seconds. A simulation records the number of tokens in
-    `output_tokens`, and leaves `token_times_s` empty.
-    """
+    """Times of one request's moments and tokens, in seconds. In simulations, `token_times_s` is empty."""
 
     request: Request
     moments: dict[Moment, float] = field(default_factory=dict)
@@ -103,7 +101,7 @@ class Timeline:
 
     @property
     def queue_decode_s(self) -> float | None:
-        """Seconds from the first token or, if later, the end of the KV transfer, to the first decode iteration."""
+        """Seconds in the decode queue: after first token and KV transfer, until the first decode iteration."""
         if Moment.DECODE_STARTED not in self.moments or Moment.FIRST_TOKEN not in self.moments:
             return None
         first = self.moments[Moment.FIRST_TOKEN]

@@ -24,8 +24,6 @@ _LENGTH: Final = FinishReason.LENGTH
 
 
 class _Arrival(Event):
-    """Arrival of the next request. One event object is reused for all arrivals."""
-
     __slots__ = ("cluster", "request")
 
     def __init__(self, cluster: "VirtualCluster") -> None:
@@ -39,9 +37,7 @@ class _Arrival(Event):
 
 
 class VirtualCluster(InstanceEnvironment):
-    """Simulated cluster. It runs requests through the live service's schedulers and emits request events to the
-    subscribers of `events`. With `overload` set, overload control can reject requests at arrival or after prefill.
-    """
+    """Simulated cluster that runs requests under the live service's schedulers."""
 
     def __init__(
         self, kernel: Kernel, scheduler: ClusterScheduler, statistics: RunStatistics, observers: Sequence[Observer]
@@ -54,11 +50,11 @@ class VirtualCluster(InstanceEnvironment):
         self.cells: dict[str, str] = {}  # cell of each instance, if the cluster has cells
         self.new_scheduler: Callable[[str, int], InstanceScheduler]
         self.requests: dict[str, SimulatedRequest] = {}  # placed and not ended
-        self.overload: SimulatedOverload | None = None
+        self.overload: SimulatedOverload | None = None  # rejects requests at arrival or after their prefill
         self.events = RequestEvents((scheduler, *observers))
         self._observers = tuple(observers)
         self._arrivals: Iterator[Request] = iter(())
-        self._arrival = _Arrival(self)
+        self._arrival = _Arrival(self)  # one event, reused for all arrivals
         scheduler.on_role_change = self._note_role
 
     # -- from outside -----------------------------------------------------------------------------------------------
@@ -82,7 +78,6 @@ class VirtualCluster(InstanceEnvironment):
     # -- arrivals ---------------------------------------------------------------------------------------------------
 
     def _schedule_arrival(self, before: Request | None) -> None:
-        """Schedule the next arrival. Raise WorkloadError if it is earlier than the previous arrival, `before`."""
         for request in self._arrivals:  # only one: compiled code iterates faster than it calls `next`
             at = ps(request.arrival_s)
             if at < self.kernel.now:  # the arrival of `before`
@@ -94,7 +89,7 @@ class VirtualCluster(InstanceEnvironment):
             return
 
     def arrive(self, request: Request) -> None:
-        """Record the arrival of a request, pass the request to `enter`, and schedule the next arrival."""
+        """Record the arrival of a request, process it, and schedule the next arrival."""
         now, statistics = self.kernel.now, self.statistics
         statistics.arrived += 1
         statistics.last_arrival = now
@@ -105,7 +100,7 @@ class VirtualCluster(InstanceEnvironment):
         self._schedule_arrival(request)
 
     def enter(self, request: Request, number: int, arrived: int) -> None:
-        """Place or reject the `number`-th request (from 1), which arrived at picosecond `arrived`."""
+        """Place or reject a request. `number` counts requests from 1, and `arrived` is in picoseconds."""
         now, statistics = self.kernel.now, self.statistics
         now_s = now / PS
         placed = self.scheduler.place(request, now_s)
@@ -267,6 +262,6 @@ class VirtualCluster(InstanceEnvironment):
             observer.role(instance, role, self.kernel.now)
 
     def note(self, kind: str, subject: str, detail: str) -> None:
-        """Send a log entry, such as the failure of an instance, to all observers."""
+        """Send a log entry to all observers."""
         for observer in self._observers:
             observer.note(self.kernel.now, kind, subject, detail)

@@ -1,6 +1,5 @@
-"""Simulation of several controllers that share one cluster. Each request is placed by one controller, from load reports
-that arrive with a delay. With a router over cells (groups of instances), the controller chooses a cell from the
-reports; the instances in the cell are chosen by their current loads.
+"""Simulation of several controllers that share one cluster. Each request is placed by one of them, based on load
+reports that arrive with a delay.
 """
 
 from collections.abc import Callable
@@ -26,7 +25,7 @@ _HANDOFF = FixedHandoff(HandoffMode.LAYER_WISE)  # placeholder: `ReplicatedContr
 
 
 class _Dispatcher(Router):
-    """Router that passes each request to one of the controllers, chosen pseudo-randomly from the request id."""
+    """Router that passes each request to a pseudo-randomly chosen controller."""
 
     def __init__(self, controllers: list[SharedCluster], cells: CellRouter | None) -> None:
         self._controllers, self._cells = controllers, cells
@@ -46,8 +45,8 @@ class _Dispatcher(Router):
 
 
 class ReplicatedControllers(ClusterScheduler):
-    """Cluster scheduler with several controllers, each with its own router made by `router`. The scheduler tracks
-    actual loads. A controller sees the progress of its own requests at once, and all other load in delayed reports.
+    """Cluster scheduler with several controllers, each with its own router. A controller knows the progress of its own
+    requests at once, and all other load from delayed reports.
     """
 
     def __init__(
@@ -58,6 +57,8 @@ class ReplicatedControllers(ClusterScheduler):
         handoffs: HandoffPolicy,
         memory: KvReservation,
     ) -> None:
+        # With a router over cells, controllers choose a cell from the reports. Instances in the cell are chosen by
+        # their current loads.
         made = router()
         cells = made if isinstance(made, CellRouter) else None
         self.controllers = [
@@ -95,7 +96,6 @@ class ReplicatedControllers(ClusterScheduler):
         return held
 
     def _show(self, cell: CellLoad) -> None:
-        """Update a cell (group of instances) in all controllers, and pause it if it cannot prefill and decode."""
         for controller in self.controllers:
             pools = controller.pools
             known = pools.get(cell.id)
@@ -104,7 +104,7 @@ class ReplicatedControllers(ClusterScheduler):
                 pools.add(known)
             assert isinstance(known, CellLoad)  # noqa: S101  (controllers of cells know only cells)
             known.prefilling, known.decoding = cell.prefilling, cell.decoding
-            if cell.place:
+            if cell.place:  # can prefill and decode
                 pools.resume(known)
             else:
                 pools.pause(known)
@@ -147,7 +147,6 @@ class ReplicatedControllers(ClusterScheduler):
     # -- reports ----------------------------------------------------------------------------------------------------
 
     def _unit(self, instance_id: str) -> InstanceLoad:
-        """Return the load to report for an instance: that of its cell (group of instances), if any, or its own."""
         load = self.pools.get(instance_id)
         assert load is not None  # noqa: S101  (a request was just placed on it)
         return self.pools.cells[load.cell].load if isinstance(self.pools, CellPools) else load
@@ -158,7 +157,6 @@ class ReplicatedControllers(ClusterScheduler):
             self._report_soon(second)
 
     def _report_soon(self, unit: InstanceLoad) -> None:
-        """Schedule a load report of an instance or cell (group of instances), unless one is already scheduled."""
         name, every, now = unit.id, self._every, self._kernel.now
         if not every:
             self._report(unit)
@@ -170,7 +168,6 @@ class ReplicatedControllers(ClusterScheduler):
             self._kernel.schedule(now + (phase - now) % every, EventOrder.REPORT, self._report, unit)
 
     def _report(self, unit: InstanceLoad) -> None:
-        """Send the load of an instance or cell (group of instances) to all controllers, with the report delay."""
         self._due.discard(unit.id)
         total = unit.less(NO_LOAD)
         reports = [LoadReport(unit.id, total, controller.own(unit.id)) for controller in self.controllers]

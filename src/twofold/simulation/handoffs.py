@@ -22,11 +22,10 @@ _SERIALIZED: Final = HandoffMode.SERIALIZED
 
 @mypyc_attr(free_list_len=1)
 class _Sent(Event):
-    """Event at the end of a KV transfer. The simulated network sets its time."""
-
     __slots__ = ("handoffs", "request")
 
     def __init__(self, handoffs: "SimulatedHandoffs", request: SimulatedRequest) -> None:
+        # The network sets `at`, the end of the transfer.
         self.order = EventOrder.TRANSFER + request.number
         self.handoffs = handoffs
         self.request = request
@@ -36,11 +35,7 @@ class _Sent(Event):
 
 
 class SimulatedHandoffs:
-    """Simulates hand-offs: lease on the decode instance, KV transfer, and release of blocks on the prefill instance. A
-    layer-wise transfer starts after the first layer of the prefill. It ends once all layers are computed and sent, plus
-    the synchronization time. By default, decode memory is reserved at arrival; for pull hand-offs, or if instances
-    change roles (`docs/decisions/0007`), at the start of the prefill.
-    """
+    """Simulates hand-offs: lease on the decode instance, KV transfer, and release of the prefill instance's blocks."""
 
     def __init__(
         self,
@@ -58,6 +53,8 @@ class SimulatedHandoffs:
         self._kv_bytes_per_token, self._layers = times.kv_bytes_per_token, times.layers
         self._sync = ps(times.sync_s)
         self._retry = None if rules.lease_retry_s is None else ps(rules.lease_retry_s)
+        # Decode memory is reserved at arrival or, for pull hand-offs and if instances change roles, at the start of the
+        # prefill (`docs/decisions/0007`).
         self._at_arrival, self._instant = reserve_at_arrival, rules.instant_handoff
         self._asking = 0  # requests that retry until they get a lease
         self._waiting: dict[str, SimulatedRequest] = {}  # requests in the lease queue of their decode instance
@@ -73,7 +70,7 @@ class SimulatedHandoffs:
         self.grant(life.decode)
 
     def grant(self, instance: SimulatedInstance) -> None:
-        """Grant waiting leases that fit into the free memory of an instance. Start their KV transfers if possible."""
+        """Grant waiting leases that fit into an instance's free memory, and start their KV transfers."""
         if not instance.scheduler.lease_queue.size:
             return
         for lease in instance.scheduler.grant(self._kernel.now):
@@ -85,7 +82,7 @@ class SimulatedHandoffs:
                 self._send(life, max(self._kernel.now, life.first_layer))
 
     def prefill_started(self, life: SimulatedRequest, end: int) -> None:
-        """Record that the prefill of a split request starts now and will end at picosecond `end`."""
+        """Record that the prefill of a request with a hand-off starts now and ends at picosecond `end`."""
         now = self._kernel.now
         life.first_layer = now + (end - now) // self._layers
         if self._retry is None and not (self._at_arrival and life.mode is not _PULL):
@@ -94,7 +91,7 @@ class SimulatedHandoffs:
             self._send(life, life.first_layer)
 
     def prefilled(self, life: SimulatedRequest) -> None:
-        """Start or complete the hand-off of a split request whose prefill has ended."""
+        """Start or complete the hand-off of a request whose prefill has ended."""
         if life.lease is None:
             if self._retry is not None:
                 self._asking += 1
@@ -105,7 +102,7 @@ class SimulatedHandoffs:
             self._land_after_tail(life)
 
     def give_up(self, life: SimulatedRequest) -> None:
-        """Cancel the hand-off of a request that has ended, and free its KV memory on both instances."""
+        """Cancel the hand-off of a request that has ended, and free its KV on both instances."""
         self._waiting.pop(life.id, None)
         for instance in (life.prefill, life.decode):
             if instance.load is None:
@@ -133,8 +130,7 @@ class SimulatedHandoffs:
         return life.mode is _LAYER_WISE and not self._instant
 
     def _send_all(self, life: SimulatedRequest) -> None:
-        """Transfer all layers after the prefill, because the mode is not layer-wise or the lease came too late."""
-        life.mode = _SERIALIZED
+        life.mode = _SERIALIZED  # also if the lease came too late for a layer-wise transfer
         if self._instant:
             life.handoff_started = self._kernel.now
             self._land(life)
@@ -146,11 +142,10 @@ class SimulatedHandoffs:
         self._network.send(life.prefill.link, life.decode.link, self._size(life), start, _Sent(self, life))
 
     def _size(self, life: SimulatedRequest) -> int:
-        """Return the size of a prompt's KV cache in bytes."""
         return life.prompt_tokens * self._kv_bytes_per_token
 
     def sent(self, life: SimulatedRequest) -> None:
-        """Complete a hand-off whose last byte was sent. In layer-wise mode, first wait for the end of the prefill."""
+        """Process the end of a KV transfer: the hand-off is complete once the prefill has ended as well."""
         if life.ended:
             return
         if life.mode is _LAYER_WISE:
@@ -161,7 +156,7 @@ class SimulatedHandoffs:
             self._land(life)
 
     def _land_after_tail(self, life: SimulatedRequest) -> None:
-        """Schedule the end of a layer-wise hand-off: once the last layer is sent, plus the synchronization time."""
+        # The last layer is sent after the end of the prefill, followed by the synchronization.
         layer = ps(self._size(life) / self._layers / life.prefill.link.bytes_per_s(life.decode.link))
         at = max(self._kernel.now, life.first_token + layer) + self._sync
         self._kernel.schedule(at, EventOrder.TRANSFER + life.number, self._land, life)

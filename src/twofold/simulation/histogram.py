@@ -15,9 +15,9 @@ _ROUNDING: Final = 1.0 + 2.0**-51
 
 
 class Histogram(msgspec.Struct):
-    """Histogram of integers in units of `unit`, such as 1e-9 for nanoseconds. `counts` maps the lowest integer of each
-    bucket to its count. `total`, `low` and `high` are the exact sum, minimum and maximum of the integers (`high` is −1
-    if empty). Statistics are integer × `unit`, or None if the histogram is empty.
+    """Histogram of integers. `counts` maps the lowest integer of each bucket to its count, and `total`, `low` and
+    `high` are the exact sum, minimum and maximum. Statistics such as `mean` are multiplied by `unit`, or None if it is
+    empty.
     """
 
     unit: float
@@ -28,7 +28,7 @@ class Histogram(msgspec.Struct):
 
     @classmethod
     def of(cls, tally: Tally, unit: float) -> "Histogram":
-        """Create a histogram from a tally of multiples of `unit`."""
+        """Create a histogram of the integers in a tally."""
         return cls(unit, tally.counts, tally.total, tally.low, tally.high)
 
     @property
@@ -54,7 +54,7 @@ class Histogram(msgspec.Struct):
         return self._quantiles([p / 100])[0] if self.counts else None
 
     def fraction_at_most(self, value: float) -> float | None:
-        """Return the share of values (integer × `unit`) that are at most `value`, interpolated within a bucket."""
+        """Return the share of values (integer × `unit`) up to `value`, or None if the histogram is empty."""
         if not self.counts:
             return None
         bound = math.floor(min(value / self.unit * _ROUNDING, float(LIMIT)))
@@ -69,8 +69,8 @@ class Histogram(msgspec.Struct):
         return below / self.count
 
     def cdf(self, points: int) -> list[tuple[float, float]]:
-        """Return the cumulative distribution as `points` pairs (value, fraction) with evenly spaced fractions, or an
-        empty list for an empty histogram. Raise ValueError if `points` < 2.
+        """Return the cumulative distribution as `points` pairs (value, fraction), with evenly spaced fractions. Raise
+        ValueError if `points` < 2.
         """
         if points < 2:
             raise ValueError(f"a cdf needs at least 2 points, not {points}")
@@ -80,7 +80,6 @@ class Histogram(msgspec.Struct):
         return list(zip(self._quantiles(fractions), fractions, strict=True))
 
     def _quantiles(self, fractions: Sequence[float]) -> list[float]:
-        """Return the quantiles of these fractions (0 to 1), interpolated linearly between ranks."""
         buckets = sorted(self.counts)
         ends = list(accumulate(self.counts[bucket] for bucket in buckets))
         last = ends[-1] - 1

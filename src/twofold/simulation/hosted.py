@@ -1,4 +1,4 @@
-"""Simulated clusters with the processing time of a server, or of a gateway on the same cores as the workers."""
+"""Simulated clusters that include the processing times of a server or gateway."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -41,9 +41,7 @@ class ServedCluster(VirtualCluster):
 
 
 class HostedCluster(VirtualCluster):
-    """Simulated cluster of CPU workers on one host, with a gateway that processes requests and tokens one at a time. A
-    `MeasuredProfile` has the times of the workers and the gateway. `cores` maps the name of each instance to its cores.
-    """
+    """Simulated cluster of CPU workers on one host, with a gateway that processes requests and tokens."""
 
     def __init__(
         self,
@@ -55,6 +53,7 @@ class HostedCluster(VirtualCluster):
         observers: Sequence[Observer],
     ) -> None:
         super().__init__(kernel, scheduler, statistics, observers)
+        # The profile has the measured times of workers and gateway.
         shared = profile.shared_host
         everywhere = range(shared.cores)
         shares = share_cores(everywhere, len(slots))
@@ -62,6 +61,7 @@ class HostedCluster(VirtualCluster):
         pinned = [(slot.profile.pool.role, share) for slot, share in zip(slots, shares, strict=True)]
         self._host, self._gateway, self._times = host, HostTask(gateway_cores(everywhere, pinned)), shared.front
         self._chores: deque[tuple[int, Call]] = deque()  # of the gateway: picoseconds of work, and its end
+        # By instance name.
         self.cores = {slot.name: HostCores(host, share, profile) for slot, share in zip(slots, shares, strict=True)}
         self._first_seen: dict[str, int] = {}
         self._firsts: list[SimulatedRequest] = []  # requests with their first token in the last iteration
@@ -94,7 +94,6 @@ class HostedCluster(VirtualCluster):
         self._ended.append(life)
 
     def _streamed(self, streamed: tuple[list[SimulatedRequest], list[SimulatedRequest]]) -> None:
-        """Record that the tokens of an iteration have reached the clients."""
         firsts, ended = streamed
         now = self.kernel.now
         for life in firsts:
@@ -105,7 +104,7 @@ class HostedCluster(VirtualCluster):
             super().record(life)
 
     def _do(self, order: int, work: int, delay: int, action: Action, argument: object) -> None:
-        """Queue gateway work of `work` picoseconds; call `action(argument)` `delay` picoseconds after the work ends."""
+        # The gateway does one chore at a time. The action happens `delay` picoseconds after the end of its chore.
         self._chores.append((work, Call(order, self._done, (order, delay, action, argument))))
         if len(self._chores) == 1:
             self._host.begin(self._gateway, *self._chores[0])

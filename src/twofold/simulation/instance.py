@@ -26,7 +26,7 @@ class InstanceEnvironment(ABC):
 
     @abstractmethod
     def loading(self, batch: RunningBatch, timing: RunTiming) -> RunTiming:
-        """Return `timing`, the duration of a batch with prompts, extended by the loading of their cached prefixes."""
+        """Return the duration `timing` of a batch, extended by the loading of cached prefixes."""
 
     @abstractmethod
     def started(self, instance: "SimulatedInstance", batch: RunningBatch, end: int) -> None: ...
@@ -35,8 +35,8 @@ class InstanceEnvironment(ABC):
     def ran(
         self, instance: "SimulatedInstance", batch: RunningBatch, timing: RunTiming, count: int, begun: int, since: int
     ) -> None:
-        """Record `count` completed iterations of a batch that began at picosecond `begun`. At picosecond `since`, the
-        sequences of the batch got their last tokens before these iterations.
+        """Record `count` iterations of a batch that began at picosecond `begun`. The batch's sequences got their
+        previous tokens at picosecond `since`.
         """
 
     @abstractmethod
@@ -48,9 +48,7 @@ class InstanceEnvironment(ABC):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedInstance(ABC):
-    """Base class of simulated instances, with totals of time and energy. `busy` is the total time of batches in
-    picoseconds (for a pipeline, the mean over its stages). `batch` is the batch started last, None if idle.
-    """
+    """Base class of simulated instances, with totals of time and energy."""
 
     def __init__(
         self, slot: InstanceSlot, link: MachineLink, scheduler: InstanceScheduler, environment: InstanceEnvironment
@@ -61,43 +59,43 @@ class SimulatedInstance(ABC):
         self.scheduler = scheduler
         self.kernel, self.environment = environment.kernel, environment
         self.load: InstanceLoad | None = None
-        self.batch: RunningBatch | None = None
+        self.batch: RunningBatch | None = None  # the batch started last; None if idle
         self.milliwatts = self.timing.idle_mw
         self.iterations = 0
-        self.busy = 0
+        self.busy = 0  # time of batches in picoseconds; in a pipeline, the mean over its stages
         self._energy = self._energy_rest = 0
         self._sequence_time = self._sequence_time_rest = 0
 
     @property
     def energy(self) -> int:
-        """Energy of batches beyond the idle power, in milliwatt-picoseconds (10⁻¹⁵ J)."""
+        """Energy above the idle power, in milliwatt-picoseconds (10⁻¹⁵ J)."""
         return (self._energy << _UNIT) + self._energy_rest
 
     @property
     def sequence_time(self) -> int:
-        """Time that sequences have spent in batches, summed over sequences, in picoseconds."""
+        """Sum of the times that sequences have spent in batches, in picoseconds."""
         return (self._sequence_time << _UNIT) + self._sequence_time_rest
 
     @abstractmethod
     def poke(self) -> None:
-        """React to a change in the scheduler: start a batch, or end the running batch after its current iteration."""
+        """React to new work in the scheduler: start a batch, or end the current batch after this iteration."""
 
     @abstractmethod
     def die(self) -> None:
-        """Stop the failed instance. Its iterations in progress are lost; complete iterations are counted."""
+        """Stop a failed instance. Unfinished iterations are lost."""
 
     def queued(self) -> int:
         """Return the number of waiting sequences, for routers."""
         return self.scheduler.queued
 
     def charge(self, duration: int, milliwatts: int, batch: RunningBatch, stages: int = 1) -> None:
-        """Add a batch to the time and energy totals: picoseconds summed over `stages`, milliwatts above idle power."""
+        """Add a batch to the totals of time and energy. `milliwatts` is its power above the idle power."""
         power: i64 = milliwatts  # machine integers: the duration of one batch is far below 2⁵⁰ ps
         time: i64 = duration
         self._energy += (time >> _UNIT) * power
         self._energy_rest += (time & _REST) * power
         if stages > 1:
-            time //= stages
+            time //= stages  # the duration is summed over all stages
         sequences: i64 = batch.decode_sequences + batch.prefill_sequences
         self.busy += time
         self._sequence_time += (time >> _UNIT) * sequences
@@ -105,10 +103,8 @@ class SimulatedInstance(ABC):
 
 
 class VirtualInstance(SimulatedInstance):
-    """Simulated instance that runs the batches of its scheduler on the virtual clock. One event covers up to `max_run`
-    iterations of an unchanged batch; `max_run` affects only the number of events. With several pipeline stages, or with
-    `cores` shared by workers of a host, each event covers one iteration. A pipeline starts an iteration when its first
-    stage is free; each stage computes one iteration at a time, in order.
+    """Simulated instance that runs the batches of its scheduler on the virtual clock. For speed, one event covers up to
+    `max_run` iterations of the same batch. `cores` are CPU cores shared with other workers.
     """
 
     def __init__(
@@ -142,8 +138,7 @@ class VirtualInstance(SimulatedInstance):
                 self._cut_short()
 
     def _cut_short(self) -> None:
-        """End the running batch after its current iteration, so that newly arrived work can join the next batch."""
-        self._cut = True
+        self._cut = True  # newly arrived work can join the next batch
         run = self._run
         count = run.timing.under_way(self.kernel.now - run.begun)
         if count < run.count:
@@ -152,7 +147,6 @@ class VirtualInstance(SimulatedInstance):
             self._schedule(self._run, run.batch, run.timing, count, run.begun)
 
     def _schedule(self, run: "_Run", batch: RunningBatch, timing: RunTiming, count: int, begun: int) -> None:
-        """Schedule the end of `count` iterations of a batch that began at picosecond `begun`."""
         run.batch, run.timing, run.count, run.begun = batch, timing, count, begun
         run.at = begun + timing.end_ps(count)
         run.pending = True
@@ -212,7 +206,6 @@ class VirtualInstance(SimulatedInstance):
         self.environment.started(self, batch, self._run.at)
 
     def _start_in_pipeline(self) -> None:
-        """If the first stage is free, start one iteration, which passes through all stages in turn."""
         now = self.kernel.now
         if self._running == self._stages or now < self._free_at[0]:
             return
@@ -236,7 +229,7 @@ class VirtualInstance(SimulatedInstance):
             sequence.last_token_at = self._last_token[batch.lane]
 
     def complete(self, run: "_Run") -> None:
-        """Complete the oldest scheduled iterations (`run`), report their results, and start the next batch."""
+        """Complete the iterations of `run`, report their results, and start the next batch."""
         now, batch, timing, count = self.kernel.now, run.batch, run.timing, run.count
         begun = since = run.begun
         self._running -= 1
@@ -262,14 +255,13 @@ class VirtualInstance(SimulatedInstance):
         self.start()
 
     def _entrance_free(self, run: "_Run") -> None:
-        """Start the next batch when the first stage becomes free, unless the instance has failed."""
-        if run.pending:
+        if run.pending:  # not after a failure
             self.start()
 
 
 def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[int]:
-    """Return the start time of an iteration on each pipeline stage, if it enters at `now`. It takes `first` picoseconds
-    on the first stage, and `later` on each later one. Update `free_at`, the time from which each stage is free.
+    """Return the start time of an iteration on each pipeline stage. `first` and `later` are its durations on the first
+    and on each later stage. `free_at`, the time at which each stage becomes free, is updated.
     """
     begins: list[int] = []
     at, duration = now, first
@@ -282,24 +274,19 @@ def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[i
 
 
 class _Run(Event):
-    """Event at the end of `count` iterations of a batch from picosecond `begun` on (in a pipeline, of one iteration).
-    It has no effect if `pending` is false, because the iterations were cut short or the instance failed. `begins` are
-    the start times on the pipeline stages, and `later_ps` is the time on each stage after the first.
-    """
-
     __slots__ = ("batch", "begins", "begun", "count", "instance", "later_ps", "pending", "timing")
 
     batch: RunningBatch
     timing: RunTiming
-    begins: list[int]
+    begins: list[int]  # start of the iteration on each pipeline stage
     begun: int
     count: int
-    later_ps: int
+    later_ps: int  # time on each stage after the first
 
     def __init__(self, instance: VirtualInstance) -> None:
         self.order = instance.order
         self.instance = instance
-        self.pending = False
+        self.pending = False  # false if cut short or failed: the event has no effect
 
     def happen(self) -> None:
         if self.pending:
@@ -307,7 +294,7 @@ class _Run(Event):
             self.instance.complete(self)
 
     def computed(self, now: int) -> int:
-        """Return the picoseconds of computation for this iteration until `now`, summed over the pipeline stages."""
+        # Time of computation, summed over the pipeline stages.
         total, duration = 0, self.timing.first_ps
         for begin in self.begins:
             total += max(0, min(now - begin, duration))

@@ -1,6 +1,5 @@
-"""Event kernel of the simulator: a virtual clock in whole picoseconds, an event queue, network links and CPU cores.
-Simultaneous events happen by `Event.order`, then in the order of scheduling, so equal inputs give equal results. The
-transfers on a link get equal shares of it, as do the tasks on a core.
+"""Event kernel of the simulator: virtual clock in whole picoseconds, event queue, network links and CPU cores. The
+order of simultaneous events is fixed, so equal inputs give equal results.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +17,7 @@ Action = Callable[[Any], None]
 
 
 class EventOrder:
-    """Order of simultaneous events: `Event.order` is a constant for the kind plus an instance or request number."""
+    """Order of simultaneous events by kind. Each event adds the number of its instance or request."""
 
     COMPLETION: Final = 0
     TRANSFER: Final = 1 << 40
@@ -88,11 +87,11 @@ class Kernel:
 
     @property
     def pending(self) -> int:
-        """Number of events in the queue, including outdated events without effect."""
+        """Number of events in the queue."""
         return len(self._queue)
 
     def run(self, until_events: int) -> bool:
-        """Run events until `until_events` have happened since the start. Return False if no event is left."""
+        """Run events until `until_events` have happened in total. Return False if no event is left."""
         queue, before = self._queue, self.before_step
         while queue:
             if self.events >= until_events:
@@ -110,7 +109,7 @@ _PS = 1e12
 
 
 class MachineLink:
-    """Network connection of a machine: bandwidth in each direction, and bandwidth for transfers within the machine."""
+    """Network connection of a machine: bandwidth to other machines, and bandwidth within the machine."""
 
     def __init__(self, network_bytes_per_s: float, local_bytes_per_s: float) -> None:
         self.network_bytes_per_s, self.local_bytes_per_s = network_bytes_per_s, local_bytes_per_s
@@ -118,15 +117,15 @@ class MachineLink:
         self.ingress: dict[int, KvFlow] = {}
 
     def bytes_per_s(self, target: "MachineLink") -> float:
-        """Return the bandwidth of an uncontended transfer to `target`, in bytes per second."""
+        """Return the bandwidth to `target` without contention, in bytes per second."""
         if target is self:
             return self.local_bytes_per_s
         return min(self.network_bytes_per_s, target.network_bytes_per_s)
 
 
 class PacedWork:
-    """Work that progresses at a varying rate, such as a transfer or computation. The amount `left` remained at
-    picosecond `since`. The event `end` happens when the work is complete.
+    """Work that progresses at a varying rate, such as a KV transfer. `left` is the remaining amount at picosecond
+    `since`. The event `end` happens on completion.
     """
 
     __slots__ = ("end", "left", "rate", "since", "version")
@@ -139,7 +138,7 @@ class PacedWork:
         self.version = 0
 
     def pace(self, kernel: Kernel, rate: float, unit: float, leave: Action) -> None:
-        """Set the rate to `rate` per `unit` picoseconds. On completion, call `leave(self)`; then `end` happens."""
+        """Set the rate of progress to `rate` per `unit` picoseconds. `leave` is called on completion."""
         if rate == self.rate:
             return
         now = kernel.now
@@ -159,20 +158,19 @@ class PacedWork:
 
 
 class KvFlow(PacedWork):
-    """A KV transfer in progress: `left` bytes at `rate` bytes/s. `number` is the `order` of its end event."""
+    """A KV transfer in progress, of `left` bytes."""
 
     __slots__ = ("number", "source", "target")
 
     def __init__(self, source: MachineLink, target: MachineLink, left: float, landed: Event) -> None:
         super().__init__(left, landed)
         self.source, self.target = source, target
-        self.number = landed.order
+        self.number = landed.order  # unique
 
 
 class VirtualNetwork:
-    """Simulated network between machines. Transfers share the egress and ingress bandwidth of a machine equally, and
-    each runs at the smaller of its two shares. Unused bandwidth is not redistributed (no max-min fairness), so transfer
-    times are upper bounds. Without `contention`, and within a machine, transfers do not share bandwidth.
+    """Simulated network between machines. With `contention`, concurrent transfers share the bandwidth of a machine
+    equally. Unused bandwidth is not redistributed, so transfer times are upper bounds.
     """
 
     def __init__(self, kernel: Kernel, *, contention: bool, latency_s: float) -> None:
@@ -204,6 +202,7 @@ class VirtualNetwork:
         egress, ingress = changed.source.egress, changed.target.ingress
         for flow in (*egress.values(), *(f for number, f in ingress.items() if number not in egress)):
             source, target = flow.source, flow.target
+            # No max-min fairness.
             out = source.network_bytes_per_s / len(source.egress)
             into = target.network_bytes_per_s / len(target.ingress)
             flow.pace(self._kernel, min(out, into), _PS, self._leave)
@@ -213,16 +212,14 @@ _NONE: Final = ContentionFactors()
 
 
 class HostTask(PacedWork):
-    """CPU work of a worker or the gateway: `threads` threads on `cores`, with `left` picoseconds of work at full speed.
-    `phase` is the phase that a worker computes, None for the gateway.
-    """
+    """CPU work of a worker or the gateway: `threads` threads that run on `cores`."""
 
     def __init__(self, cores: Sequence[int], threads: int = 1, contention: ContentionFactors = _NONE) -> None:
         super().__init__()
         self.cores = tuple(cores)
         self.threads = threads
         self.contention = contention
-        self.phase: Phase | None = None
+        self.phase: Phase | None = None  # of a worker; None for the gateway
 
 
 class Host:
@@ -250,10 +247,10 @@ class Host:
         self._share()
 
     def _share(self) -> None:
-        """Assign threads to the least loaded cores of their tasks, as an operating system does, and set task rates."""
         load = [0] * self._cores
         places: dict[HostTask, list[int]] = {}
         for task in sorted(self._busy, key=lambda one: len(one.cores)):
+            # The least loaded cores, as an operating system chooses them.
             places[task] = sorted(task.cores, key=load.__getitem__)[: task.threads]
             for place in places[task]:
                 load[place] += 1
@@ -273,7 +270,7 @@ class Host:
 
 
 class HostCores(HostTask):
-    """CPU cores of one worker. The first batch after more than `COLD_AFTER_S` idle seconds takes longer."""
+    """CPU cores of one worker."""
 
     def __init__(self, host: Host, cores: Sequence[int], profile: MeasuredProfile) -> None:
         super().__init__(cores, len(cores))
@@ -287,11 +284,11 @@ class HostCores(HostTask):
         self.contention = self._prefill if batch.prefills else self._decode
         self.phase = Phase.PREFILL if batch.prefills else Phase.DECODE
         if self._host.kernel.now - self._ended_at > self._cold_after:
-            work += self._cold
+            work += self._cold  # the first batch after idle time takes longer
         self._host.begin(self, work, end)
 
     def ended(self) -> None:
-        """Record that the worker has just completed a batch."""
+        """Record that a batch has just ended."""
         self._ended_at = self._host.kernel.now
 
     def drop(self) -> None:

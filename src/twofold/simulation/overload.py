@@ -1,4 +1,4 @@
-"""Overload control in the simulator, with statistics of rejections, wasted prefills and loads over time."""
+"""Overload control in the simulator."""
 
 import statistics
 from collections import Counter
@@ -14,15 +14,14 @@ PREFILL, DECODE = "load/prefill", "load/decode"
 
 
 class OverloadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of overload control: rejections by reason, and prompt tokens of requests that were rejected after
-    prefill. `load_correlation` is Pearson's correlation of prefill and decode load over time: near −1 if one phase is
-    idle whenever the other is overloaded, None if a load is constant.
+    """Results of overload control: rejections by reason, prompt tokens of requests rejected after their prefill, and
+    Pearson's correlation of prefill and decode load over time.
     """
 
     rule: str
     refusals: dict[str, int]
     wasted_prefill_tokens: int
-    load_correlation: float | None
+    load_correlation: float | None  # near −1 if phases are busy in turn; None if a load is constant
 
 
 class SimulatedOverload:
@@ -47,7 +46,7 @@ class SimulatedOverload:
         return reason.value
 
     def admits_decode(self, request_id: str, now: int) -> bool:
-        """Return whether a request whose prefill ended at picosecond `now` may decode. If not, count the rejection."""
+        """Return whether a request may decode after its prefill has ended at picosecond `now`."""
         reason = self.control.admit_decode(request_id, now / PS)
         if reason is None:
             return True

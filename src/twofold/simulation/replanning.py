@@ -1,4 +1,4 @@
-"""Re-planning in the simulator. Searching for a better split and starting instances take simulated time."""
+"""Re-planning in the simulator: searches for a plan and starts of instances take simulated time."""
 
 from collections.abc import Sequence
 
@@ -25,8 +25,8 @@ from twofold.timeline import Timeline
 
 
 class SimulatedReplanning(Observer):
-    """Observer that re-plans a simulated cluster: it changes roles of instances, and starts and retires instances. Each
-    search for a plan takes `search_s` simulated seconds. The last `spare` instances start only if a plan needs them.
+    """Observer that re-plans a simulated cluster: it changes roles, and starts and retires instances. A search takes
+    `search_s` simulated seconds. The last `spare` instances are retired at first.
     """
 
     def __init__(self, replanner: Replanner, search: ReplanSearch, *, search_s: float, spare: int = 0) -> None:
@@ -37,7 +37,7 @@ class SimulatedReplanning(Observer):
         self._cluster: VirtualCluster
 
     def attach(self, cluster: VirtualCluster) -> None:
-        """Connect this observer to a cluster before the first request, and pause the spare instances."""
+        """Connect this observer to a cluster, before the first request."""
         self._cluster = cluster
         self._retired = list(cluster.instances)[len(cluster.instances) - self._spare :]
         for name in self._retired:
@@ -103,7 +103,7 @@ def assign(cluster: VirtualCluster, split: RoleSplit) -> None:
 
 
 def require_movable(spec: ClusterSpec, kinds: Sequence[InstanceProfile]) -> None:
-    """Raise ConfigurationError unless the router supports role changes and all instances are alike and not mixed."""
+    """Raise ConfigurationError unless the instances of this cluster can exchange roles."""
     movers = [name for name in ROUTERS if name not in FIXED_ROLE_ROUTERS]
     moves = spec.router in movers
     require(moves, f"the router {spec.router} never moves an instance: re-plan with {', '.join(movers)}")

@@ -13,8 +13,8 @@ from twofold.slo import Slo, SlowdownSlo
 
 
 class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one pool. `utilization` is the mean share of time in which an instance (or pipeline stage) ran a
-    batch. `mean_batch` is the mean number of sequences in a batch, None if no batch ran.
+    """Results of one pool. `utilization` is the share of time in which its instances ran batches, and `mean_batch` the
+    mean number of sequences in a batch.
     """
 
     role: str
@@ -31,12 +31,11 @@ class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     """Counts, latency distributions, time series, energy and cost of a run.
 
-    arrived = completed + rejected + failed + unfinished. A slowdown is a latency divided by the latency on an
-    uncontended reference. `slo_met` counts the requests completed within the SLO. `slo_scale` holds, for each completed
-    request, the smallest factor on all SLO bounds with which the request meets them. `duration_s` is the time from the
-    first arrival to the end of the last request, `arrival_s` to the last arrival. `swap_bytes` counts both directions.
-    `series` has `power_w` and, for each role, `queue/ROLE`, `batch/ROLE` (both in sequences) and `pool/ROLE` (in
-    instances). Fields that need an SLO, a reference, overload control or a prefix cache are None without it.
+    Each arrived request has completed, was rejected, has failed, or is unfinished. A slowdown is a latency divided by
+    the latency of the same request alone on a reference machine. `slo_scale` has, for each completed request, the
+    smallest factor on all SLO bounds at which the request meets them. `duration_s` is the time from the first arrival
+    to the end of the last request. `series` has `power_w` and, for each role, `queue/ROLE` and `batch/ROLE` in
+    sequences, and `pool/ROLE` in instances.
     """
 
     spec: ClusterSpec
@@ -48,7 +47,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     output_tokens: int
     duration_s: float
-    arrival_s: float
+    arrival_s: float  # from the first to the last arrival
     ttft_s: Histogram
     tpot_s: Histogram
     itl_s: Histogram
@@ -58,11 +57,11 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     ttft_slowdown: Histogram | None
     tpot_slowdown: Histogram | None
     e2e_slowdown: Histogram | None
-    slo_met: int | None
+    slo_met: int | None  # completed requests within the SLO
     slo_scale: Histogram | None = None
     preemptions: int
     swaps: int = 0
-    swap_bytes: int = 0
+    swap_bytes: int = 0  # in both directions
     handoffs: int
     pools: tuple[PoolResult, ...]
     series: dict[str, Series]
@@ -80,7 +79,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.energy_j / self.duration_s if self.duration_s else 0.0
 
     def tightest_scale(self, attainment: float) -> float | None:
-        """Return the smallest factor on all SLO bounds for which SLO attainment reaches `attainment`, or None."""
+        """Return the smallest factor on all SLO bounds at which SLO attainment is at least `attainment`, or None."""
         needed = attainment * self.arrived
         if self.slo_scale is None or not 0 < needed <= self.completed:
             return None
@@ -88,9 +87,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """Check of one SLO bound: an upper bound, or a lower bound if `at_least` is true. `value` is None if nothing was
-    measured, such as the TPOT of one-token outputs; the bound is then met.
-    """
+    """Check of one bound of an SLO. `at_least` marks a lower bound. Without a `value`, the bound is met."""
 
     name: str
     value: float | None
@@ -107,9 +104,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float = 0.9) -> Verdict:
-    """Check the result of a run against an SLO. For an `Slo`, at least the share `attainment` of all arrived requests
-    must meet it. For a `SlowdownSlo`, all requests must complete, and each percentile must be within its bound. Raise
-    ConfigurationError if `attainment` is invalid, or if the run had no SLO or no reference for slowdowns.
+    """Check a run against an SLO. At least the share `attainment` of all arrived requests must meet an `Slo`. For a
+    `SlowdownSlo`, all requests must complete, and all percentiles must be within their bounds. Raise ConfigurationError
+    for an invalid `attainment` or a run without the necessary data.
     """
     require(0.0 < attainment <= 1.0, f"attainment must be more than 0 and at most 1, not {attainment:g}")
     checks: list[Check] = []
@@ -135,6 +132,5 @@ def verdict(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float 
 
 
 def _share_check(name: str, part: int, whole: int, bound: float) -> Check:
-    """Check that the share `part` / `whole` of requests is at least `bound`; without requests the share is 0."""
     value = part / whole if whole else 0.0
     return Check(name=name, value=value, bound=bound, met=value >= bound, at_least=True)

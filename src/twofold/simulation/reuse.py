@@ -1,6 +1,4 @@
-"""Prefix caches in the simulator: lookups, fetches between caches, loading during prefill, and hit statistics. The
-blocks of a prompt are stored when its prefill ends, at no extra time: each layer is written once it is computed.
-"""
+"""Prefix caches in the simulator: lookups, fetches between caches, loading during prefill, and hit statistics."""
 
 from collections.abc import Mapping, Sequence
 from operator import mul
@@ -30,39 +28,35 @@ _MANY: Final = 1 << 20
 
 
 class TierHits(msgspec.Struct, frozen=True):
-    """Number of prompt blocks found in one tier (DRAM or disk) of the prefix caches of prefill instances."""
+    """Number of prompt blocks found in one tier (DRAM or disk) of the prefix caches."""
 
     tier: str
     blocks: int
 
 
 class HotBlock(msgspec.Struct, frozen=True):
-    """A frequently used block: `uses` counts the prompts with this block, `caches` the caches that have stored it."""
+    """A frequently used block, with its number of prompts (`uses`) and of caches that stored it (`caches`)."""
 
     uses: int
     caches: int
 
 
 class ReuseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefix reuse of the computed prompts of a run. Of the `blocks` blocks of all prompts, `hits` were in the local
-    cache (per tier) and `fetched` came from other caches. `reused_tokens` of the `prompt_tokens` were not computed.
-    `requests` counts prompts by prefill instance. `hottest` lists the blocks of the most prompts. `ttft_error` is the
-    relative error of predicted TTFTs, None without predictions.
-    """
+    """Prefix reuse in a run: cache hits, reused tokens, hottest blocks, and errors of predicted TTFTs."""
 
     caches: int
     blocks: int
-    hits: tuple[TierHits, ...]
-    fetched: int
+    hits: tuple[TierHits, ...]  # blocks in the local cache
+    fetched: int  # blocks from other caches
     prompt_tokens: int
-    reused_tokens: int
-    requests: dict[str, int]
-    hottest: tuple[HotBlock, ...]
-    ttft_error: Histogram | None
+    reused_tokens: int  # prompt tokens that were not computed
+    requests: dict[str, int]  # prompts by prefill instance
+    hottest: tuple[HotBlock, ...]  # blocks of the most prompts
+    ttft_error: Histogram | None  # relative; None without predictions
 
     @property
     def hit_rate(self) -> float:
-        """Share of all prompt blocks that were found in a local or remote cache."""
+        """Share of prompt blocks that were found in a local or remote cache."""
         return (sum(tier.blocks for tier in self.hits) + self.fetched) / self.blocks if self.blocks else 0.0
 
     @property
@@ -83,8 +77,8 @@ BLOCK_TOKENS: Final = 512  # block size of traces
 
 
 class HostCache:
-    """Prefix cache of an instance, shared by the instances of a machine. `block_ps` is the time to load a block from
-    each tier, in picoseconds. `link` connects the machine to the network.
+    """Prefix cache of a machine, as used by one of its instances. `block_ps` is the time to load a block from each
+    tier, in picoseconds.
     """
 
     def __init__(self, name: str, cache: TieredCache, block_ps: Sequence[int], link: MachineLink) -> None:
@@ -92,7 +86,7 @@ class HostCache:
         self.block_ps = tuple(block_ps)
 
     def hold(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Pin a prompt's cached leading blocks until `release`, count them as hits and return their number per tier."""
+        """Pin the cached prefix of a prompt; return its number of blocks in each tier."""
         counts = self.cache.match(keys)
         for position in range(sum(counts)):
             self.cache.hold(keys[position])
@@ -100,18 +94,18 @@ class HostCache:
         return counts
 
     def release(self, keys: Sequence[BlockKey]) -> None:
-        """Unpin the blocks that `hold` pinned."""
+        """Unpin these blocks."""
         for key in keys:
             self.cache.release(key)
 
     def loading_ps(self, counts: Sequence[int]) -> int:
-        """Return the picoseconds to load blocks from the tiers; `counts` has one number of blocks per tier."""
+        """Return the time to load blocks in picoseconds; `counts` has the number of blocks in each tier."""
         return sum(map(mul, counts, self.block_ps))
 
 
 def make_cache(name: str, spec: CacheSpec, prefixes: PrefixIndex, kv_bytes_per_token: int) -> TieredCache:
-    """Create an empty tiered cache, whose blocks are registered in the index `prefixes` under `name`. Raise
-    ConfigurationError if a tier is too small for a block.
+    """Create an empty tiered cache, and track its blocks in the index `prefixes` under `name`. Raise ConfigurationError
+    if a tier is too small for a block.
     """
     watcher = _Watcher(name, prefixes)
     tiers = []
@@ -141,11 +135,10 @@ _FETCH: Final = EventOrder.TRANSFER + (1 << 39)  # after hand-offs that land at 
 
 
 class _Use:
-    """Pinned blocks of one prompt, from its placement to the end of its prefill, and the time to load them."""
-
     __slots__ = ("fetched", "hits", "host", "keys", "life", "loading", "ttft_s")
 
     def __init__(self, life: SimulatedRequest, host: HostCache, ttft_s: float | None) -> None:
+        # Pinned blocks of one prompt, from its placement to the end of its prefill.
         self.life = life
         self.host = host
         self.keys = life.request.prefix_blocks
@@ -156,7 +149,6 @@ class _Use:
 
     @property
     def blocks(self) -> int:
-        """Number of pinned leading blocks of the prompt."""
         return sum(self.hits) + self.fetched
 
     @property
@@ -197,7 +189,7 @@ class PrefixReuse(RequestSubscriber):
         return self._hosts[instance].name if instance in self._hosts else instance
 
     def submit(self, life: SimulatedRequest, route: Route) -> None:
-        """Pin a placed request's cached blocks, start its prefix fetch (if any), and submit it to its instance."""
+        """Pin a placed request's cached blocks, start its prefix fetch, and submit it to its instance."""
         host = self._hosts[life.prefill.name]
         use = self._uses[life.id] = _Use(life, host, route.ttft_s)
         self._requests[life.prefill.name] += 1
@@ -209,7 +201,7 @@ class PrefixReuse(RequestSubscriber):
         )
 
     def loading(self, iteration: RunningBatch, pace: RunTiming) -> RunTiming:
-        """Return `pace`, the timing of an iteration, extended by the layer-wise loading of its cached prompt blocks."""
+        """Return the duration `pace` of an iteration, extended by the layer-wise loading of cached blocks."""
         loading = 0
         for part in iteration.prefills:
             use = self._uses.get(part.sequence.id)
@@ -222,20 +214,19 @@ class PrefixReuse(RequestSubscriber):
         return RunTiming(first, pace.step_ps, pace.milliwatts)
 
     def first_token(self, request_id: str, now: float) -> None:
-        """Store all blocks of the computed prompt in the cache of its prefill instance."""
+        """Store the blocks of a computed prompt in the cache of its prefill instance."""
         use = self._uses.pop(request_id)
         use.host.release(use.keys[: use.blocks])
-        use.host.cache.insert(use.keys)
+        use.host.cache.insert(use.keys)  # takes no extra time: layers are written once they are computed
         self._count(use)
 
     def aborted(self, request_id: str, now: float) -> None:
-        """Unpin the blocks of an aborted request. A running fetch for the request continues."""
+        """Unpin the blocks of an aborted request."""
         use = self._uses.pop(request_id, None)
         if use is not None:
             use.host.release(use.keys[: use.blocks])
 
     def _land(self, fetched: tuple[_Use, HostCache, tuple[BlockKey, ...]]) -> None:
-        """Store the fetched blocks of a prompt in its local cache, and let its prefill start."""
         use, source, keys = fetched
         source.release(keys)
         if use.life.ended:
@@ -249,7 +240,6 @@ class PrefixReuse(RequestSubscriber):
         use.life.prefill.poke()
 
     def _fetch(self, use: _Use, fetch: PrefixFetch) -> bool:
-        """Start to fetch a prompt's missing blocks from another cache. Return False if that cache has none of them."""
         source, start = self._by_name[fetch.source], use.blocks
         keys = use.keys[start : fetch.blocks]
         counts = source.hold(keys)
@@ -264,7 +254,6 @@ class PrefixReuse(RequestSubscriber):
         return True
 
     def _count(self, use: _Use) -> None:
-        """Count a computed prompt and its blocks, and compare the predicted with the actual TTFT."""
         life = use.life
         self._blocks += len(use.keys)
         self._fetched += use.fetched
@@ -277,6 +266,7 @@ class PrefixReuse(RequestSubscriber):
             counts[key] = counts.get(key, 0) + 1
             where[key] = where.get(key, 0) | bit
         if len(counts) > self._most:
+            # From here on, the hottest blocks are approximate.
             self._counts = {key: count for key, count in counts.items() if count > 1}
             self._where = {key: where[key] for key in self._counts}
             self._most = max(_MANY, 2 * len(self._counts))
@@ -285,7 +275,7 @@ class PrefixReuse(RequestSubscriber):
             self._error.add(round(abs(use.ttft_s - real_s) / real_s * _MICRO))
 
     def result(self) -> ReuseResult:
-        """Return the statistics of the run. With more than 2²⁰ distinct blocks, `hottest` is approximate."""
+        """Return the statistics of the run."""
         hottest = sorted(self._counts, key=lambda key: -self._counts[key])[:_HOTTEST]
         return ReuseResult(
             caches=len(self._bits),

@@ -12,27 +12,24 @@ _PS_PER_S: Final = 1e12
 
 
 class Series(msgspec.Struct):
-    """A step function of time in picoseconds, stored as mean and maximum in at most 1,024 bins of equal width. The
-    width doubles when the bins are used up. `areas` (value × picoseconds) and `peaks` (maxima) have one entry per bin.
-    From the last recorded time, `at_ps`, the function equals `value`.
-    """
+    """Step function of time, such as a queue length, as mean and maximum in up to 1,024 bins of equal width."""
 
     start_ps: int = _NEVER
     at_ps: int = _NEVER
     end_ps: int = _NEVER
-    width_ps: int = _FIRST_WIDTH_PS
-    value: float = 0.0
-    areas: list[float] = []
-    peaks: list[float] = []
+    width_ps: int = _FIRST_WIDTH_PS  # of a bin; doubles when the bins are used up
+    value: float = 0.0  # from `at_ps` on
+    areas: list[float] = []  # value × picoseconds by bin
+    peaks: list[float] = []  # maximum by bin
 
     def set(self, at: int, value: float) -> None:
-        """Set the value from picosecond `at` on. Raise ValueError if an earlier call had a later time."""
+        """Set the value from picosecond `at` on. Raise ValueError if time runs backwards."""
         if at != self.at_ps:
             self.finish(at)
         self.value = value
 
     def finish(self, at: int) -> None:
-        """Extend the current value to picosecond `at`. Raise ValueError if an earlier call had a later time."""
+        """Extend the current value to picosecond `at`. Raise ValueError if time runs backwards."""
         held = at - self.at_ps
         if held < 0:
             raise ValueError(f"time runs backwards, from {self.at_ps} to {at} ps")
@@ -64,7 +61,6 @@ class Series(msgspec.Struct):
         return [(start / _PS_PER_S, area / width, peak) for start, area, width, peak in rows]
 
     def _fill(self, at: int) -> None:
-        """Extend the current value to `at`, after the last bin: add bins, and double their width if too many."""
         while at > self.start_ps + _MOST_BINS * self.width_ps:
             # Merge pairs of bins; an odd last bin stays alone.
             odd, left, right = self.areas[1::2], self.peaks[::2], self.peaks[1::2]

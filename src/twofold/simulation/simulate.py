@@ -138,7 +138,6 @@ def _attach_caches(
     slots: Sequence[InstanceSlot],
     transfers: Sequence[TransferModel],
 ) -> None:
-    """Set up load forecasts for routers and, if configured, a prefix cache on every machine that may prefill."""
     cache = spec.kv_cache
     if cache is None and spec.router not in FORECASTING_ROUTERS:
         return
@@ -207,17 +206,16 @@ def simulate(
     progress: Progress | None = None,
     stop_when: StopWhen | None = None,
     series: bool = True,
-    max_run: int = 1 << 60,
+    max_run: int = 1 << 60,  # maximum number of iterations per event; affects only speed
     prepare: Callable[[VirtualCluster], None] | None = None,
     overload: str | None = None,
 ) -> SimulationResult:
     """Simulate requests, sorted by arrival, until the last one has ended or `stop_when` returns true.
 
-    A slowdown is a latency divided by the one on an idle instance of the performance model `reference`. `progress` is
-    called with the number of ended requests and the simulated seconds. `series` False omits the time series, which is
-    faster. `max_run` limits the iterations per event and affects only speed. `prepare` is called with the cluster
-    before the first arrival. `overload` names a rule that rejects requests predicted to miss `slo`. Raise
-    ConfigurationError for an invalid cluster and WorkloadError without requests.
+    Slowdowns are relative to an idle instance with the performance model `reference`. `progress` is called with the
+    number of ended requests and the simulated seconds. `prepare` is called with the cluster before the first arrival.
+    `overload` names a rule that rejects requests predicted to miss `slo`. Without `series`, the result has no time
+    series. Raise ConfigurationError for an invalid cluster and WorkloadError without requests.
     """
     profiles = instance_profiles(spec, catalog)
     statistics = RunStatistics(slo, reference, over_all_tokens=cluster_rules(spec.rules).over_all_tokens)

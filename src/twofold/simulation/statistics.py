@@ -1,4 +1,4 @@
-"""Simulated requests, and the statistics of a run: latency distributions, counts and series in constant memory."""
+"""Simulated requests, and the statistics of a run in constant memory."""
 
 from collections.abc import Sequence
 from itertools import compress
@@ -36,9 +36,8 @@ def width_of(lowest: int) -> int:
 
 
 class Tally:
-    """Histogram of integers ≥ 0, with their exact total, minimum and maximum (−1 if empty). As in HdrHistogram, a
-    bucket holds the values with the same top eleven bits: each value below 2,048 has its own bucket, and the width of
-    any other bucket is at most 2⁻¹⁰ of its values.
+    """Histogram of integers ≥ 0 with a relative bucket width of at most 2⁻¹⁰, as in HdrHistogram. Total, minimum and
+    maximum are exact.
     """
 
     __slots__ = ("_rows", "high", "low", "total")
@@ -52,7 +51,7 @@ class Tally:
 
     @property
     def counts(self) -> dict[int, int]:
-        """Number of values in each non-empty bucket, by the lowest value of the bucket, in ascending order."""
+        """Number of values in each bucket, by the lowest value of the bucket, in ascending order."""
         return {
             (_ROW + place << row - 1) if row else place: counts[place]
             for row, counts in enumerate(self._rows)
@@ -76,8 +75,8 @@ class Tally:
         counts[place] = before + weight
 
     def add_ramp(self, first: int, step: int, count: int, weight: int = 1) -> None:
-        """Add the `count` values `first`, `first + step`, …, each `weight` times, in time proportional to the number of
-        buckets. Raise ValueError if `step` is negative or a value is out of range.
+        """Add the `count` values `first`, `first + step`, …, each `weight` times. Raise ValueError if `step` is
+        negative or a value is out of range.
         """
         if step < 0:
             raise ValueError(f"the step of a ramp must be at least 0, not {step}")
@@ -100,7 +99,6 @@ class Tally:
         self.total = total  # corrects values added as the first of their bucket
 
     def _extend(self, first: int, last: int) -> None:
-        """Update minimum and maximum for values from `first` to `last`. Raise ValueError if they are out of range."""
         if first < 0 or last >= LIMIT:
             raise ValueError(f"a histogram counts integers from 0 to 2**63 - 2, not {first} to {last}")
         self.low = min(self.low, first)
@@ -109,7 +107,7 @@ class Tally:
 
 @mypyc_attr(free_list_len=1)
 class SimulatedRequest:
-    """State of a simulated request: times of its events so far in picoseconds (−1 if missing), and its hand-off."""
+    """State of a simulated request. Times are in picoseconds, or −1 before the event."""
 
     __slots__ = (
         "arrived",
@@ -217,9 +215,8 @@ class SlowdownTallies:
 
 
 class RunStatistics:
-    """Request counts, token counts and latency tallies (in picoseconds) of a run. TPOT is the time after the first
-    token, divided by the number of token gaps or, with `over_all_tokens` as in SplitwiseSim, by the number of output
-    tokens.
+    """Counts and latency tallies of a run. TPOT is the time after the first token divided by the number of token gaps.
+    With `over_all_tokens`, it is divided by the number of output tokens, as in SplitwiseSim.
     """
 
     def __init__(self, slo: Slo | None, reference: PerformanceModel | None, *, over_all_tokens: bool) -> None:
@@ -266,8 +263,8 @@ class RunStatistics:
             self.slo_scale.add(nearest(needed * MICRO))
 
     def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
-        """Record the ITLs of `count` iterations with `decodes` decoding sequences. Each sequence got its previous token
-        at picosecond `start`, except those in `joined`, which got it earlier.
+        """Record the ITLs of `count` iterations with `decodes` sequences. Their previous tokens came at picosecond
+        `start`, or earlier for the sequences in `joined`.
         """
         first, itl = pace.first_ps, self.itl
         if not joined:
@@ -283,15 +280,12 @@ class RunStatistics:
 
 
 class _PoolNow:
-    """Numbers of queued sequences, running sequences and instances of one role: current values and time series."""
-
     def __init__(self) -> None:
         self.queue = self.batch = self.members = 0
         self.series = {"queue": Series(), "batch": Series(), "pool": Series()}
         self._set = [series.set for series in self.series.values()]
 
     def sample(self, at: int) -> None:
-        """Add the current numbers to the time series at picosecond `at`, then set the numbers to 0."""
         queue, batch, members = self._set
         queue(at, float(self.queue))
         batch(at, float(self.batch))
@@ -300,7 +294,7 @@ class _PoolNow:
 
 
 class Sampler:
-    """Samples queues, batches, pools and power every 0.1 s (simulated). The interval doubles every 1,024 samples."""
+    """Samples queues, batches, pools and power at regular intervals of simulated time."""
 
     _MANY = 1024
 
@@ -315,13 +309,13 @@ class Sampler:
         self._roles = sorted({instance.role for instance in instances} | {Role.MIXED})
 
     def before(self, at: int) -> None:
-        """Take the samples that are due before the next event, which happens at picosecond `at`."""
+        """Take the samples that are due before picosecond `at`."""
         if at > self._next:
             self._last = self._next
             self._sample(self._next)
             self._samples += 1
             if self._samples % self._MANY == 0:
-                self._interval *= 2
+                self._interval *= 2  # few samples in long runs
             self._next = (at // self._interval + 1) * self._interval
 
     def _sample(self, at: int) -> None:
@@ -342,7 +336,7 @@ class Sampler:
             pool.sample(at)
 
     def finish(self, now: int) -> dict[str, Series]:
-        """Extend all series to picosecond `now`, and return them by name, such as `power_w` and `queue/decode`."""
+        """Extend all time series to picosecond `now`, and return them by name."""
         named = {"power_w": self._power}
         for role in self._roles:
             named |= {f"{kind}/{role.value}": series for kind, series in self._pools[role].series.items()}

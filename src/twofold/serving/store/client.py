@@ -1,4 +1,4 @@
-"""Worker's client of the KV store on its host. If the store fails, methods find fewer blocks and raise no error."""
+"""A worker's client of the KV store on its host. A store that is down appears to be empty."""
 
 import logging
 import os
@@ -44,14 +44,14 @@ class BlockCopier(Protocol):
 
 
 class StoreMatch(NamedTuple):
-    """Number of leading blocks of a prompt in a store (`blocks`), and in the store's memory alone (`in_memory`)."""
+    """Length of a prompt's cached prefix in blocks: in the whole store, and in its memory without its disk."""
 
     blocks: int
     in_memory: int
 
 
 class PendingRequest:
-    """Request to a KV store, with a queue of the replies to it. `memory` is the slot memory of the store."""
+    """A request to the KV store, with a queue of its replies."""
 
     def __init__(
         self, number: int, memory: SlotMemory, send: Callable[[messages.StoreOperation], None], timeout_s: float
@@ -62,7 +62,7 @@ class PendingRequest:
         self.replies: SimpleQueue[messages.StoreResult | None] = SimpleQueue()
 
     def wait(self, kind: type[R], extra_s: float = 0.0) -> R | None:
-        """Return the next reply; None if the store dies, or after the client's timeout plus `extra_s` seconds."""
+        """Wait for the next reply. Return None after a timeout, or if the store has exited."""
         try:
             reply = self.replies.get(timeout=extra_s + self._timeout_s)
         except Empty:
@@ -72,15 +72,14 @@ class PendingRequest:
 
 
 class StoreSession:
-    """Connection to one epoch (life) of a KV store. `fileno()` becomes readable when the store process exits."""
+    """Connection to a running KV store. `fileno()` becomes readable when the store process exits."""
 
     def __init__(self, welcome: messages.Welcome, send: SendOperation, timeout_s: float) -> None:
-        """Map the store's memory. Raises ConfigurationError or OSError if the store has exited."""
         self.epoch = welcome.epoch
         self._send, self._timeout_s = send, timeout_s
         self._pending: dict[int, PendingRequest] = {}
         self._ended = False
-        self._pidfd = os.pidfd_open(welcome.pid)
+        self._pidfd = os.pidfd_open(welcome.pid)  # raises OSError if the store has exited
         try:
             shared = SharedMemory.open(welcome.address, welcome.slots * welcome.block_bytes)
             self._memory = SlotMemory(shared, welcome.block_bytes)
@@ -110,7 +109,7 @@ class StoreSession:
             request.replies.put(message.what)
 
     def end(self) -> None:
-        """End all pending requests. The store's memory stays mapped for threads that still read it."""
+        """End all pending requests."""
         if not self._ended:
             self._ended = True
             for request in list(self._pending.values()):
@@ -120,9 +119,8 @@ class StoreSession:
 
 
 class StoreClient:
-    """Thread-safe client of the KV store that receives messages at the address `store`; replies arrive at the address
-    `inbox`. The client reconnects after the store has restarted, or has not replied for `timeout_s` seconds. With
-    `verify`, it ignores blocks with wrong checksums and counts them in `damaged`.
+    """Thread-safe client of a KV store. It sends to the address `store`, and receives replies at the address `inbox`.
+    It reconnects after the store has restarted, or has not replied for `timeout_s` seconds.
     """
 
     def __init__(
@@ -143,13 +141,13 @@ class StoreClient:
         self._number = 0
         self._connected = threading.Event()
         self._closing = False
-        self.damaged = 0
+        self.damaged = 0  # blocks with wrong checksums, which are ignored
         self._thread = threading.Thread(target=self._receive, name="store-client", daemon=True)
         self._thread.start()
 
     @property
     def epoch(self) -> int | None:
-        """Epoch (number of one life) of the connected store; None if no store is connected."""
+        """Identifier of the connected store process; None if no store is connected."""
         session = self._session
         return None if session is None else session.epoch
 
@@ -158,14 +156,14 @@ class StoreClient:
         return self._connected.wait(timeout_s)
 
     def lookup(self, keys: Sequence[bytes]) -> StoreMatch:
-        """Return the number of leading blocks of `keys` in the store, and in the store's memory alone."""
+        """Return the length of a prompt's cached prefix. `keys` are the block keys of the prompt."""
         with self._request(messages.Lookup(list(keys))) as request:
             found = None if request is None else request.wait(messages.LookupResult)
         return StoreMatch(0, 0) if found is None else StoreMatch(found.blocks, found.in_memory)
 
     def fetch(self, keys: Sequence[bytes], address: str, limit_s: float) -> int:
-        """Make the store fetch missing blocks from another host's store at `address`, within about `limit_s` seconds.
-        Return the number of leading blocks of `keys` that the local store then has.
+        """Make the local store copy missing blocks of a prompt from the store at `address`, for at most `limit_s`
+        seconds. Return the length of the cached prefix afterwards, in blocks.
         """
         with self._request(messages.FetchBlocks(list(keys), address, limit_s)) as request:
             fetched = None if request is None else request.wait(messages.FetchResult, limit_s)
@@ -179,9 +177,8 @@ class StoreClient:
         on_count: Callable[[int], None] = lambda _count: None,
         on_layer: OnLayer = lambda _layer: None,
     ) -> int:
-        """Copy the leading blocks of `keys` that the store has into the engine's `blocks`; return the number of copied
-        blocks. Call `on_count(number)` once this number is final, and then `on_layer(k)` once layer k of all these
-        blocks is copied.
+        """Copy the cached prefix of a prompt from the store to the engine's `blocks`; return its length in blocks.
+        `on_count` is called with this length, and then `on_layer` with each layer that has been copied.
         """
         with self._request(messages.Load(list(keys))) as request:
             if request is not None:
@@ -197,10 +194,11 @@ class StoreClient:
         start: int = 0,
         computed: Callable[[int], bool] = lambda _layer: True,
     ) -> int:
-        """Write the blocks of `keys` that the store lacks, from index `start` on, to the store; return their number.
-        `blocks` are the engine's blocks, which must not be freed during the call. `computed(layer)` waits until a layer
-        is computed; if it returns False, the call ends.
+        """Copy the blocks of a prompt from index `start` on to the store; return the number of copied blocks.
+        `computed` is called before each layer: it waits until the engine has computed the layer, and returns False
+        after a failure.
         """
+        # The caller keeps the blocks allocated during this call. Blocks that the store has already are not copied.
         stored = written = 0
         with self._request(messages.Put(list(keys), start)) as request:
             while request is not None and (leased := request.wait(messages.LeasedSlots)) is not None:
@@ -230,7 +228,7 @@ class StoreClient:
         on_count: Callable[[int], None],
         on_layer: OnLayer,
     ) -> int:
-        """Copy blocks in parts, as the store reads them from disk; return the number of leading blocks copied."""
+        # The store sends blocks in several replies, as it reads them from disk.
         memory, whole = request.memory, set[int]()
         while (held := request.wait(messages.HeldBlocks)) is not None and not held.last:
             intact = self._intact(memory, held.blocks)
@@ -249,7 +247,7 @@ class StoreClient:
 
     @contextmanager
     def _request(self, what: messages.StoreOperation) -> Iterator[PendingRequest | None]:
-        """Send a request to the store and yield it; end it when the context exits. Yield None without a connection."""
+        # Yields None without a connection.
         with self._lock:
             session = self._session
             self._number += 1
@@ -268,7 +266,6 @@ class StoreClient:
                 self._timed_out.put(session)
 
     def _intact(self, memory: SlotMemory, blocks: Mapping[int, messages.Block]) -> dict[int, int]:
-        """Return the slot of each block, by block index. With `verify`, omit blocks with wrong checksums."""
         intact = {index: block.slot for index, block in blocks.items()}
         if self._verify:
             for index, block in blocks.items():
@@ -287,7 +284,7 @@ class StoreClient:
             self._end(self._session)
 
     def _poll(self) -> None:
-        """Wait for messages for a short time and process them. Only this method opens and closes connections."""
+        # Only this method opens and closes connections.
         poll, session = select.poll(), self._session
         poll.register(self._inbox.fileno(), select.POLLIN)
         if session is None:
@@ -339,7 +336,6 @@ def _fill(
     blocks: Sequence[int],
     computed: Callable[[int], bool],
 ) -> list[messages.Block] | None:
-    """Copy `blocks` into `slots`, each layer once computed; return the filled slots, or None if a layer is missing."""
     checksums = [0] * len(slots)
     for layer in range(copier.layers):
         if not computed(layer):
@@ -353,7 +349,6 @@ def _fill(
 
 
 def _leading(indices: set[int]) -> int:
-    """Return the number of leading blocks: the largest n for which `indices` contains 0 … n − 1."""
     count = 0
     while count in indices:
         count += 1

@@ -10,13 +10,14 @@ from twofold.serving.store.memory import SlotMemory
 
 
 class PoolCopier:
-    """`BlockCopier` for a `KvPool`. A slot holds one block layer by layer, and in each layer keys before values."""
+    """`BlockCopier` for a `KvPool`."""
 
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool
         layout = pool.layout
         self.layers = len(layout.layers)
         sizes = [layout.layer_bytes_per_block(layer) for layer in range(self.layers)]
+        # A slot contains the layers in order, each with keys before values.
         self._offsets = list(accumulate(sizes, initial=0))
 
     def span(self, layer: int) -> slice:

@@ -1,6 +1,5 @@
-"""KV blocks on disk: a file of slots with an SQLite index, and the thread that reads and writes it. A killed process
-leaves only complete blocks: a block is written before it is indexed, and leaves the index before its slot is reused.
-Checksums, verified on every read, detect damage by a power failure or by the disk.
+"""KV blocks on disk: one file with an SQLite index, and the thread that reads and writes it. After a crash of the
+process, the index contains only complete blocks. Checksums detect damaged blocks.
 """
 
 import fcntl
@@ -46,7 +45,7 @@ class _Row(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A block on disk: its block key, and its index among the blocks of its prompt (`position`)."""
+    """Block on disk: its block key, and its index within its prompt."""
 
     key: bytes
     position: int
@@ -77,9 +76,8 @@ def blocks_on_disk(capacity_bytes: int, block_bytes: int) -> int:
 
 
 class DiskBlocks:
-    """KV blocks of `block_bytes` bytes each, at most `capacity_bytes` in all, in a directory that this process locks.
-    Blocks of another model or KV layout than `contents` are deleted. Use it in one thread only. Raises
-    ConfigurationError if the directory is unavailable, or too small for one block.
+    """KV blocks on disk, in a directory that this process locks. Blocks of another model or KV layout are deleted.
+    Raises ConfigurationError if the directory is unavailable or too small. Not thread-safe.
     """
 
     def __init__(self, directory: Path, capacity_bytes: int, block_bytes: int, contents: str) -> None:
@@ -103,7 +101,7 @@ class DiskBlocks:
         return self._recovered
 
     def write(self, key: bytes, position: int, block: memoryview, checksum: int) -> bool:
-        """Write a block with its CRC-32 `checksum` to disk; return False if the disk is full or the write fails."""
+        """Write a block with its CRC-32 `checksum`; return False if the disk is full or fails."""
         self._spare.pop(key, None)
         if key in self._blocks:
             return True
@@ -165,7 +163,6 @@ class DiskBlocks:
         os.close(self._lock)
 
     def _open(self, contents: str) -> sqlite3.Connection:
-        """Open the index. If it is unreadable or of another model or KV layout, delete all blocks and recreate it."""
         index = self._opened(contents)
         if index is not None:
             return index
@@ -177,7 +174,6 @@ class DiskBlocks:
         return index
 
     def _opened(self, contents: str) -> sqlite3.Connection | None:
-        """Open an index and load its blocks; log the reason and return None if the index must be recreated."""
         index = sqlite3.connect(self._directory / _INDEX, isolation_level=None, check_same_thread=False)
         try:
             for statement in _SCHEMA:
@@ -190,10 +186,10 @@ class DiskBlocks:
         except sqlite3.Error as error:
             log.warning("cannot read the index in %s (%s): its blocks are lost", self._directory, error)
         index.close()
-        return None
+        return None  # the index must be created again
 
     def _recover(self, index: sqlite3.Connection) -> None:
-        """Load the blocks of the index, and delete blocks beyond the capacity, which may have shrunk."""
+        # The capacity may have shrunk.
         if index.execute("DELETE FROM blocks WHERE slot >= ?", (self.capacity,)).rowcount:
             index.execute("VACUUM")
             index.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -211,7 +207,6 @@ def _write_all(fd: int, block: memoryview, offset: int) -> None:
 
 
 def _lock(directory: Path) -> int:
-    """Create and lock a directory. The lock ends when the returned file descriptor is closed."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -226,14 +221,14 @@ def _lock(directory: Path) -> int:
 
 
 class DiskResult(NamedTuple):
-    """Result of the disk operation `move`: the checksum of its block, or None if the read or write failed."""
+    """Result of reading or writing a block: its checksum, or None after a failure."""
 
     move: DiskWrite | DiskRead
     checksum: int | None
 
 
 class DiskThread(StoreThread[DiskOperation, DiskResult]):
-    """Thread that copies blocks between `disk` and the slots of `memory`, and deletes blocks on disk."""
+    """Thread that copies blocks between disk and memory, and deletes blocks on disk."""
 
     def __init__(self, disk: DiskBlocks, memory: SlotMemory) -> None:
         self._disk, self._memory = disk, memory

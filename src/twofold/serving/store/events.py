@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class EventQueue(Generic[T]):
-    """Queue from any number of threads to one consumer. `fileno()` is readable while the queue has items."""
+    """Queue with many producers and one consumer. `fileno()` is readable while the queue has items."""
 
     def __init__(self) -> None:
         self._items: SimpleQueue[T] = SimpleQueue()
@@ -38,12 +38,12 @@ class EventQueue(Generic[T]):
             yield self._items.get()
 
     def close(self) -> None:
-        """Close the queue. No thread may use the queue after this call."""
+        """Close the queue; threads must not use it afterwards."""
         os.close(self._event)
 
 
 class StoreThread(ABC, Generic[Work, Result]):
-    """A thread that executes queued work in order. `fileno()` is readable while results wait for `take`."""
+    """Thread that executes queued work in order. `fileno()` is readable while results are available."""
 
     def __init__(self, name: str) -> None:
         self._work: EventQueue[Work | None] = EventQueue()
@@ -59,7 +59,7 @@ class StoreThread(ABC, Generic[Work, Result]):
         return self._results.fileno()
 
     def put(self, work: Work) -> None:
-        """Queue work for the thread; any thread may call this function."""
+        """Queue work; any thread may call this."""
         self._work.put(work)
 
     def take(self) -> Iterator[Result]:

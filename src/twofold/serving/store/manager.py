@@ -1,6 +1,5 @@
-"""Decides which blocks of a host's KV store are in memory and on disk, and which request gets which slots (each holds
-one block). The manager moves no data: it queues disk operations (`take_moves`), and grants slots and blocks to requests
-(`take_grants`) first come, first served.
+"""Decides which KV blocks a store keeps in memory and on disk, and assigns memory slots (one block each) to requests,
+first come, first served. It moves no data itself.
 """
 
 from collections import deque
@@ -26,8 +25,8 @@ _DISK: Requester = ("", 0)
 
 @dataclass(frozen=True, slots=True)
 class StoreGrant:
-    """Slots granted to a Put request (`puts` true), which are to be filled, or to a Load request, which contain pinned
-    blocks. `blocks` maps indices in the prompt to slots. `last` marks the final grant of the request.
+    """Slots assigned to a request: empty slots to write (`puts`), or slots with blocks to read. `blocks` maps block
+    indices in the prompt to slots.
     """
 
     requester: Requester
@@ -38,38 +37,31 @@ class StoreGrant:
 
 @dataclass(slots=True, eq=False)
 class _LoadRequest:
-    """Progress of a Load request. `waits` maps the keys of blocks awaited from disk to their indices in the prompt."""
-
     requester: Requester
     length: int
     counter: str
-    waits: dict[bytes, int] = field(default_factory=dict)
+    waits: dict[bytes, int] = field(default_factory=dict)  # blocks awaited from disk: index in the prompt by key
 
 
 @dataclass(slots=True, eq=False)
 class _PutRequest:
-    """Progress of a Put request. `next_index` is the index of the next block that needs a slot. `leased` maps leased
-    slots to block indices, at most `limit` at a time. `counter` names the statistic that counts the stored blocks.
-    """
-
     requester: Requester
     keys: Sequence[bytes]
-    next_index: int
+    next_index: int  # of the next block that needs a slot
     counter: str
-    limit: int
+    limit: int  # maximum number of leased slots
     leased: dict[int, int] = field(default_factory=dict)  # block index by slot
 
 
 class StoreManager:
-    """Manager of a KV store with `slots` slots (one block each) in memory and `disk_blocks` blocks on disk (0: no
-    disk). Stored blocks occupy at most seven eighths of the slots. The other slots are for blocks that clients are
-    writing, or that are on their way to disk.
+    """Manager of a KV store with `slots` blocks in memory and `disk_blocks` blocks on disk (0: no disk). One eighth of
+    the slots is reserved for blocks that are being written.
     """
 
     def __init__(self, slots: int, disk_blocks: int, eviction: str) -> None:
         if slots < 2:
             raise ValueError("a store needs at least two slots: one to keep a block and one to fill")
-        self._spare = max(1, slots // 8)
+        self._spare = max(1, slots // 8)  # slots for blocks that clients write, or that are on their way to disk
         self.slots = SlotAllocator(slots)
         sizes = [slots - self._spare, *([disk_blocks] if disk_blocks else [])]
         tiers = [PrefixCache(n, create_eviction(eviction), _Watcher(self, i)) for i, n in enumerate(sizes)]
@@ -96,15 +88,15 @@ class StoreManager:
             disk.put(key, position)
 
     def lookup(self, keys: Sequence[bytes]) -> tuple[int, int]:
-        """Return the number of leading blocks of a prompt in the store, and in its memory alone."""
+        """Return the length of a prompt's cached prefix in blocks: in the whole store, and in its memory alone."""
         return sum(self.tiers.match(keys)), self.tiers.tiers[MEMORY].match(keys)
 
     def incoming(self, key: bytes) -> bool:
-        """Return whether the block `key` is being written into a leased slot."""
+        """Return whether this block is being written to the store."""
         return key in self._incoming
 
     def load(self, requester: Requester, keys: Sequence[bytes], counter: str = "loaded") -> None:
-        """Start a Load request: pin the stored leading blocks of a prompt, each as soon as it is in memory."""
+        """Start a Load request: pin the cached prefix of a prompt, after reading it from disk if necessary."""
         loading = _LoadRequest(requester, sum(self.tiers.match(keys)), counter)
         self._requests[requester] = loading
         ready: dict[int, Block] = {}
@@ -121,14 +113,14 @@ class StoreManager:
     def put(
         self, requester: Requester, keys: Sequence[bytes], start: int, counter: str = "stored", limit: int | None = None
     ) -> None:
-        """Start a Put request: lease slots for a prompt's missing blocks from index `start`, `limit` at a time."""
+        """Start a Put request: lease slots for the blocks of a prompt that the store lacks, from index `start` on."""
         putting = _PutRequest(requester, keys, start, counter, self.slots.count if limit is None else limit)
         self._requests[requester] = putting
         self._waiting.append(putting)
         self._advance()
 
     def commit(self, requester: Requester, blocks: Sequence[Block]) -> None:
-        """Store the completed blocks of a Put request, free its unfilled slots, and lease more slots to it."""
+        """Store the blocks that a Put request has written, and lease it slots for its next blocks."""
         putting = self._requests.get(requester)
         if not isinstance(putting, _PutRequest):
             return
@@ -150,7 +142,7 @@ class StoreManager:
             self._advance()
 
     def end(self, requester: Requester) -> None:
-        """End a Load or Put request: release its slots, and cancel its waits for slots and disk reads."""
+        """End a Load or Put request, and release its slots."""
         request = self._requests.pop(requester, None)
         if isinstance(request, _LoadRequest):
             for key in request.waits:
@@ -170,7 +162,7 @@ class StoreManager:
     # -- results of disk operations -------------------------------------------------------------------------
 
     def written(self, move: DiskWrite, *, done: bool) -> None:
-        """Process the result of a disk write; `done` is false if the write has failed."""
+        """Process the end of a disk write; `done` is whether it succeeded."""
         self._writing[move.spare] -= 1
         self.moved["disk_written"] += done
         self.slots.release(move.slot, _DISK)
@@ -180,7 +172,7 @@ class StoreManager:
         self._advance()
 
     def was_read(self, move: DiskRead, checksum: int | None) -> None:
-        """Process the result of a disk read; `checksum` is None if the read failed or the block was damaged."""
+        """Process the end of a disk read; `checksum` is None if it failed."""
         waiting = self._reading.pop(move.key)
         if checksum is None:
             self.slots.give_up(move.slot, _DISK)
@@ -214,14 +206,13 @@ class StoreManager:
         return granted
 
     def take_changes(self) -> tuple[list[bytes], list[bytes]]:
-        """Return the keys of blocks added to the store since the last call, and of blocks removed from it."""
+        """Return the keys of added blocks and the keys of removed blocks since the last call."""
         changes, self._changes = self._changes, {}
         return [key for key, by in changes.items() if by > 0], [key for key, by in changes.items() if by < 0]
 
     # -- slots ----------------------------------------------------------------------------------------------
 
     def _want(self, key: bytes, index: int, loading: _LoadRequest) -> None:
-        """Make a Load request wait for a block on disk, and queue the disk read unless it is queued already."""
         loading.waits[key] = index
         if key not in self._reading:
             self._reading[key] = set()
@@ -229,7 +220,6 @@ class StoreManager:
         self._reading[key].add(loading)
 
     def _advance(self) -> None:
-        """Assign free slots to waiting Put requests and disk reads, first come, first served."""
         while self._waiting and self.slots.num_free:
             first = self._waiting.popleft()
             if isinstance(first, _PutRequest):
@@ -240,7 +230,7 @@ class StoreManager:
                 self._moves.append(DiskRead(first, self.slots.lease(_DISK)))
 
     def _lease(self, putting: _PutRequest) -> None:
-        """Lease slots to a Put request, at most half of the free slots, so that other requests get slots too."""
+        # At most half of the free slots, so that other requests get slots too.
         limit = min(putting.limit, max(1, self.slots.num_free // 2))
         while putting.next_index < len(putting.keys) and len(putting.leased) < limit and self.slots.num_free:
             key = putting.keys[putting.next_index]
@@ -265,7 +255,6 @@ class StoreManager:
         putting.leased.clear()
 
     def _keep(self, putting: _PutRequest, whole: dict[int, Block]) -> None:
-        """Add completed blocks of a Put request to the store; `whole` maps indices in the prompt to these blocks."""
         keys = putting.keys
         for index, block in whole.items():
             self._incoming.remove(keys[index])
@@ -280,7 +269,7 @@ class StoreManager:
             self._copy_behind()
 
     def _copy_behind(self) -> None:
-        """Queue writes of new blocks to disk. Copied blocks survive a restart, and their eviction needs no write."""
+        # Copied blocks survive a restart, and their eviction needs no write.
         memory = self.tiers.tiers[MEMORY]
         while self._uncopied:
             key = self._uncopied[0]
@@ -300,8 +289,7 @@ class StoreManager:
             self._grants.append(StoreGrant(loading.requester, False, ready, last))
 
     def _cut(self, loading: _LoadRequest, key: bytes) -> None:
-        """Shorten a Load request to the blocks before an unavailable one; later blocks are useless without it."""
-        loading.length = loading.waits[key]
+        loading.length = loading.waits[key]  # blocks after an unavailable one are useless
         for other in [other for other, index in loading.waits.items() if index >= loading.length]:
             del loading.waits[other]
             if other in self._reading:
@@ -311,7 +299,7 @@ class StoreManager:
     # -- tiers ----------------------------------------------------------------------------------------------
 
     def changed(self, key: bytes, by: int) -> None:
-        """Record that the memory or disk tier has added (`by` = 1) or removed (`by` = −1) a block."""
+        """Count the addition (`by` = 1) or removal (`by` = −1) of a block in one tier."""
         change = self._changes.get(key, 0) + by
         if change:
             self._changes[key] = change
@@ -319,7 +307,7 @@ class StoreManager:
             del self._changes[key]
 
     def removed(self, tier: int, key: bytes, reason: RemovalReason) -> None:
-        """Record that a tier (`MEMORY` or `DISK`) has removed a block."""
+        """Record that memory or disk (`tier`) has removed a block."""
         self.changed(key, -1)
         if tier == MEMORY:
             self._leaving[key] = self._blocks.pop(key)
@@ -327,10 +315,10 @@ class StoreManager:
             self._moves.append((DiskSpare if reason is RemovalReason.MOVED else DiskForget)(key))
 
     def _settle(self, added: Sequence[bytes]) -> None:
-        """Free the slots of blocks evicted to make room for `added`; queue writes of these blocks to disk."""
         for key in added:
             if key in self._blocks and key not in self.tiers.tiers[MEMORY]:
                 self._leaving[key] = self._blocks.pop(key)  # memory had no room for the block
+        # Blocks evicted to make room are written to disk, and their slots become free.
         leaving, self._leaving = self._leaving, {}
         disk = self.tiers.tiers[DISK] if len(self.tiers.tiers) > 1 else None
         for left, block in leaving.items():
@@ -339,8 +327,7 @@ class StoreManager:
             self.slots.drop(block.slot)
 
     def _write(self, key: bytes, position: int, block: Block, *, spare: bool) -> bool:
-        """Queue the write of a block to disk; return False if too many writes are queued already."""
-        keeps_up = self._writing[spare] < self._spare
+        keeps_up = self._writing[spare] < self._spare  # not too many writes are queued
         if keeps_up:
             self._writing[spare] += 1
             self.slots.hold(block.slot, _DISK)
@@ -353,8 +340,6 @@ class StoreManager:
 
 
 class _Watcher(CacheObserver):
-    """Observer that reports the additions and removals of one tier (memory or disk) to the manager."""
-
     def __init__(self, manager: StoreManager, tier: int) -> None:
         self._manager, self._tier = manager, tier
 
@@ -366,7 +351,7 @@ class _Watcher(CacheObserver):
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the ranges of consecutive numbers in `indices`, each as (first, last + 1)."""
+    """Split sorted numbers into ranges of consecutive numbers: (first, last + 1)."""
     among = set(indices)
     starts = [index for index in indices if index - 1 not in among]
     ends = [index + 1 for index in indices if index + 1 not in among]
@@ -374,6 +359,5 @@ def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _bytes_key(key: BlockKey) -> bytes:
-    """Return `key` typed as bytes. Block keys of live requests are bytes; only traces have integer keys."""
-    assert isinstance(key, bytes)  # noqa: S101  (narrows the type)
+    assert isinstance(key, bytes)  # noqa: S101  (narrows the type: only traces have integer keys)
     return key

@@ -4,7 +4,7 @@ from twofold.transport.memory import SharedMemory
 
 
 class SlotMemory:
-    """Shared memory of `count` slots of `block_bytes` bytes each. It outlives the store while clients map it."""
+    """Shared memory of a KV store, divided into slots of `block_bytes` bytes."""
 
     def __init__(self, memory: SharedMemory, block_bytes: int) -> None:
         self.count, self.block_bytes, self.address = memory.nbytes // block_bytes, block_bytes, memory.address
@@ -16,5 +16,5 @@ class SlotMemory:
         return self.bytes[slot * self.block_bytes : (slot + 1) * self.block_bytes]
 
     def close(self) -> None:
-        """Close the file descriptor of the memory. The mapping ends once no memoryview of it is left."""
+        """Close the file descriptor of the memory."""
         self._memory.close()

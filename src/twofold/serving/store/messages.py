@@ -1,7 +1,6 @@
-"""Messages between a store, its clients and the stores of other hosts. A client registers with Hello, which the store
-answers with Welcome, and sends StoreRequests, which the store answers with StoreReplies. Slots belong to a client until
-it releases them or dies. A store sends GetBlocks to another host's store, which answers with BlocksFollow as blocks
-become available in its memory.
+"""Messages between a KV store, its clients and other hosts' stores. A client registers with Hello, sends StoreRequests,
+and receives StoreReplies. A store asks another host's store for blocks with GetBlocks, and receives them in
+BlocksFollow messages.
 """
 
 from typing import Annotated, NamedTuple
@@ -12,7 +11,7 @@ from twofold.serving.messages import Message
 
 
 class Block(NamedTuple):
-    """Slot of the store's memory, and the CRC-32 of the block in it (0 until the block is written)."""
+    """Slot in the store's memory, and the CRC-32 of its block (0 while the slot is empty)."""
 
     slot: int
     checksum: int
@@ -22,9 +21,7 @@ class Block(NamedTuple):
 
 
 class DiskWrite(NamedTuple):
-    """Disk operation: write a slot to disk as block `position` of its prompt, unless the block is there already. With
-    `spare`, also mark the block as replaceable, as `DiskSpare` does.
-    """
+    """Disk operation: write the block in a memory slot to disk. `spare` means that memory keeps the block too."""
 
     key: bytes
     position: int
@@ -41,7 +38,7 @@ class DiskRead(NamedTuple):
 
 
 class DiskSpare(NamedTuple):
-    """Disk operation: mark a block as replaceable when the disk needs space, because memory has the block too."""
+    """Disk operation: allow the disk to replace a block that memory has too."""
 
     key: bytes
 
@@ -65,7 +62,7 @@ class Lookup(msgspec.Struct, frozen=True, tag=True):
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Request to pin the leading blocks of a prompt that are in the store, until the client releases them."""
+    """Request to read the cached prefix of a prompt. The store pins its blocks until the client releases them."""
 
     keys: list[bytes]
 
@@ -78,19 +75,19 @@ class Put(msgspec.Struct, frozen=True, tag=True):
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
-    """Notice that `blocks` of a Put request are written. The store frees the unfilled slots and leases new slots."""
+    """Notice that a client has written these `blocks` of its Put request."""
 
     blocks: list[Block]
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Request to unpin `slots` of a Load request. None ends the whole Load or Put request."""
+    """Request to unpin `slots` of a Load request or, with None, to end a Load or Put request."""
 
     slots: list[int] | None = None
 
 
 class FetchBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request to fetch missing blocks of these keys from another host's store at `address` within `limit_s` seconds."""
+    """Request to copy missing blocks of a prompt from the store at `address`, for at most `limit_s` seconds."""
 
     keys: list[bytes]
     address: str
@@ -104,28 +101,28 @@ StoreOperation = Lookup | Load | Put | Commit | Release | FetchBlocks
 
 
 class LookupResult(msgspec.Struct, frozen=True, tag=True):
-    """Reply to a Lookup: the number of leading blocks in the store (`blocks`), and in memory alone (`in_memory`)."""
+    """Reply to Lookup: length of the cached prefix in blocks, in the whole store and in its memory alone."""
 
     blocks: int
     in_memory: int
 
 
 class HeldBlocks(msgspec.Struct, frozen=True, tag=True):
-    """One of the replies to a Load: newly pinned blocks, by index in the prompt. `last` marks the final reply."""
+    """Reply to Load: pinned blocks by index in the prompt. `last` is false if more replies follow."""
 
     blocks: dict[int, Block]
     last: bool
 
 
 class LeasedSlots(msgspec.Struct, frozen=True, tag=True):
-    """Reply to a Put or Commit: slots to fill, by block index in the prompt. The `last` reply has no slots."""
+    """Reply to Put or Commit: slots to write, by block index in the prompt. The last reply has no slots."""
 
     slots: dict[int, int]
     last: bool
 
 
 class FetchResult(msgspec.Struct, frozen=True, tag=True):
-    """Reply to FetchBlocks after the end of the fetch: the number of leading blocks now in the store."""
+    """Reply to FetchBlocks: length of the prompt's cached prefix after the fetch, in blocks."""
 
     blocks: int
 
@@ -144,9 +141,7 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """Reply to Hello: the store's epoch, which ends with process `pid`, and its memory of `slots` slots with
-    `block_bytes` bytes each.
-    """
+    """Reply to Hello: description of the store's process and shared memory."""
 
     epoch: int
     pid: int
@@ -156,7 +151,7 @@ class Welcome(Message, frozen=True, kw_only=True):
 
 
 class StoreRequest(Message, frozen=True, kw_only=True):
-    """Request to one epoch (life) of a store. `client` is the inbox for replies; `number` identifies the request."""
+    """Request of a client to a store. `client` is the address for replies."""
 
     client: str
     epoch: int
@@ -186,18 +181,16 @@ Crc32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class GetBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request to another host's store for the leading blocks of `keys`. `contents` is a digest of the requester's model
-    and KV layout, and `number` identifies the request within its connection.
-    """
+    """Request for blocks of another host's store. `contents` is a digest of the model and its KV layout."""
 
     contents: bytes
-    number: int
+    number: int  # of the request within its connection
     keys: Annotated[list[PeerKey], msgspec.Meta(max_length=MOST_KEYS)]
 
 
 class BlocksFollow(msgspec.Struct, frozen=True, tag=True):
-    """Reply to the GetBlocks request `number` with some of the blocks. `checksums` maps indices in the request to
-    CRC-32s. The attached frames contain the blocks in the same order. `last` marks the final reply.
+    """Reply to GetBlocks. Some of the requested blocks follow in separate message frames; `checksums` has their
+    CRC-32s, by index in the request.
     """
 
     number: int

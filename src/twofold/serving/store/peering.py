@@ -1,5 +1,5 @@
-"""Exchange of blocks with the stores of other hosts, through requests to the local store's manager. A Load request pins
-blocks until they are sent. A Put request leases slots for fetched blocks; two fetches of one block share a slot.
+"""Exchange of KV blocks with other hosts' stores. Blocks are pinned while they are sent, and slots are leased for
+blocks that are fetched.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,7 @@ _SENDS, _FETCHES = "sends to peers", "fetches from peers"
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """State of a fetch of blocks from another store, requested by `requester` (None after the client has died)."""
-
-    requester: Requester | None
+    requester: Requester | None  # None after the client has died
     keys: Sequence[bytes]
     address: str
     until_s: float
@@ -38,10 +36,7 @@ class _Fetch:
 
 
 class Peering:
-    """Sends blocks to other stores and fetches blocks from them, without blocking the manager's thread. A fetch
-    requests at most `at_once` blocks at a time, and waits for blocks that another fetch is receiving. A fetch ends at
-    its deadline, or when the local store has all requested blocks.
-    """
+    """Sends blocks to other hosts' stores and fetches blocks from them, in background threads."""
 
     def __init__(self, manager: StoreManager, server: BlockServer, fetcher: BlockFetcher, at_once: int) -> None:
         self._manager, self._server, self._fetcher, self._at_once = manager, server, fetcher, at_once
@@ -55,28 +50,28 @@ class Peering:
         return self._server.address
 
     def filenos(self) -> tuple[int, int]:
-        """Return two file descriptors that become readable when `turn` has work."""
+        """Return file descriptors that are readable when `turn` has work to do."""
         return self._server.fileno(), self._fetcher.fileno()
 
     def wait_s(self, now: float) -> float:
-        """Return the seconds until the next deadline of a fetch; infinity if no fetch is in progress."""
+        """Return the seconds until the next deadline of a fetch; infinity without fetches."""
         return max(0.0, min((each.until_s for each in self._fetches.values() if not each.ended), default=inf) - now)
 
     def fetch(self, requester: Requester, what: FetchBlocks, now: float) -> None:
-        """Start to fetch the missing blocks of a request, at most as many as fit into the store's memory."""
+        """Start to fetch missing blocks of a prompt from another host."""
         keys = what.keys[: self._manager.tiers.tiers[MEMORY].capacity]
         self._number += 1
         self._fetches[self._number] = _Fetch(requester, keys, what.address, now + what.limit_s)
         self._manager.put((_FETCHES, self._number), keys, 0, counter="peer_read", limit=self._at_once)
 
     def lose(self, client: str) -> None:
-        """Remove a dead client. Its fetches continue, because other clients may need the blocks."""
+        """Remove a dead client."""
         for fetch in self._fetches.values():
             if fetch.requester is not None and fetch.requester[0] == client:
-                fetch.requester = None
+                fetch.requester = None  # the fetch continues, because other clients may need the blocks
 
     def turn(self, now: float) -> None:
-        """Process received requests, sent replies and fetched blocks, and end fetches at their deadline."""
+        """Process the results of the background threads, and end fetches whose deadline has passed."""
         for event in self._server.take():
             if isinstance(event, PeerRequest):
                 self._number += 1
@@ -91,7 +86,7 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """Pass granted slots to the thread that sends or fetches blocks; return False if a local client needs them."""
+        """Pass slots from the manager to a background thread; return False if a local client requested them."""
         who, number = granted.requester
         if who == _SENDS:
             self._server.put(PeerReply(number, self._callers[number], granted.blocks, granted.last))
@@ -100,7 +95,7 @@ class Peering:
         return who in {_SENDS, _FETCHES}
 
     def take_done(self) -> list[tuple[Requester, int]]:
-        """Return the requests whose fetch has ended since the last call, each with its number of leading blocks."""
+        """Return the requesters of ended fetches, each with the length of its cached prefix in blocks."""
         done = []
         for number, fetch in list(self._fetches.items()):
             if not self._running(fetch):
@@ -141,10 +136,9 @@ class Peering:
             self._stop(brought.fetch, fetch)
 
     def _stop(self, number: int, fetch: _Fetch) -> None:
-        """End a fetch. Its slots become free once the fetching thread no longer fills them."""
         fetch.ended = True
         if fetch.ordered:
-            self._fetcher.put(FetchEnd(number))
+            self._fetcher.put(FetchEnd(number))  # the slots become free once the thread no longer fills them
         else:
             self._manager.end((_FETCHES, number))
 

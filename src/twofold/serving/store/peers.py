@@ -19,7 +19,7 @@ GONE_MS = 10_000  # a host without TCP acknowledgements for this long is lost, w
 
 
 class PeerCaller(NamedTuple):
-    """Another store that has requested blocks: its connection, and the number of its request."""
+    """Sender of a request from another store: its connection, and the number of the request."""
 
     connection: bytes
     number: int
@@ -33,18 +33,17 @@ class PeerRequest(NamedTuple):
 
 
 class PeerReply(NamedTuple):
-    """Blocks to send to another store, by index in its request. `load` is the id of the Load that pins the blocks."""
+    """Blocks to send to another store, by index in its request."""
 
-    load: int
+    load: int  # number of the Load request that pins the blocks
     caller: PeerCaller
     blocks: dict[int, Block]
     last: bool
 
 
 class BlockServer(StoreThread[PeerReply, PeerRequest | PeerReply]):
-    """Thread that receives requests of other stores at `address`, and sends blocks from `memory` to stores that have
-    the cluster's secret key. Blocks are copied before sending, so a slow or dead store does not keep blocks pinned.
-    `take` yields received requests and sent replies.
+    """Thread that sends blocks to other stores that have the cluster's secret key. `take` yields received requests and
+    sent replies.
     """
 
     def __init__(
@@ -102,6 +101,7 @@ class BlockServer(StoreThread[PeerReply, PeerRequest | PeerReply]):
         checksums = {index: block.checksum for index, block in reply.blocks.items()}
         header = BlocksFollow(reply.caller.number, checksums, reply.last)
         slots = [self._memory.slot(block.slot) for block in reply.blocks.values()]
+        # This copies the blocks, so a slow store does not keep them pinned.
         self._socket.send_multipart([reply.caller.connection, msgspec.msgpack.encode(header), *slots])
         self._results.put(reply)
 
@@ -120,13 +120,13 @@ class FetchOrder(NamedTuple):
 
 
 class FetchEnd(NamedTuple):
-    """Instruction to end a fetch. A FetchOrder in progress then returns the blocks received so far."""
+    """Instruction to end a fetch. Blocks received so far are kept."""
 
     fetch: int
 
 
 class FetchedSlots(NamedTuple):
-    """Result of a FetchOrder: the filled slots. `whole` is true if all slots of the order were filled."""
+    """Result of a FetchOrder: the filled slots. `whole` is false if some slots were not filled."""
 
     fetch: int
     blocks: list[Block]
@@ -134,9 +134,7 @@ class FetchedSlots(NamedTuple):
 
 
 class BlockFetcher(StoreThread[FetchOrder | FetchEnd, FetchedSlots]):
-    """Thread that fetches blocks from the stores of other hosts. Each fetch has one connection and one FetchOrder at a
-    time; an invalid message or a wrong checksum ends the fetch.
-    """
+    """Thread that fetches blocks from other hosts' stores. Invalid data ends a fetch."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], guard: Guard, memory: SlotMemory, contents: bytes
@@ -214,7 +212,6 @@ class BlockFetcher(StoreThread[FetchOrder | FetchEnd, FetchedSlots]):
             self._close(fetch, connection)
 
     def _close(self, fetch: int, connection: "_PeerConnection") -> None:
-        """Close a connection, and report the blocks that its FetchOrder has received."""
         if not connection.socket.closed:
             self._poller.unregister(connection.socket)
             self._poller.unregister(connection.breaks)
@@ -224,7 +221,7 @@ class BlockFetcher(StoreThread[FetchOrder | FetchEnd, FetchedSlots]):
 
 
 class _PeerConnection:
-    """Connection to another store, and the FetchOrder that is in progress on it."""
+    """Connection to another store for one fetch."""
 
     def __init__(self, socket: zmq.Socket[bytes], address: str) -> None:
         self.socket, self.address = socket, address
@@ -236,16 +233,13 @@ class _PeerConnection:
         self._decoder = msgspec.msgpack.Decoder(BlocksFollow)
 
     def order(self, order: FetchOrder, contents: bytes) -> None:
-        """Send the request of a FetchOrder. Raises ZMQError if the connection is broken."""
         self._number += 1
         request = GetBlocks(contents, self._number, list(order.keys))
         self.socket.send(msgspec.msgpack.encode(request), zmq.NOBLOCK)
         self.slots, self.filled, self.busy = dict(enumerate(order.slots)), [], True
 
     def take(self, frames: Sequence[zmq.Frame], memory: SlotMemory) -> bool:
-        """Write the received blocks into their slots; return whether the reply is complete. Raises MsgspecError,
-        ValueError, LookupError or RecursionError for invalid or unrequested data.
-        """
+        """Store the blocks of a reply; return whether it is the last reply. Raises various errors for invalid data."""
         reply = self._decoder.decode(frames[0].buffer)
         if not self.busy or reply.number != self._number:
             raise ValueError("no request is pending")

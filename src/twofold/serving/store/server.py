@@ -1,4 +1,4 @@
-"""The process of a KV store: it serves clients, cleans up after dead clients and reports to the controller."""
+"""The process of a KV store, which serves the workers of its host."""
 
 import hashlib
 import logging
@@ -37,8 +37,8 @@ SendReport = Callable[[StoreChanged | StoreStatus], None]
 
 
 class StoreServer:
-    """Serves clients in one epoch (life) of the KV store of `host`. `welcome` is the reply to registrations. `report`
-    sends reports to the controller. `peers`, if set, exchanges blocks with other hosts.
+    """Server of a host's KV store. `report` sends a message to the controller. `peers`, if set, exchanges blocks with
+    other hosts.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class StoreServer:
             self.turn(_LOOK_S)
 
     def turn(self, timeout_s: float) -> None:
-        """Wait for events, at most `timeout_s` or until the deadline of a fetch, and process them."""
+        """Wait up to `timeout_s` seconds for events, and process them."""
         wait_s = inf if self._peers is None else self._peers.wait_s(time.monotonic())
         for key, _ in self._selector.select(min(timeout_s, wait_s)):
             if key.data is not None:
@@ -92,7 +92,7 @@ class StoreServer:
         self._report_status()
 
     def status(self) -> StoreStatus:
-        """Return the sizes and counters of memory and disk, and the bytes moved."""
+        """Return the sizes and hit counts of memory and disk, and the bytes moved."""
         tiers = {
             name: StoreTier(
                 capacity=tier.capacity,
@@ -107,7 +107,7 @@ class StoreServer:
         return StoreStatus(host=self._host, epoch=self._welcome.epoch, tiers=tiers, bytes_moved=moved)
 
     def _report_changes(self) -> None:
-        """Send added and removed blocks to the controller. The first report, even if empty, announces the epoch."""
+        # The first report announces the epoch, even without changes.
         stored, removed = self._manager.take_changes()
         if stored or removed or not self._introduced:
             self._introduced = True
@@ -122,7 +122,7 @@ class StoreServer:
             self._report(status)
 
     def close(self) -> None:
-        """Close the server's resources. Clients keep their mappings of the memory."""
+        """Close the server's resources."""
         for pidfd in self._clients.values():
             os.close(pidfd)
         self._selector.close()
@@ -163,14 +163,13 @@ class StoreServer:
             self._peers.fetch(requester, what, time.monotonic())
 
     def _register(self, message: messages.Hello) -> None:
-        """Register a client, and watch its process, so that its requests end when it exits."""
         if message.client not in self._clients:
             try:
                 pidfd = os.pidfd_open(message.pid)
             except ProcessLookupError:
                 return  # the client has exited
             self._clients[message.client] = pidfd
-            self._selector.register(pidfd, selectors.EVENT_READ, data=message.client)
+            self._selector.register(pidfd, selectors.EVENT_READ, data=message.client)  # its requests end when it exits
         self._outbox.send(message.client, self._welcome)
 
     def _lose(self, client: str) -> None:
@@ -209,7 +208,7 @@ LEAST_SLOTS = 8
 
 
 def check_store(config: StoreConfig, layout: KvLayout, available_bytes: int) -> None:
-    """Raise ConfigurationError if the store's memory is unavailable, or its memory or disk space is too small."""
+    """Raise ConfigurationError if the store needs more than `available_bytes` of memory, or is too small."""
     require(
         config.memory_bytes <= available_bytes,
         f"--kv-store-dram of {config.memory_bytes / 2**20:,.0f} MiB exceeds the "
@@ -226,12 +225,12 @@ def check_store(config: StoreConfig, layout: KvLayout, available_bytes: int) -> 
 
 
 def contents_of(model: str, layout: KvLayout) -> str:
-    """Return a text that identifies a model and KV layout. Stores use only blocks with the same text."""
+    """Return a text that identifies the model and KV layout of stored blocks."""
     return f"{model} {msgspec.json.encode(layout).decode()}"
 
 
 def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
-    """Run the store of this host until the process is terminated; `model` is the fingerprint of the model."""
+    """Run the KV store of this host until the process is terminated."""
     store = config.store
     assert store is not None  # noqa: S101  (narrows the type)
     threading.excepthook = _end_process
@@ -264,7 +263,8 @@ def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
 
 
 def peering(network: HostNetwork, manager: StoreManager, memory: SlotMemory, contents: str) -> Peering:
-    """Create the `Peering` with other hosts. Its encryption runs in threads of a separate ZeroMQ context."""
+    """Create the exchange of blocks with other hosts."""
+    # Encryption runs in the threads of this separate context.
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     guard = Guard(context, read_key(Path(network.key_file)))
     digest = hashlib.blake2b(contents.encode(), digest_size=16).digest()
@@ -274,7 +274,7 @@ def peering(network: HostNetwork, manager: StoreManager, memory: SlotMemory, con
 
 
 def _end_process(failed: threading.ExceptHookArgs) -> None:
-    """Exit the process after a thread has failed, because requests would wait forever. The fork server restarts it."""
+    # Requests would wait forever for a failed thread. The fork server restarts the process.
     thread = failed.thread.name if failed.thread is not None else "a thread"
     trace = (failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
     log.critical("%s failed", thread, exc_info=trace)

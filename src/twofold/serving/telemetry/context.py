@@ -1,4 +1,4 @@
-"""Context of an HTTP request, such as its trace ids, which the gateway sets for logs and traces."""
+"""Context of an HTTP request for logs and traces, set by the gateway."""
 
 import re
 import secrets
@@ -10,7 +10,7 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-
 
 
 class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
-    """W3C trace context: the id of a trace, and the id of one of its spans."""
+    """W3C trace context: the ids of a trace and of one of its spans."""
 
     trace_id: str
     span_id: str
@@ -39,22 +39,20 @@ class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestContext(msgspec.Struct, kw_only=True):
-    """Context of an HTTP request. `span` is the gateway's trace span, `parent` the client's (None if it sent none),
-    `operation` OpenTelemetry's name of the endpoint, and `generations` the number of outputs started so far.
-    """
+    """Context of an HTTP request. `span` is its trace span, and `parent` the client's span, if any."""
 
     id: str
-    operation: str
+    operation: str  # OpenTelemetry's name of the endpoint
     span: TraceParent
     parent: TraceParent | None = None
-    generations: int = 0
+    generations: int = 0  # outputs started so far
 
 
 CURRENT: ContextVar[RequestContext | None] = ContextVar("twofold_request", default=None)
 
 
 def context_of(request_id: str, path: str, traceparent: str) -> RequestContext:
-    """Return the context of an HTTP request to `path`. `traceparent` is this header's value, or empty."""
+    """Return the context of an HTTP request to `path`; `traceparent` is that header's value or empty."""
     parent = TraceParent.parse(traceparent) if traceparent else None
     span = TraceParent.new() if parent is None else parent.child()
     operation = "chat" if path.endswith("/chat/completions") else "text_completion"
@@ -62,8 +60,7 @@ def context_of(request_id: str, path: str, traceparent: str) -> RequestContext:
 
 
 def _random_id(size: int) -> str:
-    """Return a random id of `size` bytes in hexadecimal. It is never all zeros, which W3C Trace Context forbids."""
     while True:
         drawn = secrets.token_hex(size)
-        if drawn.strip("0"):
+        if drawn.strip("0"):  # W3C Trace Context forbids zero
             return drawn

@@ -104,12 +104,12 @@ class InstanceTelemetry:
         self._instances: dict[str, InstanceHistory] = {}  # those with a known role
 
     def role(self, instance: str, role: Role) -> None:
-        """Record the current role of an instance. The first recorded role counts as its configured role."""
+        """Record the current role of an instance."""
         for each in Role:
             self._role.labels(instance, each.value).set(each is role)
         known = self._find(instance)
         if known is None:
-            known = self._instances[instance] = InstanceHistory(role)
+            known = self._instances[instance] = InstanceHistory(role)  # the first role is its configured role
         elif known.role is role:
             return
         else:
@@ -142,13 +142,13 @@ class InstanceTelemetry:
             self._evictions.labels(instance, ENGINE_TIER, RemovalReason.CAPACITY.value).inc(evicted)
 
     def step(self, instance: str, sequences: int) -> None:
-        """Record an iteration in which `sequences` sequences of an instance generated a token."""
+        """Record an iteration that generated a token for each of `sequences` sequences."""
         known = self._find(instance)
         if known is not None:
             known.step(sequences)
 
     def prefilled(self, instance: str, prompt_tokens: int, reused_tokens: int) -> None:
-        """Record the number of prompt tokens of a prefill, and how many of them were found in the prefix cache."""
+        """Record a prefill: its prompt tokens, and the number of them found in the prefix cache."""
         self._queries.labels(instance).inc(prompt_tokens)
         self._hits.labels(instance, ENGINE_TIER).inc(reused_tokens)
         self._log.totals["prefix_queries"] += prompt_tokens
@@ -169,12 +169,12 @@ class InstanceTelemetry:
             self._state.labels(instance, each.value).set(each is state)
 
     def remove(self, instance: str) -> None:
-        """Record that an instance was lost, and discard its last status report."""
+        """Record that an instance was lost."""
         self.state(instance, InstanceState.LOST)
         self._statuses.pop(instance, None)
 
     def refresh(self) -> None:
-        """Set the gauges to the latest status reports. Call this before each Prometheus scrape."""
+        """Update all gauges. Call this before each Prometheus scrape."""
         accounts = (self._usage, self._blocks, self._requests, self._running, self._waiting, self._leases)
         for gauge in (*accounts, self._swap):
             gauge.clear()
@@ -191,7 +191,7 @@ class InstanceTelemetry:
             self._leases.labels(instance).set(status.arriving)
 
     def snapshot(self) -> tuple[InstanceSnapshot, ...]:
-        """Return the state and history of every instance with a recorded role, ordered by name."""
+        """Return the state and history of all instances, ordered by name."""
         self._fill()
         status_of = self._statuses.get
         return tuple(
@@ -203,7 +203,7 @@ class InstanceTelemetry:
         return self._instances.get(instance)
 
     def _fill(self) -> None:
-        """Append the samples for all seconds since the last call, during which the state has not changed."""
+        # The state has not changed since the last call.
         passed = int((self._log.clock() - self._log.start_s) / INTERVAL_S) - self._sampled
         if passed <= 0:
             return

@@ -31,9 +31,9 @@ class JournalEntry(msgspec.Struct, frozen=True):
 
 
 def _fields(decision: object) -> dict[str, object]:
-    """Convert a decision to a dictionary for JSON, without prefix reuse fields if the request reuses no blocks."""
     match decision:
         case PlacedRequest(route=route):
+            # Journals without prefix reuse have no fields for it.
             names = ["prefill", "decode", "moves"]
             if route.reused_tokens or route.fetch is not None:
                 names += ["reused_tokens", "fetch"]
@@ -48,14 +48,14 @@ ENCODER = msgspec.json.Encoder(enc_hook=_fields)
 
 
 class Journal:
-    """Writer of a scheduler's decision journal: the file `name`.jsonl in `directory`, overwritten if it exists."""
+    """Journal of a scheduler's decisions: the file `name`.jsonl in `directory`."""
 
     def __init__(self, directory: str, name: str) -> None:
         self._file: BinaryIO = (Path(directory) / f"{name}.jsonl").open("wb", buffering=0)
         self._name = name
 
     def write(self, call: str, args: dict[str, object], result: object = None, at: float | None = None) -> None:
-        """Append an entry; `at` None means now. A write error, such as a full disk, is logged and ends the journal."""
+        """Append an entry; `at` None means now. A write error is logged and ends the journal."""
         if self._file.closed:
             return
         entry = JournalEntry(time.monotonic() if at is None else at, call, args, result)
@@ -77,7 +77,7 @@ T = TypeVar("T")
 
 
 def _journaled(method: Callable[P, T], *names: str, **defaults: object) -> Callable[P, T]:
-    """Make a scheduler's method journal its calls. `names` are required parameters, `defaults` optional ones."""
+    # `names` are required parameters of the method, `defaults` optional ones.
     order = (*names, *defaults)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

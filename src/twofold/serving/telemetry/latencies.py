@@ -1,4 +1,4 @@
-"""Latency percentiles over a sliding window, computed from one histogram per time bin."""
+"""Latency percentiles over a sliding window of time."""
 
 import math
 from collections import deque
@@ -17,7 +17,7 @@ RANKS = (0.5, 0.9, 0.99)
 
 
 class LatencyHistogram:
-    """Histogram of latencies in seconds, with percentiles accurate to 5%. `within` counts latencies within a bound."""
+    """Histogram of latencies in seconds, with percentiles accurate to 5%."""
 
     __slots__ = ("_found", "buckets", "count", "within")
 
@@ -25,7 +25,7 @@ class LatencyHistogram:
         self._found: tuple[int, list[float | None]] = (-1, [])
         self.buckets: dict[int, int] = {}
         self.count = 0
-        self.within = 0
+        self.within = 0  # latencies within their bound
 
     def add(self, seconds: float, bound_s: float) -> None:
         number = int(math.log(max(seconds, _SHORTEST_S)) * _BUCKETS_PER_E + _OFFSET)
@@ -72,7 +72,7 @@ class _Bin:
 
 
 class LatencyWindow:
-    """TTFTs, ITLs, tokens and finished requests in each of the last `bins` time bins of `bin_s` seconds."""
+    """Latencies, tokens and finished requests in each of the last `bins` time bins of `bin_s` seconds."""
 
     def __init__(self, slo: Slo, start_s: float, *, bin_s: float = 5.0, bins: int = 60) -> None:
         self._slo, self._start_s, self._bin_s = slo, start_s, bin_s
@@ -83,7 +83,7 @@ class LatencyWindow:
         self._taken: dict[str, int] = {}
 
     def take(self, timeline: Timeline) -> None:
-        """Add the tokens that a request generated since the last call, each to the bin of its own time."""
+        """Add the tokens that a request has generated since the last call."""
         times, request_id = timeline.token_times_s, timeline.request.id
         taken = self._taken.get(request_id, 0)
         before_s = times[taken - 1] if taken else timeline.moments[Moment.ARRIVED]
@@ -103,7 +103,7 @@ class LatencyWindow:
         self._taken[request_id] = taken
 
     def end(self, timeline: Timeline, now: float, *, good: bool) -> None:
-        """Add a finished request and its remaining tokens. `good` is whether the request met the SLO."""
+        """Add a finished request; `good` is whether it met the SLO."""
         self.take(timeline)
         del self._taken[timeline.request.id]
         bin_ = self._bin(now)
@@ -124,7 +124,7 @@ class LatencyWindow:
         )
 
     def recent(self, now: float, window_s: float) -> RecentSummary:
-        """Return a summary of up to the last `window_s` seconds, including the unfinished current bin."""
+        """Return a summary of the last `window_s` seconds."""
         self._bin(now)
         bins = list(self._bins)[-math.ceil(window_s / self._bin_s) :]
         covered_s = (len(bins) - 1) * self._bin_s + (now - self._start_s) % self._bin_s
@@ -140,14 +140,13 @@ class LatencyWindow:
         )
 
     def _bin(self, at_s: float) -> _Bin | None:
-        """Return the bin of time `at_s`, adding bins up to it, or None if the window no longer contains it."""
         number = int((at_s - self._start_s) / self._bin_s)
         while self._latest < number:
             missing = number - self._latest
             self._latest += max(1, missing - (self._bins.maxlen or 0))
             self._bins.append(_Bin())
         age = self._latest - number
-        return self._bins[-1 - age] if age < len(self._bins) else None
+        return self._bins[-1 - age] if age < len(self._bins) else None  # None: before the window
 
 
 def _series(histograms: Iterable[LatencyHistogram]) -> LatencySeries:

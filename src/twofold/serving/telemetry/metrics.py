@@ -41,7 +41,7 @@ class MetricRegistry:
 
 
 class AdmissionMetrics(Collector):
-    """Collector of the numbers of waiting and running requests per API key, read from `admission` at each scrape."""
+    """Metrics of waiting and running requests per API key."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -57,7 +57,7 @@ class AdmissionMetrics(Collector):
 
 
 class LinkMetrics:
-    """Metrics of measured link and prefill speeds, and of the prompt length above which hand-offs are layer-wise."""
+    """Metrics of KV links and prefills: measured speeds, and the prompt length above which hand-offs are layer-wise."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         gauge = registry.gauge
@@ -69,7 +69,7 @@ class LinkMetrics:
         )
 
     def show(self, message: LinkMeasured, paths: MeasuredPaths) -> None:
-        """Record the measured speed of a link, and the prefill speed of the link's source instance."""
+        """Record the measured speed of a link, and the prefill speed of its source instance."""
         source = message.source
         self._bytes.labels(source, message.target).set(message.speed.bytes_per_s)
         self._overhead.labels(source, message.target).set(message.speed.overhead_s)
@@ -80,7 +80,7 @@ class LinkMetrics:
 
 
 class OverloadMetrics(Collector):
-    """Metrics of overload control: per phase, predicted latency divided by SLO bound; errors of predicted TTFTs."""
+    """Metrics of overload control: load of prefill and decode, and errors of predicted TTFTs."""
 
     def __init__(self, registry: MetricRegistry, ledger: OverloadLedger) -> None:
         self._ledger = ledger
@@ -96,13 +96,13 @@ class OverloadMetrics(Collector):
         yield load
 
     def predicted(self, predicted_s: float, real_s: float) -> None:
-        """Record the relative error of the predicted TTFT against the measured TTFT `real_s`."""
+        """Record the relative error of a predicted TTFT. The measured TTFT is `real_s`."""
         if real_s > 0.0:
             self._errors.observe(abs(predicted_s - real_s) / real_s)
 
 
 class RouteMetrics(Collector):
-    """Metrics of prediction-based routing: expected prefix reuse, predicted queueing times, prefix index size."""
+    """Metrics of prediction-based routing: prefix reuse, queueing times, and size of the prefix index."""
 
     def __init__(self, registry: MetricRegistry, pools: Pools, forecast: ClusterForecast) -> None:
         self._pools, self._forecast = pools, forecast
@@ -124,7 +124,7 @@ class RouteMetrics(Collector):
         yield GaugeMetricFamily("twofold:prefix_index_blocks", blocks, len(self._forecast.memories))
 
     def routed(self, route: Route) -> None:
-        """Count a placed request by its expected prefix hit: in its instance's cache, in a remote cache, or none."""
+        """Count a placed request by the source of its cached prefix: own cache, remote cache or none."""
         found = OWN if route.reused_tokens else NONE
         self._routes.labels(found if route.fetch is None else FETCHED).inc()
 
@@ -149,9 +149,10 @@ class StoreMetrics:
         self._last: dict[str, StoreStatus] = {}
 
     def status(self, status: StoreStatus) -> None:
-        """Record the report of a KV store. Its counters restart at 0 in each epoch (each start of the store)."""
+        """Record the status report of a KV store."""
         host, before = status.host or _OWN_HOST, self._last.get(status.host)
         if before is None or before.epoch != status.epoch:
+            # Counters restart at 0 with the store.
             before = StoreStatus(host=status.host, epoch=status.epoch, tiers={}, bytes_moved={})
         self._last[status.host] = status
         for name, tier in status.tiers.items():

@@ -89,7 +89,7 @@ class RequestTelemetry:
                 span.observe(seconds)
 
     def snapshot(self, live: Iterable[Timeline]) -> tuple[RequestSnapshot, ...]:
-        """Return the last 200 finished requests and the 200 oldest `live` requests, ordered by arrival."""
+        """Return the latest finished requests and the oldest `live` requests, ordered by arrival."""
         alive = sorted(live, key=lambda timeline: timeline.moments[Moment.ARRIVED])[:_MAX_REQUESTS]
         shown = [*self._ended, *map(_snapshot, alive)]
         return tuple(sorted(shown, key=lambda request: request.stages[0].start_s))
@@ -98,7 +98,6 @@ class RequestTelemetry:
 def _histograms(
     registry: MetricRegistry, spans: tuple[tuple[str, str, tuple[float, ...], str], ...]
 ) -> dict[str, Histogram]:
-    """Create the histograms described in `spans`; return them by the `Timeline` attribute that they record."""
     return {attribute: registry.histogram(f"{name}_seconds", text, buckets) for name, text, buckets, attribute in spans}
 
 
@@ -116,13 +115,12 @@ def _snapshot(timeline: Timeline, ended_s: float | None = None) -> RequestSnapsh
 
 
 def phases(live: Collection[Timeline], waiting: int) -> dict[str, int]:
-    """Count the live requests by phase. `waiting` is the number of waiting prompts in the reports of instances. Any
-    other queued prompts count as prefilling, because a timeline records the start of a prefill only when it ends.
-    """
+    """Count live requests by phase. `waiting` is the reported number of prompts in the instances' queues."""
     counts = dict.fromkeys([HELD, *(name.value for name in StageName)], 0)
     for timeline in live:
         held = Moment.ROUTED not in timeline.moments
         counts[HELD if held else stage_of(timeline).value] += 1
+    # A timeline records the start of a prefill only when the prefill ends, so other queued prompts are prefilling.
     begun = max(0, counts[StageName.QUEUE] - waiting)
     counts[StageName.QUEUE] -= begun
     counts[StageName.PREFILL] += begun

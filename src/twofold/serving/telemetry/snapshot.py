@@ -24,7 +24,7 @@ class StageName(StrEnum):
 
 
 class AttemptStage(StrEnum):
-    """Stage of a request when its instance was lost. PROMPT covers the queue and the prefill."""
+    """Stage of a request when its instance was lost. PROMPT is queueing or prefill."""
 
     PROMPT = "prompt"
     HANDOFF = "hand-off"
@@ -40,16 +40,15 @@ class Stage(msgspec.Struct, frozen=True, array_like=True):
 
 
 def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, ...]:
-    """Return the stages of a request that have begun. If a stage has no recorded end, it ends at `ended_s`. A hand-off
-    begins no later than the first token. A running prefill counts as queued, because workers report it when it ends.
-    """
+    """Return the stages of a request so far. Stages without a recorded end get `ended_s` as their end."""
+    # A running prefill counts as queued, because workers report it when it ends.
     at = timeline.moments.get
     first, landed, decoding = at(Moment.FIRST_TOKEN), at(Moment.HANDOFF_ENDED), at(Moment.DECODE_STARTED)
     prefilling = at(Moment.PREFILL_STARTED)
     complete = timeline.complete
     sending, split = at(Moment.HANDOFF_STARTED), is_split(timeline)
     if first is not None and split and (decoding is not None or not complete):
-        sending = first if sending is None else min(sending, first)
+        sending = first if sending is None else min(sending, first)  # a hand-off begins no later than the first token
     ready = first
     if first is not None and split:
         ready = decoding if landed is None else max(first, landed)
@@ -66,7 +65,7 @@ def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, 
 
 
 def stage_of(timeline: Timeline) -> StageName:
-    """Return the current stage of a live request. A running prefill counts as queued until its worker reports it."""
+    """Return the current stage of a live request. A prefill counts as queued until its worker reports it."""
     moments = timeline.moments
     if Moment.DECODE_STARTED in moments:
         return StageName.DECODE
@@ -82,13 +81,12 @@ def is_split(timeline: Timeline) -> bool:
 
 
 def _end(start: float, end: float | None, ended_s: float | None) -> float | None:
-    """Return `end` (if None, `ended_s`), but at least `start`, because clocks of two processes may differ."""
     end = ended_s if end is None else end
-    return None if end is None else max(start, end)
+    return None if end is None else max(start, end)  # clocks of two processes may differ
 
 
 class InstanceState(StrEnum):
-    """Availability of an instance. With circuit breaker OPEN it gets no requests, with HALF_OPEN one trial request."""
+    """Availability of an instance. OPEN and HALF_OPEN are states of its circuit breaker."""
 
     STARTING = "starting"
     UP = "up"
@@ -99,15 +97,13 @@ class InstanceState(StrEnum):
 
 
 class PoolMember(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker with its role, health and load. `home` is the role set by the configuration or an operator. `state` is a
-    WorkerState or `retired`. `circuit_breaker` is closed, open or half-open.
-    """
+    """A worker with its role, health and load. `home` is the role set by the configuration or an operator."""
 
     instance: str
     role: Role
     home: Role
-    state: str
-    circuit_breaker: str
+    state: str  # a WorkerState, or retired
+    circuit_breaker: str  # closed, open or half-open
     restarts: int
     waiting: int
     running: int
@@ -116,38 +112,33 @@ class PoolMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """Time series of an instance, one sample per second, oldest first. `batch` is the mean number of sequences that got
-    a token in an iteration, `waiting` the number of waiting sequences, and `kv_used` the share of KV blocks in use.
-    """
+    """Time series of an instance, one sample per second, oldest first."""
 
-    batch: list[float]
-    waiting: list[int]
-    kv_used: list[float]
+    batch: list[float]  # mean number of sequences that got a token in an iteration
+    waiting: list[int]  # sequences
+    kv_used: list[float]  # share of KV blocks in use
 
 
 class RoleSpan(msgspec.Struct, frozen=True, array_like=True):
-    """A role of an instance from `since_s` (monotonic seconds) until the start of its next RoleSpan."""
+    """A role of an instance, and its start in monotonic seconds."""
 
     role: Role
     since_s: float
 
 
 class InstanceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """State and history of one instance. `home` is its configured role. `lease_queue` counts requests that wait for KV
-    blocks, `arriving` and `handing_off` requests with KV being received and sent. `batch` is the number of sequences
-    that got a token in the last iteration.
-    """
+    """State and history of one instance."""
 
     instance: str
     role: Role
-    home: Role
+    home: Role  # the configured role
     state: InstanceState
     waiting: int = 0
     running: int = 0
-    lease_queue: int = 0
-    arriving: int = 0
-    handing_off: int = 0
-    batch: int = 0
+    lease_queue: int = 0  # requests that wait for KV blocks
+    arriving: int = 0  # requests with KV that is being received
+    handing_off: int = 0  # requests with KV that is being sent
+    batch: int = 0  # sequences that got a token in the last iteration
     blocks_total: int = 0
     blocks_free: int = 0
     blocks_in_flight: int = 0
@@ -157,7 +148,7 @@ class InstanceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A live or recently finished request. `finish_reason` is None if it is live; `max_tokens` limits its output."""
+    """A live or recently finished request. `finish_reason` is None if it is live."""
 
     id: str
     prefill: str | None
@@ -170,13 +161,13 @@ class RequestSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Percentiles of `count` latencies. `within` is the share that meets the SLO's bound, None without a bound."""
+    """Percentiles of latencies in seconds, and the share of latencies within the SLO bound."""
 
-    count: int = 0
+    count: int = 0  # latencies
     p50_s: float | None = None
     p90_s: float | None = None
     p99_s: float | None = None
-    within: float | None = None
+    within: float | None = None  # None without a bound
 
 
 class LatencySeries(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,23 +179,23 @@ class LatencySeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThroughputSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts and latencies per bin of `bin_s` seconds. `good` counts the finished requests that met the SLO."""
+    """Finished requests, tokens and latencies in each time bin of `bin_s` seconds."""
 
     bin_s: float
     requests: list[int]
-    good: list[int]
+    good: list[int]  # requests that met the SLO
     tokens: list[int]
     ttft: LatencySeries
     itl: LatencySeries
 
 
 class RecentSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of the last `window_s` seconds. `good` is the SLO attainment, None without requests or SLO bounds."""
+    """Summary of the last `window_s` seconds."""
 
     window_s: float
     requests: int
     tokens_per_s: float
-    good: float | None
+    good: float | None  # SLO attainment; None without requests or bounds
     ttft: LatencySummary
     itl: LatencySummary
 
@@ -232,22 +223,20 @@ class ServiceLog:
 
 
 class ServiceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """State and recent history of a service. Times are in monotonic seconds; `now_s` is the same moment as Unix time
-    `unix_s`. `phases` counts live requests by phase; `held` requests wait for placement. `totals` count from the start.
-    """
+    """State and recent history of a service. Times are in monotonic seconds."""
 
     model: str
     version: str
     now_s: float
-    unix_s: float
+    unix_s: float  # `now_s` as Unix time
     started_s: float
     interval_s: float
     slo: Slo
     instances: tuple[InstanceSnapshot, ...]
-    phases: dict[str, int]
+    phases: dict[str, int]  # live requests; `held` ones wait for placement
     handoffs_in_flight: int
     requests: tuple[RequestSnapshot, ...]
     flow: ThroughputSeries
     recent: RecentSummary
-    totals: dict[str, int]
+    totals: dict[str, int]  # since the start
     events: tuple[ServiceEvent, ...]

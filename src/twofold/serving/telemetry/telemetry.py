@@ -110,7 +110,7 @@ class Telemetry(RequestSubscriber):
         self.count_rejection(timeline.request, reason)
 
     def count_rejection(self, request: Request, reason: str) -> None:
-        """Count and log a request that was rejected at arrival or after its prefill. `reason` is a `RefusalReason`."""
+        """Count and log a rejected request. `reason` is a `RefusalReason`."""
         label = reason.replace("-", "_")
         self._rejections.labels(label).inc()
         self._log.totals[f"rejected_{label}"] += 1
@@ -121,12 +121,12 @@ class Telemetry(RequestSubscriber):
             self._routes.routed(placed.route)
 
     def predicted(self, predicted_s: float, real_s: float) -> None:
-        """Record the relative error of the predicted TTFT against the measured TTFT `real_s`."""
+        """Record the relative error of a predicted TTFT. The measured TTFT is `real_s`."""
         if self._overload is not None:
             self._overload.predicted(predicted_s, real_s)
 
     def replayed(self, request_id: str, instance: str, stage: AttemptStage) -> None:
-        """Record that a request runs again because `instance` was lost while the request was in `stage`."""
+        """Record that a request in `stage` runs again, because `instance` was lost."""
         self._replays.labels(stage.value).inc()
         self._log.totals["replays"] += 1
         self._log.event(f"replays {request_id}", instance)
@@ -151,7 +151,7 @@ class Telemetry(RequestSubscriber):
         return generate_latest(self._registry.collectors)
 
     def snapshot(self, live: Collection[Timeline]) -> ServiceSnapshot:
-        """Return the current state and recent history of the service. `live` has the timelines of live requests."""
+        """Return the current state and recent history of the service."""
         now, latencies, instances = self._log.clock(), self._requests.latencies, self.instances.snapshot()
         for timeline in live:
             latencies.take(timeline)
@@ -180,7 +180,7 @@ class Telemetry(RequestSubscriber):
 
 
 def make_telemetry(model: str, config: TelemetryConfig) -> Telemetry:
-    """Create a service's telemetry. Raise ConfigurationError if tracing lacks OpenTelemetry or a valid URL."""
+    """Create a service's telemetry. Raise ConfigurationError if traces cannot be exported."""
     tracing = None
     if config.otlp_endpoint is not None:
         try:

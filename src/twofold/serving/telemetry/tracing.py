@@ -26,12 +26,10 @@ Attribute = str | int | float | list[str]
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
-    """Return an exporter to an OTLP/HTTP collector. `endpoint` is its base URL or a URL ending in /v1/traces. The
-    variables OTEL_EXPORTER_OTLP_* set headers, certificates and compression. Raise ConfigurationError if `endpoint` is
-    no URL.
-    """
+    """Return an exporter to the OTLP/HTTP collector at the URL `endpoint`. Raise ConfigurationError if it is no URL."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 (slow)
 
+    # The variables OTEL_EXPORTER_OTLP_* set headers, certificates and compression.
     url = urlsplit(endpoint)
     if url.scheme not in {"http", "https"} or not url.netloc:
         raise ConfigurationError(f"--otlp-endpoint {endpoint!r} is not a URL: expected one like http://localhost:4318")
@@ -40,7 +38,7 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
 
 
 class Tracer:
-    """Creates the trace spans of finished requests. A thread of OpenTelemetry's SDK exports the spans in batches."""
+    """Creates the trace spans of finished requests."""
 
     def __init__(self, model: str, exporter: SpanExporter) -> None:
         self._model = model
@@ -52,7 +50,7 @@ class Tracer:
         self._tracer = self._provider.get_tracer("twofold.serving", twofold.__version__)
 
     def ended(self, timeline: Timeline, context: RequestContext | None, span: TraceParent | None, now: float) -> None:
-        """Create the spans of a request that ended at `now`. `span` holds the span id sent to the client, if any."""
+        """Create the trace spans of a request that ended at `now`."""
         unix_ns = time.time_ns()
 
         def ns(moment_s: float) -> int:
@@ -85,9 +83,7 @@ class Tracer:
 
 
 class _GivenIds(RandomIdGenerator):
-    """Generator of trace and span ids: the ids in `given` (already sent to the client) if set, otherwise random ids."""
-
-    given: TraceParent | None = None
+    given: TraceParent | None = None  # ids already sent to the client; None: random ids
 
     def generate_trace_id(self) -> int:
         return super().generate_trace_id() if self.given is None else int(self.given.trace_id, 16)
@@ -97,7 +93,6 @@ class _GivenIds(RandomIdGenerator):
 
 
 def _parent(context: RequestContext | None, span: TraceParent | None) -> Context:
-    """Return an OpenTelemetry context with the parent span of a request, or an empty context without a parent."""
     above = None if context is None else context.parent
     if context is not None and above is None and span != context.span:
         above = context.span  # further generations are children of the first

@@ -1,6 +1,5 @@
 """HTTP client for the completions API of a vLLM server (vLLM 0.32, `entrypoints/openai`), with token ids as prompts and
-outputs. It sends every sampling field, because the defaults in `generation_config.json` may differ between servers. It
-aborts a request by closing the connection.
+outputs. Closing the connection aborts a request.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -48,7 +47,7 @@ class ServerError(TwofoldError):
 
 
 class ServerModel(msgspec.Struct, frozen=True):
-    """Model of a server: its name on that server (`id`), and its context length in tokens."""
+    """Name of the model on a server (`id`), and its context length in tokens."""
 
     id: str
     max_model_len: int
@@ -59,21 +58,19 @@ class _Cards(msgspec.Struct, frozen=True):
 
 
 class _Logprobs(msgspec.Struct, frozen=True):
-    """Log probabilities of output tokens. The keys in `top_logprobs` are token ids, written as `token_id:N`."""
-
     token_logprobs: list[float | None] = []
-    top_logprobs: list[dict[str, float] | None] = []
+    top_logprobs: list[dict[str, float] | None] = []  # the keys are token ids, written as `token_id:N`
 
 
 class UpstreamChoice(msgspec.Struct, frozen=True):
-    """Tokens of one output: all tokens in a complete response, or the new tokens in one event of a stream."""
+    """Output tokens: all of them in a complete response, or the new ones in one event of a stream."""
 
     token_ids: list[int] | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
 
     def outputs(self, first_index: int) -> list[TokenOutput]:
-        """Convert the tokens to outputs numbered from `first_index`. Raises ServerError for invalid finish reasons."""
+        """Convert the tokens to outputs, numbered from `first_index`. Raises ServerError for invalid data."""
         tokens, logprobs = self.token_ids or [], self.logprobs or _Logprobs()
         if self.finish_reason is not None and self.finish_reason not in _FINISH:
             raise ServerError(f"the output ended with {self.finish_reason!r}")
@@ -143,7 +140,8 @@ def completion_body(
     max_tokens: int | None = None,
     kv: KvParams | None = None,
 ) -> bytes:
-    """Return the body of `POST /v1/completions` for `generation`. `max_tokens`, if set, replaces the token limit."""
+    """Return the body of a completion request. `max_tokens`, if set, overrides the limit in `generation`."""
+    # All sampling fields are sent, because the defaults in `generation_config.json` may differ between servers.
     sampling = generation.sampling
     tokens = sampling.max_tokens if max_tokens is None else max_tokens
     fields: dict[str, object] = {
@@ -177,9 +175,8 @@ def completion_body(
 
 
 def rejected_decode_body(model: str, kv: KvParams) -> bytes:
-    """Return the body of an invalid decode request, whose rejection makes vLLM release the KV on the prefill server
-    (`notify_kv_transfer_request_rejected`). Otherwise this KV is kept until its lease ends, by default for 30 s.
-    """
+    """Return the body of an invalid decode request. When vLLM rejects it, the prefill server frees the request's KV."""
+    # vLLM: `notify_kv_transfer_request_rejected`. Otherwise the KV is kept until its lease ends, by default for 30 s.
     fields = {"model": model, "prompt": [0], "max_tokens": 1 << 30, "kv_transfer_params": kv}
     return msgspec.json.encode(fields)
 
@@ -189,7 +186,6 @@ def _at(values: Sequence[T | None], place: int) -> T | None:
 
 
 def _top(named: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
-    """Return the alternatives of a token as (token id, log probability), best first; may include the chosen token."""
     known = [
         (int(name.removeprefix(_NAMED)), value) for name, value in (named or {}).items() if name.startswith(_NAMED)
     ]
@@ -197,9 +193,10 @@ def _top(named: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
 
 
 class VllmClient:
-    """HTTP client of the vLLM server at `url`. Calls without `timeout_s` have only a connection timeout."""
+    """HTTP client of the vLLM server at `url`."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        # Calls without `timeout_s` have only the connection timeout of `session`.
         self.url = url
         self._session = session
 
@@ -248,7 +245,6 @@ class VllmClient:
     async def _answer(
         self, method: str, path: str, body: bytes | None = None, timeout_s: float | None = None
     ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
-        """Send a request and yield its successful response. The connection closes if the caller reads only a part."""
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         headers = {} if body is None else {"Content-Type": "application/json"}
         request = partial(

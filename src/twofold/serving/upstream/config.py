@@ -12,7 +12,7 @@ _EVENTS = ("events", "replay")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of a vLLM server, with optional addresses for KV events (`events`) and missed ones (`replay`)."""
+    """Configuration of a vLLM server, with the addresses (if any) of its KV events and of their replay."""
 
     instance: str
     role: Role
@@ -22,19 +22,18 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouteConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of `twofold route`, a gateway in front of vLLM servers. `model` is a directory with tokenizer and
-    model config. A server that does not respond within `probe_timeout_s` is lost, and gets no requests for a delay of
-    up to `max_restart_delay_s`. Requests with a predicted TTFT over `early_ttft_s` (None: no limit) are rejected.
+    """Configuration of `twofold route`. `model` is a directory with tokenizer and model config. A server that does not
+    answer a health probe within `probe_timeout_s` seconds counts as down.
     """
 
     model: str
     vocab_size: int
     servers: tuple[ServerConfig, ...]
     router: str
-    early_ttft_s: float | None = None
+    early_ttft_s: float | None = None  # requests with a longer predicted TTFT are rejected
     api_key: str | None = None
     probe_timeout_s: float = 5.0
-    max_restart_delay_s: float = LONGEST_S
+    max_restart_delay_s: float = LONGEST_S  # longest delay before a failed server gets requests again
     log_format: str = "text"
 
 

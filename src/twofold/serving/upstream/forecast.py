@@ -26,16 +26,14 @@ NOMINAL_S = 1e-3  # per prompt token until the first measurement; only ratios ma
 
 
 class UpstreamPromptKeys:
-    """Computes block keys and cache salts of prompts; the keys are empty until a server reports its block size. Each
-    API key has a secret salt, so API keys share no cached prefixes. Without API keys, the client's salt is used.
-    """
+    """Computes block keys and cache salts of prompts. Clients with different API keys share no cached prefixes."""
 
     def __init__(self) -> None:
-        self.block_tokens = 0
+        self.block_tokens = 0  # 0 until a server reports it
         self._secret = secrets.token_bytes(32)
 
     def name(self, generation: Generation) -> Generation:
-        """Return the request `generation` with the block keys of its prompt, and the cache salt to send to servers."""
+        """Return a copy of the request with its block keys and its cache salt."""
         salt = self._salt(generation)
         blocks: tuple[bytes, ...] = ()
         if self.block_tokens:
@@ -51,9 +49,7 @@ class UpstreamPromptKeys:
 
 
 class UpstreamForecast:
-    """Forecast for routing to vLLM servers, which do not fetch prefixes from each other. It predicts prefix hits once a
-    server has reported its block size.
-    """
+    """Forecast of prefill times and prefix hits, for routing to vLLM servers."""
 
     def __init__(self, context: "zmq.asyncio.Context", prompt_keys: UpstreamPromptKeys) -> None:
         self.forecast = ClusterForecast(PrefixIndex(), 0)
@@ -82,14 +78,14 @@ class UpstreamForecast:
 
 
 class PrefillSpeeds:
-    """Recent prefill speed of each server in seconds per computed prompt token, without queueing."""
+    """Recent prefill speed of each server, in seconds per computed prompt token."""
 
     def __init__(self) -> None:
         self._read: dict[str, PrefillTotals] = {}
         self._counted: dict[str, PrefillTotals] = {}
 
     def read(self, instance: str, totals: PrefillTotals) -> None:
-        """Update the speed of a server from its cumulative prefill `totals`."""
+        """Update the speed of a server from its cumulative prefill counters."""
         new = totals.since(self._read.get(instance, PrefillTotals()))
         self._read[instance] = totals
         if new.requests <= 0 or new.tokens < MIN_TOKENS * new.requests:
@@ -101,16 +97,17 @@ class PrefillSpeeds:
         )
 
     def of(self, instance: str) -> float:
-        """Return a server's seconds per token; before its first prefill, the mean of the other servers."""
+        """Return the prefill time of a server in seconds per token."""
         counted = self._counted.get(instance)
         if counted is not None:
             return counted.token_s
+        # Before its first prefill, assume the mean of the other servers.
         known = [each.token_s for each in self._counted.values()]
         return sum(known) / len(known) if known else NOMINAL_S
 
 
 class ServerPrediction(Prediction):
-    """Predicts prefill times in proportion to uncached prompt tokens. No server fetches prefixes from another."""
+    """Predicts prefill times in proportion to uncached prompt tokens."""
 
     def __init__(self, instance: str, speeds: PrefillSpeeds) -> None:
         self._instance, self._speeds = instance, speeds
@@ -119,12 +116,12 @@ class ServerPrediction(Prediction):
         return (tokens - reused) * self._speeds.of(self._instance)
 
     def transfer_s(self, tokens: int) -> float:
-        return inf
+        return inf  # servers do not fetch prefixes from each other
 
 
 class TtftAdmission(Admission):
     """Admission that rejects requests with a predicted TTFT over `ttft_s` seconds (Mooncake section 7.2). It requires a
-    prediction-based router (`FORECASTING_ROUTERS`). Decode is not predicted, as external servers' speed is unknown.
+    router that predicts TTFTs (`FORECASTING_ROUTERS`).
     """
 
     def __init__(self, limits: AdmissionLimits, cluster: ClusterScheduler, ttft_s: float) -> None:
@@ -132,6 +129,7 @@ class TtftAdmission(Admission):
         self._cluster, self._ttft_s = cluster, ttft_s
 
     def judge(self, queued: QueuedRequest, now: float) -> Refusal | None:
+        # Decode is not predicted, because the speed of external servers is unknown.
         placed = self._cluster.would_place(queued.request, now)
         ttft_s = None if placed is None else placed.route.ttft_s
         if ttft_s is None or ttft_s <= self._ttft_s:

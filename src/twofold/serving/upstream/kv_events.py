@@ -1,5 +1,5 @@
-"""Translation of vLLM's KV cache events (over ZeroMQ) to block keys; vLLM 0.32, `distributed/kv_events.py`. vLLM's
-block hashes cannot be recomputed, so block keys are computed from the tokens in an event and the parent block's key.
+"""Translation of vLLM's KV cache events (vLLM 0.32, `distributed/kv_events.py`) to block keys. The keys are computed
+from the tokens in the events, because vLLM's block hashes cannot be recomputed.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class _Event(msgspec.Struct, frozen=True, tag=True):
 
 
 class BlockStored(_Event, frozen=True):
-    """Event: consecutive blocks were stored after block `parent_block_hash`; None means at the start of a prompt."""
+    """Event: vLLM has cached consecutive blocks. `parent_block_hash` is None at the start of a prompt."""
 
     block_hashes: list[BlockHash]
     parent_block_hash: BlockHash | None
@@ -43,11 +43,11 @@ class BlockStored(_Event, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """Whether the blocks are usable: in engine memory, without LoRA, and in the first KV cache group."""
+        """Whether the router can use the blocks: in GPU memory, without LoRA, in the first KV cache group."""
         return self.medium in _ENGINE and self.lora_name is None and not self.group_idx
 
     def salt(self) -> str | None:
-        """Return the request's `cache_salt` ("" if it has none); None if the block hash depends on other data."""
+        """Return the request's cache salt, or None if the block hashes depend on other data too."""
         extra = (self.extra_keys or [None])[0] or []
         if not extra:
             return ""
@@ -104,10 +104,9 @@ class CachedBlocks:
         self._index.lost(self._instance)
 
     def _store(self, event: BlockStored) -> list[bytes]:
-        """Return the block keys of newly stored blocks; empty if the blocks are unusable or their parent is unknown."""
         key = self._before(event)
         if key is None or event.block_size != self._block_tokens or not event.plain:
-            return []
+            return []  # unusable blocks, or an unknown parent
         stored, size = [], event.block_size
         for number, name in enumerate(event.block_hashes):
             key = self._keys[name] = next_key(key, event.token_ids[number * size : (number + 1) * size])
@@ -122,9 +121,7 @@ class CachedBlocks:
 
 
 class EventFeed:
-    """Receives the KV events of one server between `start` and `stop`. It calls `on_events` with each batch of events,
-    and `on_gap` if batches were lost and cannot be requested from the `replay` address.
-    """
+    """Receives the KV events of one server. It calls `on_events` with each batch, and `on_gap` after a loss."""
 
     def __init__(
         self,
@@ -167,7 +164,6 @@ class EventFeed:
             self._read(number, payload)
 
     async def _catch_up(self, number: int) -> None:
-        """Replay the missed batches before batch `number`. If some of them are unavailable, call `on_gap`."""
         missed = [] if self._config.replay is None else await self._replayed(self._config.replay)
         for each, payload in missed:
             if self._next == each < number:
@@ -177,7 +173,6 @@ class EventFeed:
             self._on_gap()
 
     async def _replayed(self, address: str) -> list[tuple[int, bytes]]:
-        """Request the missed batches from the replay `address`; return the batches that the server still has."""
         found: list[tuple[int, bytes]] = []
         with self._context.socket(zmq.DEALER) as socket:
             socket.setsockopt(zmq.LINGER, 0)

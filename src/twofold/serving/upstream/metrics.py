@@ -27,24 +27,23 @@ class PrefillTotals(msgspec.Struct, frozen=True):
         return self.seconds / self.tokens
 
     def since(self, before: "PrefillTotals") -> "PrefillTotals":
-        """Return the increase since the earlier totals `before`, or `self` if the server has restarted in between."""
+        """Return the increase since the earlier counters `before`."""
         if before.requests > self.requests:
-            return self
+            return self  # the server has restarted since `before`
         return PrefillTotals(
             self.seconds - before.seconds, self.tokens - before.tokens, self.requests - before.requests
         )
 
 
 class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Metrics of a server, summed over its data-parallel engines. `steps` counts engine steps, `running` and `waiting`
-    count requests, and `blocks` counts KV blocks of `block_tokens` tokens. `used` is the used share of the blocks (0 to
-    1), and `mean_prompt` the mean prompt length in tokens. An idle engine does not update its metrics.
+    """Load of a server, summed over its data-parallel engines. `used` is the used share of its KV blocks (0 to 1), and
+    `mean_prompt` the mean prompt length in tokens.
     """
 
-    steps: int
-    running: int
-    waiting: int
-    blocks: int
+    steps: int  # completed iterations
+    running: int  # requests
+    waiting: int  # requests
+    blocks: int  # of KV
     used: float
     block_tokens: int
     mean_prompt: float
@@ -61,7 +60,7 @@ class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> InstanceStatus:
-        """The server's `InstanceStatus`, computed from these metrics."""
+        """Load and KV cache usage of the server as an `InstanceStatus`."""
         return InstanceStatus(
             waiting=self.waiting,
             running=self.running,
@@ -131,10 +130,7 @@ class ExternalLoad(msgspec.Struct, frozen=True):
 
 
 class ExternalLoads:
-    """Adds the load of other clients to the server loads that routers compare. The load of other clients is the minimum
-    of two consecutive readings of the metrics, because this service's requests enter and leave the metrics with a
-    delay. It is 0 for a server that ran no iteration between the readings.
-    """
+    """Estimates the load that other clients put on each server, and adds it to the loads that routers compare."""
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
@@ -143,11 +139,13 @@ class ExternalLoads:
         self._added: dict[str, ExternalLoad] = {}
 
     def update(self, instance: str, metrics: ServerMetrics) -> None:
-        """Update the external load of a server from new metrics of the server."""
+        """Update the external load of a server from its new metrics."""
         load = self._pools.get(instance)
         if load is None:
             return
         added, before = self._added.get(instance, ExternalLoad()), self._latest.get(instance, ExternalLoad())
+        # This service's requests enter and leave the metrics with a delay: the smaller of two readings counts.
+        # An idle engine does not update its metrics: without an iteration, the load counts as 0.
         stalled = self._steps.get(instance) == metrics.steps
         found = ExternalLoad() if stalled else _external_load(metrics, load, added)
         self._steps[instance], self._latest[instance] = metrics.steps, found
@@ -172,7 +170,6 @@ class ExternalLoads:
 
 
 def _external_load(metrics: ServerMetrics, load: InstanceLoad, added: ExternalLoad) -> ExternalLoad:
-    """Return the load of other clients: `metrics` without the load of this service (`load` minus `added`)."""
     own = load.requests - added.requests
     external = max(0, metrics.running + metrics.waiting - own)
     waiting = min(external, metrics.waiting)

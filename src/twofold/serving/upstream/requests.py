@@ -1,8 +1,6 @@
-"""Attempts (runs of requests) on vLLM servers: prefill on one server, decode on the same or another server. The prefill
-server generates the first token, which the client receives at once. The decode server fetches the prompt's KV and
-generates the first token again, because vLLM always computes the last position of a prompt. The repeated token is
-dropped. If rounding makes it differ from the first one, the attempt is lost, and the next attempt resumes after the
-first token.
+"""Attempts to run a request on vLLM servers, with prefill and decode on one server or on two. With two servers, both
+generate the first token, because vLLM always computes the last position of a prompt. The client gets the prefill
+server's token. If the other token differs, the attempt ends, and the next attempt continues after the first token.
 """
 
 import asyncio
@@ -36,9 +34,7 @@ _Answer = TypeVar("_Answer")
 
 
 class AttemptLostError(TwofoldError):
-    """Raised if an attempt (run of a request) fails on server `instance` and may be retried. `unavailable` is true if
-    the server is down.
-    """
+    """Raised if an attempt to run a request fails on a server, but another attempt may succeed."""
 
     def __init__(self, instance: str, reason: str, *, unavailable: bool = False) -> None:
         super().__init__(reason)
@@ -46,7 +42,7 @@ class AttemptLostError(TwofoldError):
 
 
 class AttemptListener(Protocol):
-    """Interface to receive the progress of attempts (runs of requests), implemented by `LiveRequests`."""
+    """Receiver of a request's progress: start of the prefill, tokens and hand-off."""
 
     def prefill_started(self, attempt_id: str, at_s: float) -> None: ...
 
@@ -56,7 +52,7 @@ class AttemptListener(Protocol):
 
 
 class UpstreamRequest:
-    """Runs one attempt of a request that already has `first_index` output tokens. `later` schedules cleanup work."""
+    """One attempt to run a request, which has `first_index` output tokens from earlier attempts."""
 
     def __init__(
         self,
@@ -69,17 +65,17 @@ class UpstreamRequest:
     ) -> None:
         self.prefill, self.decode = prefill, decode
         self.handed_off = prefill is decode  # whether only the decode server is still needed
-        self._generation, self._listener, self._later = generation, listener, later
+        self._generation, self._listener, self._later = generation, listener, later  # `later` schedules cleanup
         self._id = generation.request.id
         self._seed = seed_of(generation.sampling.seed, first_index)
 
     @property
     def required(self) -> tuple[Server, ...]:
-        """Servers that the attempt still needs: both, or only the decode server after the hand-off."""
+        """Servers that the request still needs: after the hand-off, only the decode server."""
         return (self.decode,) if self.handed_off else (self.prefill, self.decode)
 
     async def run(self) -> None:
-        """Run the attempt until its last token. Raises AttemptLostError and RejectedError."""
+        """Run the request until its last token. Raises AttemptLostError or RejectedError."""
         self._listener.prefill_started(self._id, time.monotonic())
         if self.prefill is self.decode or self._generation.sampling.max_tokens == 1:
             await self._stream(self.prefill, None, None)
@@ -107,17 +103,15 @@ class UpstreamRequest:
                 self._later(self._release(kv))
 
     def _first(self, answer: UpstreamCompletion) -> TokenOutput:
-        """Return the token of a prefill response, without its finish reason `length`: a prefill requests one token."""
         outputs = self._outputs(self.prefill, answer, 0)
         if len(outputs) != 1:
             raise AttemptLostError(self.prefill.instance, f"{self.prefill.instance} returned no token")
         output = msgspec.structs.replace(outputs[0], reused_tokens=answer.reused_tokens)
         if output.finish_reason is FinishReason.LENGTH:
-            output = msgspec.structs.replace(output, finish_reason=None)
+            output = msgspec.structs.replace(output, finish_reason=None)  # a prefill requests one token only
         return output
 
     async def _stream(self, server: Server, kv: KvParams | None, first: TokenOutput | None) -> None:
-        """Stream a server's output. If the prefill server has generated the `first` token, drop the repeated one."""
         body = completion_body(self._generation, server.model, self._seed, stream=True, kv=kv)
         requested_s, index, ended = time.monotonic(), 0, False
         events = server.client.stream(body)
@@ -139,7 +133,6 @@ class UpstreamRequest:
             raise AttemptLostError(server.instance, f"{server.instance} ended the stream before the last token")
 
     def _fetched(self, first: TokenOutput, again: TokenOutput, requested_s: float, now: float) -> None:
-        """Report the completed hand-off. Raises AttemptLostError if the servers generated different first tokens."""
         self.handed_off = True
         self._listener.handed_off(self._id, requested_s, now)
         if (again.token_id, again.finish_reason) != (first.token_id, None):
@@ -152,7 +145,7 @@ class UpstreamRequest:
         self._listener.token(self._id, output, server.instance, started_s, time.monotonic())
 
     async def _release(self, kv: KvParams) -> None:
-        """Make the prefill server release the KV of an attempt that ended before its decode request was sent."""
+        # The decode server was not asked to fetch the KV, so the prefill server would keep it.
         try:
             await self.decode.client.complete(rejected_decode_body(self.decode.model, kv))
         except TwofoldError:
@@ -174,17 +167,16 @@ class UpstreamRequest:
 
 
 def seed_of(seed: int, first_index: int) -> int:
-    """Return the sampling seed of an attempt that starts after `first_index` output tokens. A resumed attempt gets
-    another seed: with the same one, vLLM would repeat the request's random sequence from its start.
-    """
+    """Return the sampling seed of a request that continues after `first_index` output tokens."""
     if not first_index:
         return seed
+    # With the same seed, vLLM would repeat the request's random sequence from its start.
     digest = blake2b(f"{seed} {first_index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
 
 
 class UpstreamRequests:
-    """`AttemptRunner` with one asyncio task per attempt. Calls `on_unavailable(instance, reason)` if a server fails."""
+    """Runs requests on vLLM servers, each in an asyncio task. Calls `on_unavailable` if a server fails."""
 
     def __init__(
         self, servers: ServerRegistry, requests: LiveRequests, on_unavailable: Callable[[str, str], object]
@@ -195,7 +187,7 @@ class UpstreamRequests:
         self._later: set[asyncio.Task[None]] = set()
 
     def begin(self, message: Prefill, prefill: str) -> None:
-        """Start an attempt with its prefill on server `prefill`."""
+        """Start to run a request, with its prefill on server `prefill`."""
         attempt_id, members = message.generation.request.id, self._servers.members
         live = self._requests.find(attempt_id)
         if live is None:
@@ -212,19 +204,19 @@ class UpstreamRequests:
         self._running[attempt_id] = (request, task)
 
     def abort(self, attempt_id: str) -> None:
-        """Abort an attempt by closing its connections to servers. No effect if the attempt has ended."""
+        """Abort a request by closing its connections to servers."""
         _, task = self._running.pop(attempt_id, (None, None))
         if task is not None:
             task.cancel()
 
     def lost(self, instance: str, reason: str) -> None:
-        """Replay all attempts that still need the lost server `instance`."""
+        """Restart all requests that still need the lost server `instance`."""
         for attempt_id, (request, _) in list(self._running.items()):
             if any(server.instance == instance for server in request.required):
                 self._requests.replay(attempt_id, instance, reason)
 
     async def close(self) -> None:
-        """Cancel all attempts and cleanup tasks, and wait for their end."""
+        """Cancel all requests and cleanup tasks."""
         tasks = [task for _, task in self._running.values()] + list(self._later)
         for task in tasks:
             task.cancel()
@@ -251,7 +243,6 @@ class UpstreamRequests:
             self._remove(attempt_id)
 
     def _remove(self, attempt_id: str) -> bool:
-        """Remove an attempt; return False if it was already removed."""
         return self._running.pop(attempt_id, None) is not None
 
     def _schedule(self, work: Coroutine[None, None, None]) -> None:

@@ -23,7 +23,7 @@ PERIOD_S = 1.0
 
 
 class AttemptRunner(Protocol):
-    """Interface to start and abort attempts on external servers."""
+    """Interface to start and abort requests on external servers."""
 
     def begin(self, message: Prefill, prefill: str) -> None: ...
 
@@ -31,7 +31,7 @@ class AttemptRunner(Protocol):
 
 
 class Server(Worker):
-    """External vLLM server, which this service cannot start or stop. `restarts` counts recoveries from failures."""
+    """External vLLM server, which this service cannot start or stop."""
 
     def __init__(self, config: ServerConfig, client: VllmClient, longest_s: float) -> None:
         super().__init__(config.instance, config.role, longest_s)
@@ -49,14 +49,14 @@ class Server(Worker):
 
 
 class ServerRegistry(WorkerGroup):
-    """All external servers, by instance name. `runner` starts and aborts attempts on them."""
+    """All external servers, by instance name."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
         self.members: dict[str, Server] = {server.instance: server for server in servers}
         self.runner: AttemptRunner | None = None
 
     def send(self, instance: str, message: Message) -> None:
-        """Start or abort an attempt on a server. Other messages, such as reservations, are ignored."""
+        """Start or abort a request on a server; ignore all other messages."""
         if self.runner is None:
             return
         if isinstance(message, Prefill):
@@ -65,7 +65,7 @@ class ServerRegistry(WorkerGroup):
             self.runner.abort(message.request_id)
 
     def mark_up(self, instance: str, card: ServerModel) -> bool:
-        """Mark a healthy server as up; return True the first time, and False when it recovers from a failure."""
+        """Mark a server as up; return whether this is the first time."""
         server = self.members[instance]
         first = server.card is None
         server.card, server.state = card, WorkerState.UP
@@ -85,14 +85,13 @@ class ServerRegistry(WorkerGroup):
 
     @property
     def card(self) -> ServerModel | None:
-        """Description of the model from any server that has responded; None before the first response."""
+        """Description of the servers' model; None before the first response of a server."""
         return next((server.card for server in self.members.values() if server.card is not None), None)
 
 
 class HealthProbe:
-    """Probes all servers from `start` to `stop`, with one task each, and stores their status in `statuses`. It calls
-    `on_up` when a server becomes usable, `on_metrics` after a successful probe, and `on_lost` after a failed one.
-    Servers with another model than the others, or a shorter context than `model` (if set), are not used.
+    """Health probes of all servers, at regular intervals. They call `on_up` when a server becomes usable, `on_metrics`
+    after each successful probe, and `on_lost` after each failed one.
     """
 
     def __init__(
@@ -187,7 +186,7 @@ class HealthProbe:
 
 
 def check(instance: str, card: ServerModel, other: ServerModel | None, model: ServedModel | None) -> None:
-    """Raise ConfigurationError if a server's model is not `other`, or its context is shorter than that of `model`."""
+    """Raise ConfigurationError if a server's model differs from the other servers', or its context is too short."""
     if other is not None and card.id != other.id:
         raise ConfigurationError(
             f"{instance} serves {card.id!r} and others serve {other.id!r}: start all servers with the same model "

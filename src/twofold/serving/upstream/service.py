@@ -31,7 +31,7 @@ TICK_S = 0.2
 
 
 class RouteService(Service):
-    """Service with external vLLM servers as workers. Its context length is the minimum over the servers."""
+    """Service of `twofold route`, with external vLLM servers as workers."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class RouteService(Service):
 
 
 class RoutedGateway:
-    """HTTP gateway of `twofold route` and the service behind it. It reports start-up messages with `on_progress`."""
+    """HTTP gateway of `twofold route`, and the service behind it."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class RoutedGateway:
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """Make `run` stop. May be called from a signal handler of the event loop."""
+        """Make `run` stop."""
         self._stop.set()
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""Main loops of a worker: run the batches of its scheduler on its engine, one at a time or pipelined."""
+"""Main loops of a worker, which run the batches of its scheduler on its engine."""
 
 import logging
 import time
@@ -21,18 +21,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """A batch with the data that the engine needs. `reused` maps the request id of each prompt to its number of cached
-    tokens. `handing_off` lists requests to hand off after this batch. `layers` synchronizes the batch with the KV store
-    by layer. The KV blocks in `received` (from peers) and `copies` (swapping) are copied before the batch.
-    """
+    """A batch, and the data that the engine needs to run it."""
 
     batch: Batch
     steps: list[SequenceStep]
-    reused: dict[str, int]
-    handing_off: list[str]
-    layers: LayerSync | None
-    received: list[Sequence[int]]
-    copies: list[BlockCopy]
+    reused: dict[str, int]  # cached prompt tokens by request id
+    handing_off: list[str]  # requests that are handed off after this batch
+    layers: LayerSync | None  # synchronizes the batch with the KV store
+    received: list[Sequence[int]]  # blocks from peers, copied before the batch
+    copies: list[BlockCopy]  # swapped blocks, copied before the batch
     started_s: float
 
 
@@ -85,7 +82,6 @@ class BatchLoop:
         return both
 
     def _next_batch(self) -> PreparedBatch | None:
-        """Wait for the scheduler's next batch and prepare its data; return None on shutdown."""
         state = self._state
         with state.changed:
             while not state.closing:
@@ -108,11 +104,10 @@ class BatchLoop:
             return None
 
     def _swapped(self) -> list[BlockCopy]:
-        """Return the swap copies of this batch. Also grant leases that were deferred until paused decodes resumed."""
         swap = self._scheduler.swap
         if swap is None:
             return []
-        self._state.grant()
+        self._state.grant()  # leases that were deferred until paused decodes resumed
         return swap.take_copies()
 
     def _step(self, item: BatchItem) -> SequenceStep:
@@ -129,7 +124,6 @@ class BatchLoop:
         )
 
     def _begin_handoffs(self, batch: Batch) -> list[str]:
-        """Give the hand-off sender the blocks of prompts that this batch completes; return requests to hand off."""
         completed = [i.request_id for i in batch.items if i.phase is Phase.PREFILL and i.samples]
         blocks_of = self._scheduler.blocks_of
         return [rid for rid in completed if self._state.sender.begin(rid, blocks_of(rid))]
@@ -153,7 +147,6 @@ class BatchLoop:
                 state.prefill_ended(outcome.request_id, None)
 
     def _fail(self, started: PreparedBatch, reason: str) -> None:
-        """Fail all requests of a batch after the engine has raised an error, for example out of memory."""
         if started.layers is not None:
             started.layers.give_up()
         batch = started.batch
@@ -188,15 +181,14 @@ class BatchLoop:
 
 
 class PipelinedBatchLoop(BatchLoop):
-    """Main loop for pipeline parallelism. It starts a batch once the first stage has computed the previous batch. A
-    thread of the engine completes each batch that has passed all stages.
-    """
+    """Main loop for pipeline parallelism, which runs several batches in different stages at the same time."""
 
     _engine: PipelineEngine
 
     def run(self) -> None:
         while (started := self._next_batch()) is not None:
             self._prepare(started)
+            # Returns after the first stage. A thread of the engine calls `_ended` after the last stage.
             self._engine.begin(started.steps, self._on_layer(started), partial(self._ended, started))
         state = self._state
         with state.changed:

@@ -27,13 +27,11 @@ STORE_TIMEOUT_S = 2.0  # the host's store starts at the same time as the workers
 def batch_driver(
     config: ServiceConfig, spec: WorkerConfig, parts: WorkerParts, epoch: int, changes: CacheChanges, context: Context
 ) -> WorkerDriver:
-    """Create the scheduler and the batch loop of a worker. `changes` collects the cached and evicted prompt blocks. The
-    worker exchanges prompt prefixes with the host's KV store unless it uses swap preemption: loads from the store would
-    take the free blocks that paused decodes need.
-    """
+    """Create a worker's scheduler and batch loop. `changes` collects the cached and evicted prompt blocks."""
     scheduler = _scheduler(config, spec, parts, epoch, changes)
 
     def loop(state: SharedWorkerState) -> Callable[[], None]:
+        # With swap preemption, loads from the store would take the free blocks that paused decodes need.
         copier = parts.copier
         if config.store is not None and scheduler.shared is not None and copier is not None and scheduler.swap is None:
             inbox = config.inbox(f"{spec.instance}-{os.getpid()}-store")

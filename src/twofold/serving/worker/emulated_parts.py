@@ -18,7 +18,7 @@ from twofold.transport.emulated import EmulatedPort, EmulatedTransport
 
 
 class EmulatedFactory(EngineFactory):
-    """Creates the emulated workers of a cluster spec, with the performance models, memory and links of its machines."""
+    """Creates the emulated workers of a cluster spec."""
 
     def __init__(
         self, spec: ClusterSpec, model: Model, profiles: list[InstanceProfile], max_model_len: int, vocab_size: int
@@ -59,14 +59,12 @@ class EmulatedFactory(EngineFactory):
 
 
 class _PausingCondition(threading.Condition):
-    """Lock of an emulated worker. It marks the engine as idle whenever the main thread waits for work."""
-
     def __init__(self, pause: Callable[[], None]) -> None:
         super().__init__()
         self._pause = pause
 
     def wait(self, timeout: float | None = None) -> bool:
-        self._pause()
+        self._pause()  # the engine is idle while the main thread waits for work
         return super().wait(timeout)
 
 
@@ -82,14 +80,11 @@ def prepare(config: ServiceConfig, report: ReportStage) -> EmulatedFactory:
 
 
 def _context_length(wanted: int | None, model: Model, profiles: list[InstanceProfile], block_size: int) -> int:
-    """Return the context length `wanted` or, by default, that of the model, limited by the smallest KV cache. `wanted`
-    may exceed that of the model, because nothing is computed. Raises ConfigurationError if `wanted` exceeds the cache.
-    """
     smallest = min(profiles, key=lambda profile: profile.longest(block_size))
     available = smallest.longest(block_size)
     if wanted is None:
         return min(model.max_context or available, available)
-    if wanted > available:
+    if wanted > available:  # more than the model's is allowed, because nothing is computed
         raise ConfigurationError(
             f"--max-model-len {wanted:,} exceeds the KV cache of an instance on {smallest.machine.name}, "
             f"which holds {available:,} tokens"

@@ -23,31 +23,29 @@ from twofold.transport.base import Transport
 
 
 class RankPipe(NamedTuple):
-    """Pipe ends that connect one rank to another: `steps` for iterations to run, `memory` for copies of KV blocks."""
+    """Pipes between two ranks of a worker: `steps` for iterations to run, `memory` for copies of KV blocks."""
 
     steps: Connection
     memory: Connection
 
 
 class RankPipes:
-    """Pipes between rank 0 and the other ranks of a worker, created before the ranks are forked. Each process closes
-    the pipe ends of all others, so that it reads EOF when the process at the other end exits. The ranks form their
-    process group through the file `store`.
-    """
+    """Pipes between rank 0 and the other ranks of a worker. Create them before the ranks are forked."""
 
     def __init__(self, ranks: int, store: str) -> None:
-        self.store = f"{store}-{secrets.token_hex(8)}"
+        self.store = f"{store}-{secrets.token_hex(8)}"  # file with which the ranks form a process group
         pairs = [(Pipe(), Pipe()) for _ in range(1, ranks)]
         self._first = [RankPipe(steps[0], memory[0]) for steps, memory in pairs]
         self._others = [RankPipe(steps[1], memory[1]) for steps, memory in pairs]
 
     def of_first(self) -> Sequence[RankPipe]:
-        """Return rank 0's ends of the pipes to ranks 1, 2, …, in this order. Close all other ends in this process."""
+        """Return rank 0's ends of all pipes, in the order of ranks. Close the other ends in this process."""
+        # A process that keeps no other ends reads EOF when the process at the other end exits.
         _close(self._others)
         return self._first
 
     def of(self, rank: int) -> RankPipe:
-        """Return `rank`'s ends of its pipes to rank 0; `rank` is not 0. Close all other ends in this process."""
+        """Return the ends of one rank (not rank 0). Close all other ends in this process."""
         _close([*self._first, *self._others[: rank - 1], *self._others[rank:]])
         return self._others[rank - 1]
 
@@ -62,14 +60,14 @@ def _close(pipes: Sequence[RankPipe]) -> None:
 
 
 class HostSwapSpace(NamedTuple):
-    """Host memory for `num_blocks` swapped-out blocks. `copy` executes block copies in order, for all layers."""
+    """Host memory for `num_blocks` swapped-out blocks. `copy` swaps blocks out and in."""
 
     num_blocks: int
     copy: Callable[[Sequence[BlockCopy]], None]
 
 
 class WorkerDriver(NamedTuple):
-    """The scheduler of a worker. `loop(state)` returns the worker's main loop, which runs batches until shutdown."""
+    """A worker's scheduler, and a function that creates its main loop."""
 
     scheduler: WorkerScheduler
     loop: Callable[[SharedWorkerState], Callable[[], None]]
@@ -77,35 +75,30 @@ class WorkerDriver(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerParts:
-    """Engine of one worker process, and all objects that depend on it. `driver` replaces `batch_driver` for an engine
-    with its own scheduler. `swap_space` enables swap preemption, and `copier` copies KV blocks to and from the host's
-    store. `changed` is the lock of the worker's state. `ranks_alive()` is false if another rank does not respond.
-    """
+    """Engine of one worker process, and all objects that depend on it."""
 
     engine: Engine
     transport: Transport
     eos_token_ids: frozenset[int] = frozenset()
     landing: KvLanding = field(default_factory=KvLanding)
-    swap_space: HostSwapSpace | None = None
-    copier: BlockCopier | None = None
-    driver: WorkerDriver | None = None
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    ranks_alive: Callable[[], bool] = lambda: True
+    swap_space: HostSwapSpace | None = None  # None: no swap preemption
+    copier: BlockCopier | None = None  # for KV blocks of the host's store
+    driver: WorkerDriver | None = None  # of an engine with its own scheduler
+    changed: threading.Condition = field(default_factory=threading.Condition)  # lock of the worker's state
+    ranks_alive: Callable[[], bool] = lambda: True  # whether all other ranks respond
 
 
 class EngineFactory:
-    """Factory of `WorkerParts`, prepared once in the fork server and inherited by every worker. `model` is the model's
-    fingerprint. `kv_layout` is None if the host's KV store cannot contain this engine's blocks.
-    """
+    """Factory of workers' engines, prepared once in the fork server and inherited by all workers."""
 
     max_model_len: int
     vocab_size: int
-    model: str
-    kv_layout: KvLayout | None = None
+    model: str  # fingerprint
+    kv_layout: KvLayout | None = None  # None: the host's KV store cannot contain its blocks
 
     @abstractmethod
     def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:
-        """Create a worker's engine, transport and other parts in this process. `pipes` lead to the other ranks."""
+        """Create a worker's engine, and the objects that depend on it, in this process."""
 
     def run_rank(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> None:
         """Run rank `rank` of a worker (not rank 0) in this process until rank 0 exits."""

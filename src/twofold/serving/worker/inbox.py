@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class HandoffEvents:
-    """Updates the worker's state when peers send hand-off messages, and when the worker's own transfers end."""
+    """Handles hand-off messages of peers, and the ends of the worker's own transfers."""
 
     def __init__(self, state: SharedWorkerState) -> None:
         self._state = state
@@ -25,7 +25,7 @@ class HandoffEvents:
     # -- with the lock held -------------------------------------------------------------------------------------
 
     def offered(self, message: messages.HandoffOffered) -> None:
-        """Queue a read of KV that a peer offers. The local blocks stay allocated until this read ends."""
+        """Queue a read of KV that a peer offers."""
         state, request_id = self._state, message.request_id
         incoming = IncomingHandoff(
             request_id=request_id,
@@ -47,7 +47,7 @@ class HandoffEvents:
             self._reply(incoming, complete=False)
 
     def ended(self, message: messages.HandoffEnded) -> None:
-        """Process a prefill worker's message that its KV writes have ended. Without a first token, KV is incomplete."""
+        """Process a peer's message that its KV writes have ended. The KV is incomplete without a first token."""
         state, request_id = self._state, message.request_id
         if message.epoch != state.epoch:
             log.warning("%s ignores KV for %s with epoch %d", state.instance, request_id, message.epoch)
@@ -83,7 +83,7 @@ class HandoffEvents:
     # -- without the lock, on the receiver and sender threads ---------------------------------------------------------
 
     def received(self, incoming: IncomingHandoff) -> None:
-        """Record the KV of an incoming hand-off on the receiver thread, or fail its request after an error."""
+        """Record received KV, or fail its request after an error. Called on the receiver thread."""
         state, request_id = self._state, incoming.request_id
         if incoming.pulled and incoming.complete:
             self._report(request_id, incoming.started_s, incoming.bytes_moved)
@@ -103,7 +103,7 @@ class HandoffEvents:
             self._reply(incoming, complete=incoming.complete)
 
     def sent(self, outgoing: OutgoingHandoff) -> None:
-        """End an outgoing hand-off on the sender thread: report it if complete, end its lease, free its blocks."""
+        """End an outgoing hand-off: report it, end its lease and free its blocks. Called on the sender thread."""
         state, complete = self._state, not outgoing.cancelled
         if complete and outgoing.started_s is not None and not outgoing.offered:
             self._report(outgoing.request_id, outgoing.started_s, outgoing.bytes_moved)
@@ -131,7 +131,7 @@ class HandoffEvents:
 
 
 class InboxLoop:
-    """Applies messages of the controller and of peers, sends heartbeats, and fails requests with expired leases."""
+    """Loop of the inbox thread: applies messages, sends heartbeats, and fails requests with expired leases."""
 
     def __init__(
         self, state: SharedWorkerState, events: HandoffEvents, inbox: Inbox[messages.ToWorker], lease_s: float
@@ -216,7 +216,6 @@ class InboxLoop:
         self._state.scheduler.reserve(request, message.source)
 
     def _lose(self, instance: str) -> None:
-        """Fail hand-offs from a dead peer, and cancel hand-offs to it. Exit if writes of the peer may still arrive."""
         state = self._state
         inbox, elsewhere = state.peers.inbox(instance), state.peers.elsewhere(instance)
         receives = bool(state.scheduler.leases.held_by(instance)) or state.receiver.reads_from(instance)
@@ -232,7 +231,6 @@ class InboxLoop:
             state.outbox.forget(inbox)
 
     def _keep_leases(self, looked_s: float) -> float:
-        """Send heartbeats, and fail requests with expired leases. Return the monotonic time of this check."""
         state, now = self._state, time.monotonic()
         if now - self._heartbeat_s > self._lease_s / 4:
             self._heartbeat_s = now

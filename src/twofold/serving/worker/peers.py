@@ -18,21 +18,19 @@ PROBE_S = 0.025  # long enough to measure bandwidth
 
 
 class PeerDirectory:
-    """Inboxes of a worker's peers and connections to their KV caches, by instance. A connection is opened on first use
-    and closed when the peer's epoch (life) ends. `update` and `remove` do not wait while a connection is opened.
-    """
+    """Message addresses of a worker's peers, and connections to their KV caches."""
 
     def __init__(self, transport: Transport, host: str = HOME) -> None:
         self.transport, self.own_memory, self.host = transport, transport.descriptor, host
         self._peers: dict[str, Peer] = {}
-        self._connections: dict[str, Connection] = {}
+        self._connections: dict[str, Connection] = {}  # opened on first use
         self._fenced: dict[str, int] = {}  # last fenced epoch by instance
         self._known = threading.Lock()  # guards the three dicts above
-        self._connecting = threading.Lock()  # acquired before `_known`
+        self._connecting = threading.Lock()  # acquired before `_known`; not by `update` and `remove`
         self.on_update: Callable[[], None] | None = None
 
     def update(self, peers: list[Peer]) -> None:
-        """Replace the list of peers, and close connections to epochs that have ended."""
+        """Replace the list of peers, and close connections to peers that have left or restarted."""
         known = {peer.memory.instance: peer for peer in peers}
         with self._known:
             over = [
@@ -47,9 +45,7 @@ class PeerDirectory:
             self.on_update()
 
     def fence(self, instance: str) -> None:
-        """Refuse new connections to the current epoch (life) of a peer that is about to be killed. Close the open
-        connection, unless writes of the transport may outlive a lease.
-        """
+        """Refuse new connections to a peer that is about to be killed."""
         with self._known:
             peer = self._peers.get(instance)
             if peer is not None:
@@ -83,13 +79,11 @@ class PeerDirectory:
 
     @contextmanager
     def connected(self, instance: str, epoch: int) -> Iterator[Connection]:
-        """Yield a connection to a peer's KV cache; an error in the context closes it. Raises InstanceLostError or
-        StaleEpochError if the peer's `epoch` has ended.
-        """
+        """Yield a connection to a peer's KV cache. Raises InstanceLostError or StaleEpochError if the peer is gone."""
         connection = self._connection(instance, epoch)
         try:
             yield connection
-        except TwofoldError:
+        except TwofoldError:  # an error closes the connection
             with self._known:
                 known = self._connections.get(instance) is connection
                 if known:
@@ -133,7 +127,7 @@ class PeerDirectory:
 
 
 class LinkProber:
-    """Thread that measures the link to each new peer once. It leaves the connections open for hand-offs."""
+    """Thread that measures the link to each new peer once."""
 
     def __init__(self, peers: PeerDirectory, report: Callable[[str, LinkSpeed], None]) -> None:
         self._peers, self._report = peers, report

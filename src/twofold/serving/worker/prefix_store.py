@@ -1,7 +1,6 @@
-"""Exchange of prompt prefixes with the host's KV store. When a prompt arrives, the store first fetches blocks from
-another host with a longer prefix, if any. It then pins its leading blocks, and the prompt is queued. A thread loads the
-blocks layer by layer, and iterations wait for the layers that they read. Another thread stores computed blocks layer by
-layer. If a step before the load fails, the worker computes the missing KV.
+"""Exchange of prompt prefixes with the host's KV store. A thread loads the cached prefix of a new prompt layer by
+layer, and iterations wait for the layers that they read. Another thread stores computed blocks layer by layer. If
+another host has a longer prefix, the store fetches it first. Missing blocks are computed.
 """
 
 import threading
@@ -29,31 +28,26 @@ _MAX_HELD_SHARE = 1 / 4
 
 
 class _Held(NamedTuple):
-    """Leading blocks of a prompt, kept until copied to the KV store. Those before `start` were copied earlier."""
-
     keys: Sequence[bytes]
     blocks: Sequence[int]
-    start: int
+    start: int  # blocks before it were stored earlier
     grant: BlockAllocation
 
 
 class _Fetch(NamedTuple):
-    """A prompt that waits until `until_s` (monotonic time) for the store to fetch its blocks from another host."""
-
     what: StoreFetch
-    until_s: float
+    until_s: float  # deadline (monotonic time)
     request_id: str
     keys: Sequence[bytes]
     queue: Queue
 
 
 class StoredPrefixes(PrefixSource):
-    """Prefix source with its own threads, which load blocks from the host's KV store and store computed blocks."""
+    """Prefix source that loads blocks from the host's KV store, and stores computed blocks, in its own threads."""
 
     def __init__(
         self, state: SharedWorkerState, scheduler: InstanceScheduler, client: StoreClient, copier: BlockCopier
     ) -> None:
-        """`state` and `scheduler` belong to one worker. `scheduler` must use a `PrefixBlockAllocator`."""
         assert scheduler.shared is not None  # noqa: S101  (for the type checker)
         self._state, self._scheduler, self._shared = state, scheduler, scheduler.shared
         self._client, self._copier = client, copier
@@ -87,14 +81,13 @@ class StoredPrefixes(PrefixSource):
         return LayerSync(self._copier.layers, loads, computed) if loads or computed is not None else None
 
     def _loads_for(self, prompts: Sequence[BatchItem]) -> list[ReadyLayers]:
-        """Return the loads in progress into blocks that these prompts read."""
+        # Loads in progress into blocks that these prompts read.
         scheduler, reads = self._scheduler, set[int]()
         for item in prompts:
             reads.update(scheduler.blocks_of(item.request_id), scheduler.copy_of(item.request_id) or ())
         return [layers for blocks, layers in self._loads if not blocks.isdisjoint(reads)]
 
     def _put(self, prompts: Sequence[BatchItem]) -> ReadyLayers | None:
-        """Queue the full blocks of these prompts for the store, which copies each layer once it is computed."""
         if not self._puts.empty() and self._held_blocks > _MAX_HELD_SHARE * self._shared.num_blocks:
             return None
         held = [self._hold(item, keys) for item in prompts if (keys := self._full(item))]
@@ -105,7 +98,6 @@ class StoredPrefixes(PrefixSource):
         return computed
 
     def _full(self, item: BatchItem) -> list[bytes]:
-        """Return the keys of a prompt's blocks that are full once the prompt chunk `item` is computed."""
         keys = self._state.sequences[item.request_id].prefix_blocks
         return _live(keys[: (item.context_tokens + item.num_tokens) // self._shared.block_size])
 
@@ -124,7 +116,7 @@ class StoredPrefixes(PrefixSource):
         self._tell()
 
     def _tell(self) -> None:
-        """Grant waiting leases and wake the main thread, after a change of free blocks or of ready prompts."""
+        # Blocks have become free, or a prompt is ready.
         self._scheduler.changed = True
         self._state.grant()
         self._state.changed.notify()
@@ -132,9 +124,6 @@ class StoredPrefixes(PrefixSource):
     # -- without the lock -------------------------------------------------------------------------------------------
 
     def _fetch_all(self) -> None:
-        """Loop of a fetch thread: make the store fetch a prompt's blocks from another host, then pass the prompt to
-        `_bring_all`.
-        """
         while True:
             what, until_s, request_id, keys, queue = self._fetches.get()
             with self._state.changed:
@@ -158,9 +147,6 @@ class StoredPrefixes(PrefixSource):
                 when_sure()
 
     def _load(self, keys: Sequence[bytes], when_sure: Queue) -> bool:
-        """Load blocks from the store into the engine's pool; return False if the pool has too few free blocks.
-        `when_sure` is called with the worker's lock held, once the engine's cache contains the block keys.
-        """
         state, shared = self._state, self._shared
         with state.changed:
             try:
@@ -174,7 +160,7 @@ class StoredPrefixes(PrefixSource):
             with state.changed:
                 shared.publish(grant, keys[: here + count], here)
                 self._loads.append(load)
-                when_sure()
+                when_sure()  # queues the prompt: the engine's cache contains its block keys now
 
         self._client.load(keys[here:], self._copier, blocks, coming, load[1].ready)
         with state.changed:

@@ -9,7 +9,7 @@ from twofold.serving.messages import StoreFetch
 
 
 class ReadyLayers:
-    """Counter of complete layers, loaded from the KV store or computed. Other threads can wait for a layer."""
+    """Counter of completed layers, which other threads can wait for."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -42,7 +42,7 @@ class LayerSync:
         self._num_layers, self._loads, self._computed = num_layers, loads, computed
 
     def wait_for(self, layer: int) -> None:
-        """Wait until all loads of the iteration have loaded this layer."""
+        """Wait until this layer is loaded for all cached prefixes of the iteration."""
         for load in self._loads:
             load.wait(layer)
 
@@ -52,12 +52,12 @@ class LayerSync:
             self._computed.ready(layer)
 
     def wait_for_loads(self) -> None:
-        """Wait until all loads of the iteration have loaded all layers."""
+        """Wait until all cached prefixes of the iteration are loaded."""
         for load in self._loads:
             load.wait(self._num_layers - 1)
 
     def give_up(self) -> None:
-        """Record that the iteration has failed, so that it will compute no more layers."""
+        """Record that the iteration has failed."""
         if self._computed is not None:
             self._computed.give_up()
 
@@ -66,17 +66,17 @@ Queue = Callable[[], None]  # queues a prompt
 
 
 class PrefixSource:
-    """Source of cached prefixes; this base class has none. Call `bring` and `begin` with the worker's lock held."""
+    """Source of cached prompt prefixes. This base class provides none."""
 
     def start(self) -> None:
         """Start the threads of the source. Call this before the first prompt arrives."""
 
     def bring(self, request_id: str, keys: Sequence[BlockKey], queue: Queue, fetch: StoreFetch | None = None) -> None:
-        """Make the cached prefix of a prompt available, then call `queue` to queue the prompt. `keys` are the keys of
-        the prompt's full blocks. `fetch` names another host that has cached a longer prefix.
+        """Make the cached prefix of a prompt available, then call `queue` to queue the prompt. `fetch` names another
+        host with a longer cached prefix. Requires the worker's lock.
         """
         queue()
 
     def begin(self, batch: Batch) -> LayerSync | None:
-        """Return the layer synchronization of a batch that is about to run, or None if the batch needs none."""
+        """Return the layer-wise synchronization of the next batch, or None. Requires the worker's lock."""
         return None

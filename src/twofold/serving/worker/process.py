@@ -1,6 +1,4 @@
-"""A worker process, with four threads that share its state: the batch loop (`BatchLoop`), the inbox (`InboxLoop`:
-messages, heartbeats, leases), and the sender and receiver of KV (`HandoffSender`, `HandoffReceiver`).
-"""
+"""A worker process, with one thread each for batches, messages, outgoing hand-offs and incoming hand-offs."""
 
 import logging
 import os
@@ -41,14 +39,14 @@ LONG_PREFILL_S = 0.25
 
 
 class WorkerProcesses(NamedTuple):
-    """Main functions of a worker's processes, rank 0 first. Call `forked` in the parent process after all forks."""
+    """Main functions of a worker's processes, by rank, and a function to call after forking them all."""
 
     runs: Sequence[Callable[[], None]]
     forked: Callable[[], None]
 
 
 def worker_processes(config: ServiceConfig, spec: WorkerConfig, factory: EngineFactory) -> WorkerProcesses:
-    """Return the main functions of all ranks of a worker, one process each. All ranks end when rank 0 ends."""
+    """Return the main functions of a worker's processes, one process for each rank."""
     ranks = spec.split.ranks
     if ranks == 1:
         return WorkerProcesses([partial(run_worker, config, spec, factory)], lambda: None)
@@ -60,7 +58,7 @@ def worker_processes(config: ServiceConfig, spec: WorkerConfig, factory: EngineF
 def run_worker(
     config: ServiceConfig, spec: WorkerConfig, factory: EngineFactory, pipes: RankPipes | None = None
 ) -> None:
-    """Run a worker in this process until shutdown. `pipes` connect this process to the worker's other ranks."""
+    """Run a worker in this process until shutdown. `pipes` lead to the worker's other ranks."""
     _set_up_process(spec)
     epoch = secrets.randbits(53)
     parts = factory.parts(spec, epoch, pipes)
@@ -133,7 +131,7 @@ def _register(
 
 
 def prefill_speed(engine: Engine, max_tokens: int, clock: Callable[[], float] = time.perf_counter) -> PrefillSpeed:
-    """Measure prefill speed with a short and a longer prompt. Overwrites KV blocks, so call it before allocations."""
+    """Measure the prefill time of a short and a longer prompt. This overwrites KV blocks of the engine."""
 
     def prefill_s(tokens: int) -> float:
         blocks = tuple(range(-(-tokens // engine.layout.block_size)))
@@ -169,7 +167,7 @@ def _set_up_process(spec: WorkerConfig) -> None:
 
 
 def _exit_after_thread(failed: threading.ExceptHookArgs) -> None:
-    """Exit the process after one of its threads has failed, so that peers and the controller notice."""
+    # Peers and the controller notice the exit.
     thread = failed.thread.name if failed.thread is not None else "a thread"
     trace = (failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
     log.critical("%s failed", thread, exc_info=trace)
@@ -177,6 +175,6 @@ def _exit_after_thread(failed: threading.ExceptHookArgs) -> None:
 
 
 def _exit_after_lost_message(sender: str) -> None:
-    """Exit after a lost message, because the worker's state may be wrong. The restarted worker has no requests."""
+    # The worker's state may be wrong. The restarted worker has no requests.
     log.critical("a message from %s was lost", sender)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Incoming KV hand-offs: a thread reads KV that peers offer, and verifies the checksums of KV that peers wrote."""
+"""Incoming KV hand-offs: a thread reads KV from peers, or verifies the checksums of KV that peers have written."""
 
 import threading
 import time
@@ -12,17 +12,16 @@ from twofold.serving.worker.peers import PeerDirectory
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class IncomingHandoff:
-    """Incoming hand-off whose source (a prefill worker) has computed all KV. In pull mode, `source_blocks` of epoch
-    `source_epoch` of the source are read into the local `blocks`. In the other modes, the source has written `blocks`,
-    and only checksums are verified. `started_s` is the monotonic time at which the source's message arrived.
+    """Incoming hand-off after the end of the prefill. In pull mode, `source_blocks` are read into `blocks`. In the
+    other modes, the prefill worker has already written `blocks`.
     """
 
     request_id: str
-    source: str
+    source: str  # the prefill worker
     epoch: int
     first_token: int
     blocks: Sequence[int]
-    source_blocks: Sequence[int] | None = None
+    source_blocks: Sequence[int] | None = None  # None: not in pull mode
     source_epoch: int = 0
     checksums: Sequence[int] | None = None
     started_s: float = field(default_factory=time.monotonic)
@@ -43,7 +42,7 @@ OnIncoming = Callable[[IncomingHandoff], None]
 
 
 class HandoffReceiver:
-    """Queue of incoming hand-offs, and the thread that receives them in order of arrival. Thread-safe."""
+    """Queue of incoming hand-offs, with a thread that receives them in order. Thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: deque[IncomingHandoff] = deque()
@@ -53,9 +52,7 @@ class HandoffReceiver:
         self._thread: threading.Thread | None = None
 
     def start(self, receive: OnIncoming, ended: OnIncoming) -> None:
-        """Start the receiver thread. It calls `receive(incoming)` to read and verify each hand-off that is not
-        cancelled, and `ended(incoming)` for every hand-off after its last read.
-        """
+        """Start the thread. It calls `receive` for each hand-off, unless it was cancelled, and then `ended`."""
         arguments = (receive, ended)
         self._thread = threading.Thread(target=self._run, args=arguments, name="handoff-receiver", daemon=True)
         self._thread.start()
@@ -73,16 +70,16 @@ class HandoffReceiver:
             self._changed.notify()
 
     def cancel(self, request_id: str) -> None:
-        """Cancel the reads of an aborted request. The callback `ended` is still called for its hand-off."""
+        """Cancel the hand-off of an aborted request."""
         for incoming in self._select(lambda each: each.request_id == request_id):
             incoming.cancelled = True
 
     def reads_from(self, source: str) -> bool:
-        """Return whether a read from this source is in progress or queued."""
+        """Return whether a read from this peer is in progress or queued."""
         return bool(self._select(lambda each: each.source == source and each.pulled))
 
     def cancel_from(self, source: str) -> None:
-        """Fail all reads of KV from a source that has died."""
+        """Fail all reads from a peer that has died."""
         for incoming in self._select(lambda each: each.source == source and each.pulled):
             incoming.error = incoming.error or f"{source} ended during the hand-off"
 
@@ -106,7 +103,7 @@ class HandoffReceiver:
 
 
 class HandoffReader:
-    """Reads KV that peers offer and verifies checksums, on the receiver thread."""
+    """Reads KV from peers and verifies checksums, on the receiver thread."""
 
     def __init__(self, peers: PeerDirectory, layers_at_once: Callable[[int], int]) -> None:
         self._peers = peers
@@ -114,7 +111,7 @@ class HandoffReader:
         self._layers = range(len(peers.own_memory.layout.layers))
 
     def receive(self, incoming: IncomingHandoff) -> None:
-        """Read and verify one hand-off; record a failed read or a wrong checksum in `incoming.error`."""
+        """Read and verify a hand-off. Errors are recorded in `incoming.error`."""
         try:
             if incoming.source_blocks is not None:
                 self._read(incoming, incoming.source_blocks)

@@ -17,7 +17,7 @@ BYTES_PER_WRITE = 1 << 20  # maximum size of a transfer of several layers; each 
 
 
 def layers_per_transfer(layout: KvLayout) -> Callable[[int], int]:
-    """Return a function that maps a number of blocks to the number of layers (at least one) that fit into 1 MiB."""
+    """Return a function that computes the number of layers per transfer from the number of blocks."""
     per_block = max(layout.layer_bytes_per_block(layer) for layer in range(len(layout.layers)))
     return lambda blocks: max(1, BYTES_PER_WRITE // (per_block * max(1, blocks)))
 
@@ -33,31 +33,28 @@ class SenderAction(Enum):
 
 @dataclass(slots=True, eq=False)
 class OutgoingHandoff:
-    """Outgoing hand-off. `layers_computed` counts complete layers in the local `blocks`, `layers_sent` those written to
-    the leased blocks. `first_token` is set when the prefill has ended. In pull mode, `offered` is set when the target
-    may read the blocks, and `taken` when it no longer reads them. `checksums` has one entry per block.
-    """
+    """State of an outgoing hand-off."""
 
     request_id: str
     target: str
     mode: HandoffMode
-    blocks: Sequence[int] = ()
+    blocks: Sequence[int] = ()  # of this worker
     lease: Lease | None = None
-    first_token: int | None = None
+    first_token: int | None = None  # set at the end of the prefill
     layers_computed: int = 0
-    layers_sent: int = 0
+    layers_sent: int = 0  # written to the leased blocks
     bytes_moved: int = 0
     started_s: float | None = None
-    offered: bool = False
-    taken: bool = False
+    offered: bool = False  # pull mode: the target may read the blocks
+    taken: bool = False  # pull mode: the target no longer reads the blocks
     cancelled: bool = False
     error: str | None = None
     queued: bool = False
-    checksums: list[int] | None = None
+    checksums: list[int] | None = None  # one per block
 
     @property
     def sendable(self) -> int:
-        """Number of computed layers that may be written to the leased blocks now, depending on lease and mode."""
+        """Number of layers that may be written to the leased blocks at this moment."""
         if self.lease is None or self.mode is HandoffMode.PULL:
             return 0
         if self.mode is HandoffMode.SERIALIZED and self.first_token is None:
@@ -83,15 +80,14 @@ OnHandoff = Callable[[OutgoingHandoff], None]
 
 
 class HandoffSender:
-    """Queue of outgoing hand-offs, and the thread that sends their KV as layers are computed. Thread-safe."""
+    """Queue of outgoing hand-offs, with a thread that sends each KV layer once it is computed. Thread-safe."""
 
     def __init__(
         self, num_layers: int, clock: Callable[[], float], layers_at_once: Callable[[int], int] = lambda _blocks: 1
     ) -> None:
-        """Send at most `layers_at_once(n)` layers in one write of n blocks."""
         self._num_layers = num_layers
         self._clock = clock
-        self._layers_at_once = layers_at_once
+        self._layers_at_once = layers_at_once  # maximum number of layers in one write, by number of blocks
         self._outgoing: dict[str, OutgoingHandoff] = {}
         self._ready: deque[OutgoingHandoff] = deque()
         self._changed = threading.Condition()
@@ -99,9 +95,8 @@ class HandoffSender:
         self._thread: threading.Thread | None = None
 
     def start(self, write_layers: WriteLayers, offer: OnHandoff, ended: OnHandoff) -> None:
-        """Start the sender thread. It calls `write_layers(outgoing, layers)`, which returns the number of bytes, and
-        `offer(outgoing)` to let the target read the blocks. It calls `ended(outgoing)` once per hand-off, after the
-        last access to its blocks.
+        """Start the thread. It calls `write_layers` to write layers to the target, `offer` to let the target read all
+        blocks (pull mode), and `ended` once per hand-off.
         """
         arguments = (write_layers, offer, ended)
         self._thread = threading.Thread(target=self._run, args=arguments, name="handoff-sender", daemon=True)
@@ -146,7 +141,7 @@ class HandoffSender:
             return outgoing is not None
 
     def lease(self, lease: Lease) -> bool:
-        """Record a lease that the target has granted; return False if the hand-off is cancelled or unknown."""
+        """Record a lease that the target has granted; return False if the hand-off has ended."""
         with self._changed:
             outgoing = self._outgoing.get(lease.request_id)
             if outgoing is None or outgoing.cancelled:
@@ -156,7 +151,7 @@ class HandoffSender:
             return True
 
     def taken(self, request_id: str, *, complete: bool) -> None:
-        """Record that the target no longer reads an offered hand-off; with `complete`, it has read all KV."""
+        """Record that the target of a pull-mode hand-off has stopped reading, with all KV if `complete`."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None and outgoing.offered:
@@ -165,16 +160,16 @@ class HandoffSender:
                 self._queue(outgoing)
 
     def cancel(self, request_id: str) -> bool:
-        """Cancel a hand-off; return False if it is unknown. An offered hand-off ends when the target stops reading."""
+        """Cancel a hand-off; return False if it is unknown."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:
-                outgoing.cancelled = True
+                outgoing.cancelled = True  # offered blocks are kept until the target stops reading
                 self._queue(outgoing)
             return outgoing is not None
 
     def cancel_to(self, target: str) -> None:
-        """Cancel every hand-off to a dead instance, including hand-offs offered to it for reading."""
+        """Cancel all hand-offs to a dead instance."""
         with self._changed:
             for outgoing in self._outgoing.values():
                 if outgoing.target == target:
@@ -217,7 +212,7 @@ class HandoffSender:
 
 
 class HandoffWriter:
-    """Writes layers into the blocks of peers, or offers blocks for reading, on the sender thread."""
+    """Writes layers into the blocks of peers, or lets peers read blocks. Called on the sender thread."""
 
     def __init__(self, sender: HandoffSender, peers: PeerDirectory, outbox: Outbox, *, checksums: bool) -> None:
         self._sender, self._peers, self._outbox = sender, peers, outbox
@@ -237,7 +232,7 @@ class HandoffWriter:
         return moved
 
     def offer(self, outgoing: OutgoingHandoff) -> None:
-        """Make the blocks of a completed prefill readable for peers, and notify the target that it may read them."""
+        """Let the target read the blocks of a completed prefill (pull mode)."""
         lease, own = outgoing.lease, self._peers.own_memory
         assert lease is not None  # noqa: S101  (as above)
         assert outgoing.first_token is not None  # noqa: S101

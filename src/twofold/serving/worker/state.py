@@ -51,35 +51,34 @@ class WorkerScheduler(Protocol):
 
 
 class KvLanding:
-    """Copies received KV blocks to the engine's pool. This base class does nothing, as peers write into this pool."""
+    """Copies received KV blocks to the engine's pool. This base class copies nothing: peers write there directly."""
 
     def received(self, request_id: str, blocks: Sequence[int]) -> None:
-        """Register complete blocks of a request, to be copied before the next batch."""
+        """Register received blocks, to be copied before the next batch. Requires the worker's lock."""
 
     def take(self) -> list[Sequence[int]]:
-        """Remove and return the registered blocks. Call `received`, `take` and `drop` with the worker's lock held."""
+        """Remove and return the registered blocks. Requires the worker's lock."""
         return []
 
     def drop(self, request_id: str) -> None:
-        """Unregister the blocks of an aborted request."""
+        """Unregister the blocks of an aborted request. Requires the worker's lock."""
 
     def copy(self, block_lists: Sequence[Sequence[int]]) -> None:
-        """Copy all layers of these blocks to the engine's pool. Called on the main thread without the lock."""
+        """Copy these blocks to the engine's pool, without holding the worker's lock."""
 
 
 @dataclass(slots=True, eq=False)
 class TokenSequence:
-    """Tokens of a request from position `offset` on, with sampling parameters. `offset` is 0, or the prompt's length on
-    a decode worker that did not receive the prompt. `generated` counts output tokens. `prefix_blocks` are the keys of
-    the prompt's full blocks, which only requests with the same `cache_salt` share.
+    """Tokens and sampling parameters of a request. `token_ids` begins at position `offset` of the request: a decode
+    worker may not have received the prompt.
     """
 
     sampling: SamplingParams
     offset: int = 0
     token_ids: list[int] = field(default_factory=list)
-    generated: int = 0
-    prefix_blocks: tuple[BlockKey, ...] = ()
-    cache_salt: str = ""
+    generated: int = 0  # output tokens
+    prefix_blocks: tuple[BlockKey, ...] = ()  # keys of the prompt's full blocks
+    cache_salt: str = ""  # only requests with the same salt share blocks
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
@@ -96,7 +95,7 @@ class TokenSequence:
 
 
 class CacheChanges(CacheObserver):
-    """Keys of prompt blocks that were cached or evicted since the last report, guarded by the worker's lock."""
+    """Prompt blocks that were cached or evicted since the last report."""
 
     def __init__(self) -> None:
         self._changes: dict[BlockKey, bool] = {}  # True: cached, False: evicted
@@ -108,7 +107,7 @@ class CacheChanges(CacheObserver):
         self._add(key, stored=False)
 
     def take(self) -> tuple[list[BlockKey], list[BlockKey]]:
-        """Return the block keys cached and the block keys evicted since the last call."""
+        """Return the keys of cached blocks and of evicted blocks since the last call."""
         changes, self._changes = self._changes, {}
         stored = [key for key, there in changes.items() if there]
         return stored, [key for key, there in changes.items() if not there]
@@ -120,11 +119,11 @@ class CacheChanges(CacheObserver):
 
 
 class ControllerDeadline:
-    """Ends a worker on a remote host by SIGALRM, even if its threads hang, when its heartbeats stay unacknowledged."""
+    """Timer that kills a worker on a remote host if the controller no longer acknowledges its heartbeats."""
 
     def start(self) -> None:
         """Start the timer. Call this before the worker registers."""
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process even if its threads hang
         self._watchdog = ParentWatchdog(watchdog_clock())
         self._set_timer()
 
@@ -140,10 +139,11 @@ class ControllerDeadline:
 
 @dataclass(eq=False, kw_only=True)
 class SharedWorkerState:
-    """State shared by a worker's threads. `changed` is its lock: it guards the scheduler and `sequences`, and wakes the
-    main thread. No thread holds it while a batch runs or a block is copied. Acquire it before the sender's lock.
+    """State shared by a worker's threads. The lock `changed` guards the scheduler and `sequences`. Acquire it before
+    the sender's lock.
     """
 
+    # No thread holds the lock `changed` while a batch runs or a block is copied.
     instance: str
     scheduler: WorkerScheduler
     sender: HandoffSender
@@ -166,13 +166,13 @@ class SharedWorkerState:
 
     @property
     def epoch(self) -> int:
-        """Epoch (number of one life) of this worker process."""
+        """Epoch of this worker; a restarted worker has another one."""
         return self.scheduler.leases.epoch
 
     # -- with the lock held -------------------------------------------------------------------------------------
 
     def grant(self) -> None:
-        """Grant queued leases while blocks are free; report each grant to the controller. Call after freeing blocks."""
+        """Grant queued leases while blocks are free, and report them to the controller."""
         for lease in self.scheduler.grant(time.monotonic()):
             self.tell(LeaseGranted(lease=lease))
 
@@ -183,11 +183,11 @@ class SharedWorkerState:
             self.tell(PrefillStarted(request_id=request_id))
 
     def abort(self, request_id: str) -> None:
-        """Abort a request in any state. Its blocks are freed after the last transfer that accesses them."""
+        """Abort a request in any state."""
         self.sequences.pop(request_id, None)
         self.announced.discard(request_id)
         self.landing.drop(request_id)
-        self.receiver.cancel(request_id)
+        self.receiver.cancel(request_id)  # blocks are freed after the last transfer that accesses them
         self.scheduler.abort(request_id)
         if not self.sender.cancel(request_id):
             self.scheduler.handed_off(request_id)
@@ -198,7 +198,7 @@ class SharedWorkerState:
         self.tell(RequestFailed(instance=self.instance, request_id=request_id, reason=reason))
 
     def next_report(self) -> Status:
-        """Return a report of the current status, with a number above the previous report's."""
+        """Return a report of the current status, with the next serial number."""
         self._reported = self.scheduler.status()
         self._reports += 1
         return Status(instance=self.instance, epoch=self.epoch, status=self._reported, number=self._reports)
@@ -212,7 +212,7 @@ class SharedWorkerState:
         self.report_blocks()
 
     def report_blocks(self) -> None:
-        """Report newly cached and evicted prompt blocks to the controller. The lock keeps reports in order."""
+        """Report newly cached and evicted prompt blocks to the controller."""
         stored, removed = self.blocks.take()
         if stored or removed:
             self.tell(BlocksChanged(instance=self.instance, epoch=self.epoch, stored=stored, removed=removed))
@@ -232,7 +232,7 @@ class SharedWorkerState:
     def tell_step(
         self, report: Status, started_s: float, started: list[str], tokens: list[tuple[str, TokenOutput]]
     ) -> None:
-        """Send the controller the tokens of an iteration, the prompts started in it, and the worker's status."""
+        """Send the results of an iteration to the controller: tokens, started prompts and the worker's status."""
         self.tell(
             StepDone(
                 instance=self.instance,
@@ -246,7 +246,7 @@ class SharedWorkerState:
         )
 
     def prefill_ended(self, request_id: str, first_token: int | None) -> None:
-        """Tell the hand-off sender the `first_token` of a completed prefill; without one, cancel the hand-off."""
+        """Pass the first token of a completed prefill to its hand-off; without a token, cancel the hand-off."""
         sender = self.sender
         if not (sender.cancel(request_id) if first_token is None else sender.prefilled(request_id, first_token)):
             with self.changed:
@@ -255,7 +255,7 @@ class SharedWorkerState:
     def end_lease(
         self, lease: Lease, first_token: int | None = None, error: str | None = None, checksums: list[int] | None = None
     ) -> None:
-        """Notify the granting instance that no more writes follow under a lease."""
+        """Notify the decode worker that no more KV will be written under a lease."""
         ended = HandoffEnded(
             request_id=lease.request_id, epoch=lease.epoch, first_token=first_token, error=error, checksums=checksums
         )

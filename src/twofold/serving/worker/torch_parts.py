@@ -1,4 +1,4 @@
-"""Workers that run a model with torch: engine, transport, staging of received KV, swap space and ranks."""
+"""Workers that run a model with torch: engine, transport, swap space and ranks."""
 
 import os
 import threading
@@ -33,7 +33,7 @@ class StagedLanding(KvLanding):
     """Copies received blocks from a pool in host memory to the engine's pool on an accelerator."""
 
     def __init__(self, landing_pool: KvPool, engine_pool: KvPool, ranks: OtherRanks | None = None) -> None:
-        """Both pools belong to rank 0. Other ranks (`ranks`) copy their shards between pools of their own."""
+        # The pools of rank 0. The other ranks copy their shards between pools of their own.
         self._landing_pool, self._engine_pool, self._ranks = landing_pool, engine_pool, ranks
         self._waiting: list[tuple[str, Sequence[int]]] = []
 
@@ -55,11 +55,11 @@ class StagedLanding(KvLanding):
 
 
 class PoolSwapSpace:
-    """Swap space: a KV pool in host memory, which the operating system allocates page by page on first use."""
+    """Swap space for KV blocks in host memory."""
 
     def __init__(self, engine_pool: KvPool, num_blocks: int) -> None:
         self._engine_pool = engine_pool
-        self._host_pool = KvPool(engine_pool.layout, num_blocks)
+        self._host_pool = KvPool(engine_pool.layout, num_blocks)  # the system allocates its pages on first use
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         device, host = self._engine_pool, self._host_pool
@@ -72,7 +72,7 @@ class PoolSwapSpace:
 
 
 class TorchFactory(EngineFactory):
-    """Creates torch workers from one model, which the fork server has loaded for all of them."""
+    """Creates torch workers, which share one model that the fork server has loaded."""
 
     def __init__(
         self,
@@ -112,7 +112,6 @@ class TorchFactory(EngineFactory):
         )
 
     def _sharded_parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes) -> WorkerParts:
-        """Create the parts of a worker with several ranks, once all ranks have joined the process group."""
         others = pipes.of_first()
         model, own = self._shard(spec, 0, pipes), self._cache(spec, 0, epoch)
         ranks = OtherRanks([pipe.memory for pipe in others])
@@ -149,14 +148,13 @@ class TorchFactory(EngineFactory):
         return SharedMemoryTransport(cache, spec.split, rank)
 
     def _device_of(self, spec: WorkerConfig, rank: int = 0) -> str:
-        """Return the device of a rank. With CUDA, each rank in the service has its own GPU."""
         return f"cuda:{spec.first_rank + rank}" if self._device == "cuda" else self._device
 
 
 def prepare(service: ServiceConfig, report: ReportStage) -> TorchFactory:
-    """Load the model on the CPU with one thread, because a process with threads or CUDA must not fork."""
+    """Load the model on the CPU, and return the factory of torch workers."""
     config = service.engine
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # a process with threads must not fork
     # Libraries ask torch whether CUDA is available. With NVML it can answer without a context, which no fork survives.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     check_device(config.device)
@@ -182,7 +180,8 @@ def prepare(service: ServiceConfig, report: ReportStage) -> TorchFactory:
 
 
 def check_device(name: str) -> None:
-    """Raise ConfigurationError for a device that torch does not support, without initializing CUDA."""
+    """Raise ConfigurationError unless torch supports this device."""
+    # Must not initialize CUDA, which survives no fork.
     try:
         kind = torch.device(name).type
     except RuntimeError as error:

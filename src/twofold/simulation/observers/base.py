@@ -33,9 +33,7 @@ class KvTransfer(msgspec.Struct, frozen=True):
 
 
 class Observer(RequestSubscriber):
-    """Base class of observers of a simulation. A subclass overrides the methods of the events that it needs. Iterations
-    and transfers are reported when they end, so all calls are in order of time.
-    """
+    """Base class of observers of a simulation. A subclass overrides the methods of the events that it needs."""
 
     def rejected(self, timeline: Timeline, reason: str, now: float) -> None:
         """The request was rejected. The default implementation calls `ended`."""

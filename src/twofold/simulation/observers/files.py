@@ -22,15 +22,13 @@ _BUFFER: Final = 1 << 20
 
 
 class AtomicFile:
-    """Output file that appears at `path` only after `commit`. Until then, a temporary file beside it is written.
-    Devices and pipes are written directly. Raise ConfigurationError if the file cannot be written.
-    """
+    """Output file that appears at `path` only after `commit`. Raise ConfigurationError if it is not writable."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if self.path.is_dir():
             raise ConfigurationError(f"{self.path} is a directory: name a file in it")
-        direct = self.path.exists() and not self.path.is_file()
+        direct = self.path.exists() and not self.path.is_file()  # devices and pipes have no temporary file
         self._target = self.path.resolve()
         self._part = self._target if direct else self._target.with_name(f".part-{os.getpid()}-{self._target.name}")
         try:
@@ -79,8 +77,8 @@ Value = str | int | float | None | msgspec.Raw | dict[str, float]
 
 
 class EventLog(Observer):
-    """Writes every event of a simulation as one JSON object per line, with times in seconds. The file appears at `path`
-    when the simulation ends. Raise ConfigurationError if `path` is not writable.
+    """Writes each event of a simulation to the file `path`, as one JSON object per line with times in seconds. Raise
+    ConfigurationError if the file is not writable.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -157,8 +155,8 @@ _VALUES: Final = attrgetter(*(attribute for *_, attribute in _COLUMNS))
 
 
 class ParquetTable(Observer):
-    """Writes one row per ended request, in order of completion. Times are in seconds (see `Timeline`) or null. The file
-    appears at `path` when the simulation ends. Raise ConfigurationError if `path` is not writable or without pyarrow.
+    """Writes one row per ended request to the Parquet file `path`, with times in seconds (see `Timeline`). Raise
+    ConfigurationError if the file is not writable or pyarrow is missing.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -206,18 +204,15 @@ Event = dict[str, str | int | float | Args]
 
 
 class _Track(msgspec.Struct):
-    """Process and thread id of an instance in the trace, and its last recorded power."""
-
     pid: int
     tid: int
-    watts: float = 0.0
+    watts: float = 0.0  # last recorded power
     idle_since_ps: int = 0
 
 
 class ChromeTrace(Observer):
-    """Writes a trace for ui.perfetto.dev and chrome://tracing: one process per pool and one thread per instance, with
-    iterations, KV transfers, role changes, notes and power. An instance stays in the process of its first pool. The
-    file appears at `path` when the simulation ends. Raise ConfigurationError if `path` is not writable.
+    """Writes a trace for ui.perfetto.dev and chrome://tracing to the file `path`, with one process per pool and one
+    thread per instance. Raise ConfigurationError if the file is not writable.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -281,7 +276,6 @@ class ChromeTrace(Observer):
         self._file.commit()
 
     def _track(self, instance: str, pool: str = "instances") -> _Track:
-        """Return the track of an instance. If it has none, create one in the process of `pool`."""
         if instance in self._tracks:
             return self._tracks[instance]
         if pool not in self._pools:
@@ -292,7 +286,6 @@ class ChromeTrace(Observer):
         return track
 
     def _metadata(self, what: str, pid: int, tid: int, name: str) -> None:
-        """Write the name and sort order of a process or thread to the trace."""
         place: Event = {"ph": "M", "pid": pid, "tid": tid}
         self._event({**place, "name": f"{what}_name", "args": {"name": name}})
         self._event({**place, "name": f"{what}_sort_index", "args": {"sort_index": tid or pid}})

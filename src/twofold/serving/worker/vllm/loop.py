@@ -1,4 +1,4 @@
-"""Main thread of a vLLM worker: applies orders of other threads, runs iterations, sends tokens to the controller."""
+"""Main loop of a vLLM worker: applies orders of other threads, runs iterations, sends tokens to the controller."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ NOTHING = SettledTransfers(set(), set())
 
 
 class WorkerBridge:
-    """Passes calls of vLLM's KV connector to the worker that was set with `bind`."""
+    """Passes calls of vLLM's KV connector to the worker."""
 
     def __init__(self, make: MakePool) -> None:
         self._make = make
@@ -130,7 +130,6 @@ class VllmLoop:
             self._account(outputs, began)
 
     def _begin(self) -> float | None:
-        """Wait for work and apply queued orders; return the start time of the next iteration, or None on shutdown."""
         state, instance = self._state, self._instance
         with state.changed:
             while not state.closing:
@@ -158,14 +157,11 @@ class VllmLoop:
             self._instance.resume(held)
 
     def _add(self, held: VllmRequest) -> None:
-        """Queue a request in vLLM. If a peer computes its prompt, a unique cache salt keeps other requests from sharing
-        the blocks that the peer writes.
-        """
         request, sequence = held.request, self._state.sequences[held.request.id]
         output = request.output_tokens if held.decodes_here else 1
         elsewhere = 1 if held.source else 0  # output tokens that the source computed
         sampling = vllm_sampling(sequence.sampling, request.prompt_tokens, max(1, output - elsewhere), self._eos)
-        salt = request.id if held.source else sequence.cache_salt
+        salt = request.id if held.source else sequence.cache_salt  # no sharing of blocks that a peer writes
         keys = () if held.source else sequence.prefix_blocks
         self._core.add(request.id, sequence.token_ids, sampling, salt, keys)
 
@@ -195,9 +191,7 @@ class VllmLoop:
         tokens: list[tuple[str, TokenOutput]],
         ended: list[tuple[str, int | None]],
     ) -> None:
-        """Append a request's new tokens to `tokens`, and record its end or failure, with the worker's lock held. If a
-        peer decodes the request, append its id and first token to `ended`; None replaces a token that ended the output.
-        """
+        # `ended` gets the requests that a peer decodes, with None if the first token ended the output.
         request_id, state = held.request.id, self._state
         if output.finish_reason in {VllmReason.ABORT, VllmReason.ERROR}:
             state.fail(request_id, f"vLLM ended the request: {output.finish_reason}")
@@ -219,13 +213,12 @@ class VllmLoop:
 
 
 def _hands_off(held: VllmRequest, output: EngineCoreOutput) -> bool:
-    """Return whether vLLM ended the request after its first token only because a peer decodes the rest."""
+    # vLLM generates one token only, because a peer decodes the rest.
     here_only = not held.decodes_here and output.finish_reason is VllmReason.LENGTH
     return here_only and held.request.output_tokens > 1
 
 
 def _token(output: EngineCoreOutput, place: int, index: int, reason: FinishReason | None) -> TokenOutput:
-    """Convert the new token at position `place` in `output`; `index` is its position in the request's whole output."""
     logprob, top = None, tuple[tuple[int, float], ...]()
     if output.new_logprobs is not None:
         ids = output.new_logprobs.logprob_token_ids[place].tolist()

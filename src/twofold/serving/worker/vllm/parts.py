@@ -28,7 +28,7 @@ from twofold.transport.pooled import load_transport
 
 
 class VllmEngine:
-    """Engine that only runs the prefills of speed measurements at start-up. Requests run in vLLM's own scheduler."""
+    """vLLM as an `Engine`, used only to measure prefill speed at start-up."""
 
     def __init__(self, core: VllmCore, layout: KvLayout, num_blocks: int) -> None:
         self._core = core
@@ -38,7 +38,7 @@ class VllmEngine:
     def run(
         self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None, wait_for: OnLayer | None = None
     ) -> list[Sampled | None]:
-        """Compute whole prompts (`start` must be 0). vLLM chooses the blocks and iterations; no tokens are returned."""
+        """Compute whole prompts, without returning tokens. `start` must be 0."""
         for step in steps:
             self._runs += 1
             sampling = vllm_sampling(SamplingParams(max_tokens=1, temperature=0.0), 0, 1, frozenset())
@@ -50,7 +50,7 @@ class VllmEngine:
 
 
 class VllmFactory(EngineFactory):
-    """Creates vLLM workers. Each worker loads the model separately; they share only the model's configuration."""
+    """Creates vLLM workers, each of which loads the model itself."""
 
     def __init__(self, service: ServiceConfig) -> None:
         config = service.engine
@@ -109,7 +109,6 @@ def prepare(service: ServiceConfig, report: ReportStage) -> VllmFactory:
 
 
 def _options(config: EngineConfig) -> dict[str, object]:
-    """Return vLLM's engine arguments for an engine configuration."""
     options: dict[str, object] = {"model": config.model, "dtype": config.dtype, "block_size": config.block_size}
     if config.max_model_len is not None:
         options["max_model_len"] = config.max_model_len
@@ -117,7 +116,6 @@ def _options(config: EngineConfig) -> dict[str, object]:
 
 
 def _token_budget(config: EngineConfig, spec: WorkerConfig, max_model_len: int) -> int:
-    """Return vLLM's maximum number of tokens per iteration. vLLM splits longer prompts into chunks."""
     batcher = BATCHERS[spec.batcher]
     # Decode workers compute prompts only after a preemption. Other workers compute whole prompts unless their batcher
     # splits prompts, so that layers are complete and can be sent as early as possible.
@@ -128,7 +126,6 @@ def _token_budget(config: EngineConfig, spec: WorkerConfig, max_model_len: int) 
 
 @contextmanager
 def _model_errors(model: str) -> Iterator[None]:
-    """Convert vLLM's errors about a model or its options to a ModelError with one sentence."""
     try:
         yield
     except ValueError as error:

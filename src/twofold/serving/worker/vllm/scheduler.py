@@ -1,7 +1,4 @@
-"""vLLM's scheduler as a `WorkerScheduler`. Other threads queue orders, which the thread that runs vLLM applies. A
-prefill waits (`WAITING`), and then runs (`RUNNING`) until it ends or is handed off. A decode waits for blocks
-(`LEASE_QUEUE`) and for its KV (`ARRIVING`), and then runs.
-"""
+"""vLLM's scheduler as a `WorkerScheduler`. Calls of other threads are queued for the thread that runs vLLM."""
 
 import time
 from collections import Counter
@@ -17,8 +14,8 @@ from twofold.scheduling.instance.status import InstanceStatus
 
 
 class LeasedVllmBlocks(BlockAllocator):
-    """Blocks that vLLM has allocated for KV from peers, until this KV is complete or cancelled. Once a request and its
-    transfers no longer use their blocks, `returned(request_id)` is called, and vLLM may free the blocks.
+    """vLLM's blocks that are leased to peers for their KV. `returned(request_id)` is called when vLLM may free the
+    blocks of a request.
     """
 
     def __init__(self, num_blocks: int, block_size: int, returned: Callable[[str], None]) -> None:
@@ -49,7 +46,7 @@ class VllmRequestState(Enum):
 
 
 class VllmOrder(Enum):
-    """Action on a request, ordered by another thread and executed before vLLM's next iteration."""
+    """Queued action on a request, executed before vLLM's next iteration."""
 
     ADD = auto()
     RESUME = auto()  # its KV and first token have been received
@@ -58,7 +55,7 @@ class VllmOrder(Enum):
 
 @dataclass(slots=True, eq=False)
 class VllmRequest:
-    """Request on this worker. If a peer prefills it, `source` is the peer, and `grant` the blocks that it may write."""
+    """Request on a vLLM worker. If a peer prefills it, `source` is the peer, and `grant` its leased blocks."""
 
     request: Request
     decodes_here: bool
@@ -69,7 +66,7 @@ class VllmRequest:
 
 
 class VllmScheduler:
-    """`WorkerScheduler` that forwards requests to vLLM's scheduler. `count_blocks` counts the blocks in vLLM's pool."""
+    """`WorkerScheduler` that forwards requests to vLLM's scheduler."""
 
     def __init__(
         self,
@@ -191,12 +188,13 @@ class VllmScheduler:
         return self._here.get(request_id)
 
     def is_remote(self, request_id: str) -> bool:
-        """Return whether vLLM must allocate blocks for a peer's KV. False after preemption: vLLM recomputes the KV."""
+        """Return whether vLLM must allocate blocks for KV from a peer."""
+        # False after a preemption: vLLM computes the KV itself.
         held = self._here.get(request_id)
         return held is not None and held.stage is VllmRequestState.LEASE_QUEUE
 
     def allocated(self, request_id: str, blocks: Sequence[int]) -> None:
-        """Lease the blocks that vLLM has allocated for a request. The lease goes to the peer that prefills it."""
+        """Lease the blocks that vLLM has allocated for a request to its prefill worker."""
         held = self._here.get(request_id)
         if held is None:  # aborted since vLLM called `is_remote`
             self._received.add(request_id)
@@ -209,13 +207,13 @@ class VllmScheduler:
         self._move(held, VllmRequestState.RUNNING)
 
     def resume(self, held: VllmRequest) -> None:
-        """Release a request's leased blocks, because its KV and first token have arrived. vLLM can then run it."""
+        """Let vLLM run a request whose KV and first token have arrived."""
         if held.grant is not None:
             held.received = True
             self._lent.release(held.grant)
 
     def ended(self, request_id: str) -> VllmRequest | None:
-        """Remove a request that has ended, and return it; return None if the request is unknown."""
+        """Remove and return a request that has ended; return None if it is unknown."""
         held = self._here.pop(request_id, None)
         if held is not None:
             self._stages[held.stage] -= 1

@@ -33,7 +33,7 @@ def test_spans_of_a_split_request():
 
 
 def test_a_hidden_transfer_is_not_visible():
-    """The visible transfer is 0 s if the KV transfer ends before the first token."""
+    """A KV transfer that ends before the first token adds no visible transfer time."""
     timeline = recorded([4.0, 5.0], handoff_started=2.0, handoff_ended=3.0, decode_started=4.0)
     assert (timeline.visible_transfer_s, timeline.queue_decode_s) == (0.0, 0.0)
 

@@ -43,10 +43,10 @@ def values_yaml() -> str:
 
 
 def table() -> str:
-    """Return the README table of chart values; the values of all worker roles share rows named `workers.ROLE.…`."""
+    """Return the README table of chart values."""
     rows: dict[str, str] = {}
     for path, each, default in _leaves("Values", msgspec.to_builtins(Values()), ""):
-        name = _ROLE.sub("workers.ROLE.", path)
+        name = _ROLE.sub("workers.ROLE.", path)  # the values of all roles share rows
         rows.setdefault(name, f"| `{name}` | `{_json(default)}` | {each.description} |")
     return "\n".join(["| value | default | |", "| --- | --- | --- |", *rows.values()]) + "\n"
 
@@ -71,7 +71,7 @@ def _group(name: str) -> dict[str, _Property]:
 
 
 def _below(each: _Property, default: object) -> tuple[str, Json] | None:
-    """Return the name and defaults of the value group to which a property's `$ref` points, or None without a `$ref`."""
+    """Return the name and defaults of the referenced value group, or None without a `$ref`."""
     if each.ref is None or not isinstance(default, dict):
         return None
     return each.ref.rpartition("/")[2], default

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def download(listed: Path, folder: Path) -> list[str]:
-    """Download the files of the list `listed` into a folder; return one message for each file that failed."""
+    """Download the files of a list into a folder; return an error message for each failed file."""
     failures = []
     for file in tomllib.loads(listed.read_text())["file"]:
         target = folder / file["path"]

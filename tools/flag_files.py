@@ -2,9 +2,9 @@
 
     python tools/flag_files.py [--list]
 
-Each flag gets a unique number, and all processes are traced for functions of the command line, cluster spec and
-launcher that receive this number. The count is the number of files with such a function, plus the file that declares
-the flag and the file that uses it. Exits with 1 if a count exceeds four.
+Each flag gets a unique value. A tracer finds the functions of the command line, cluster spec and launcher that receive
+this value. The count is the number of their files, plus the files that declare and use the flag. Exits with 1 if a
+count exceeds four.
 """
 
 import argparse
@@ -46,13 +46,13 @@ sys.setprofile(_profile)
 
 
 def simulate(folder: Path, flags: list[str]) -> None:
-    """Simulate ten requests with `flags`, and trace the functions that receive the values of the flags."""
+    """Run `twofold simulate` with `flags` and a tracer."""
     command = [*_twofold("simulate"), "512+16", "--model", "llama2-70b", "--cluster", str(folder / "cluster.yaml")]
     subprocess.run([*command, *flags, "--num-requests", "10"], check=True, env=_traced(folder), stdout=subprocess.PIPE)
 
 
 def serve(folder: Path, flags: list[str]) -> None:
-    """Serve one request on a 1P+1D service with `flags`, and trace the functions that receive the flags' values."""
+    """Serve one request with `flags` and a tracer."""
     model, port = folder / "model", free_port()
     shape = ("--hidden-size", "32", "--layers", "2", "--heads", "2", "--kv-heads", "2", "--vocab-size", "512")
     subprocess.run([*_twofold("model"), "create", str(model), *shape], check=True, capture_output=True)

@@ -31,7 +31,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def imports(name: str, known: dict[str, ast.Module]) -> Iterator[str]:
-    """Yield the modules of `twofold` that the module `name` imports, including imports inside functions."""
+    """Yield the modules of `twofold` that a module imports."""
     for node in ast.walk(known[name]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
@@ -45,7 +45,7 @@ def imports(name: str, known: dict[str, ast.Module]) -> Iterator[str]:
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
-    """Return the modules of one import cycle, whose first module is repeated at the end; empty if there is no cycle."""
+    """Return the modules of an import cycle, or an empty list."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

@@ -2,9 +2,8 @@
 
     python tools/request_files.py [--list]
 
-A file counts if one of its functions is called, in any process, between the request's arrival and its last token. The
-service is `twofold serve --engine emulated` with one prefill and one decode worker; the simulated cluster has the same
-shape.
+A file counts if one of its functions is called between the request's arrival and its last token. The service uses the
+emulated engine; it and the simulated cluster have one prefill and one decode worker.
 """
 
 import argparse
@@ -47,7 +46,7 @@ sys.setprofile(_profile)
 
 
 def live(package: Path) -> dict[str, set[str]]:
-    """Serve one request; return the files of `package` that execute, in a dict by process (gateway and workers)."""
+    """Serve one request; return the files that each process executes."""
     import psutil  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +75,7 @@ def live(package: Path) -> dict[str, set[str]]:
 
 
 def simulated(package: Path) -> set[str]:
-    """Simulate one request; return the files of `package` that execute while the simulation kernel runs."""
+    """Simulate one request; return the files that the simulation executes."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [str(package.parent), os.environ.get("PYTHONPATH", "")]
         run = subprocess.run(

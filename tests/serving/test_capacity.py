@@ -18,19 +18,19 @@ GAUGE = re.compile(r'^twofold:(kv_\w+)\{(?:host|instance)="([^"]+)",(?:tier|stat
 
 
 def prompts(count):
-    """Return `count` prompts of 28 blocks; prompts n and n + 12 share their first eight blocks."""
+    """Return `count` random prompts, some of which share a prefix."""
     draw = random.Random(7)
     begins = [[draw.randint(10, 500) for _ in range(8 * BLOCK)] for _ in range(12)]
     return [begins[n % 12] + [draw.randint(10, 500) for _ in range(20 * BLOCK)] for n in range(count)]
 
 
 def told(url):
-    """Return the KV block gauges from /metrics, by gauge name, instance or host, and memory tier or block state."""
+    """Return all KV block gauges from /metrics."""
     return {tuple(match[:3]): float(match[3]) for match in GAUGE.findall(metrics(url))}
 
 
 def test_capacity_is_never_exceeded(tiny_model_dir, tmp_path):
-    """Engine, store and disk stay within their limits under load with pinned prefixes and a restarting store."""
+    """KV memory and disk usage stay within their limits under load while the store restarts."""
     disk = tmp_path / "kv"
     tight = ("--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", str(ENGINE_BYTES))
     store = ("--kv-store-dram", str(STORE_BYTES), "--kv-store-disk", f"{disk}:{DISK_BYTES}")

@@ -1,4 +1,4 @@
-"""Routing over two cells (groups of instances): each host is a cell with a prefill and a decode worker."""
+"""Routing over two cells (groups of instances), one on each host."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ def joined(tiny_model_dir, tmp_path_factory):
 
 
 def routes(log):
-    """Yield the (prefill, decode) instances of each finished request in a service's log."""
+    """Yield the prefill and decode instance of each finished request in a log."""
     for line in log.splitlines():
         fields = json.loads(line) if line.startswith("{") else {}
         if fields.get("prefill_instance"):

@@ -51,7 +51,7 @@ async def ask(url, *prompts):
 
 
 def computed_on(url):
-    """Return a dict that maps each prefill worker to the number of prompt tokens sent to it so far."""
+    """Return the number of prompt tokens that each prefill worker has received."""
     found = re.findall(
         r'^twofold:prefix_cache_queries_total\{instance="(prefill-\d)"\} (\S+)$', metrics(url), re.MULTILINE
     )

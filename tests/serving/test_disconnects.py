@@ -18,7 +18,7 @@ OUTPUT = 200
 
 
 async def leave(url, body, *, after_tokens=0, after_s=0.0):
-    """Request a completion, receive `after_tokens` events, and disconnect `after_s` seconds later."""
+    """Request a completion and disconnect after `after_tokens` tokens and `after_s` more seconds."""
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     sent = json.dumps(body).encode()
@@ -37,7 +37,7 @@ async def leave(url, body, *, after_tokens=0, after_s=0.0):
 
 
 def occasions(draw, answer_s):
-    """Yield arguments for client disconnects: at once, at a random time, after the first token, and during decode."""
+    """Yield arguments of `leave` for disconnects at random moments of a request."""
     while True:
         yield {"stream": draw.random() < 0.5}
         # Mostly early: decode is by far the longest phase.
@@ -75,7 +75,7 @@ COUNTERS = (
 
 
 def check_disconnects(url, disconnects, settled=all_blocks_free):
-    """Repeat random disconnects until requests were aborted both before and after their first token."""
+    """Disconnect clients at random until requests were aborted both before and after their first token."""
     before = [metric(url, counter) for counter in COUNTERS]
     for seed in range(20):
         asyncio.run(storm(url, disconnects, settled, seed))

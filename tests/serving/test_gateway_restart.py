@@ -29,7 +29,7 @@ ASK = {"prompt": [5, 6, 7] * 30, "temperature": 1.0, "seed": 6, "ignore_eos": Tr
 
 
 class Client:
-    """A client of one stream; `read` returns `whole` (complete), `error` (error event) or `broken` (disconnected)."""
+    """Client of one stream, which records the tokens and how the stream ends."""
 
     def __init__(self, session, url, name, max_tokens):
         self.session, self.url = session, url
@@ -56,7 +56,7 @@ class Client:
 
 
 async def end_under_load(process, url, number, max_tokens):
-    """Send a signal to the gateway while streams run; return the outcome and the tokens of each stream."""
+    """Send a signal to the gateway while streams run; return how each stream ended, and its tokens."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
         name = await served_name(session, url)
         clients = [Client(session, url, name, max_tokens) for _ in range(STREAMS)]

@@ -1,4 +1,4 @@
-"""`twofold serve --inline-tbt`: prompts join the decodes of a colocated worker if the TBT stays within a bound."""
+"""`twofold serve --inline-tbt`: a colocated worker adds prompts to decode batches within a TBT bound."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ def prompt(seed, count):
 
 
 async def stream(session, url, name, ids, output, events, began):
-    """Return the tokens of a streamed completion; append `name` and the token count so far to `events` per chunk."""
+    """Stream a completion, record its token events, and return its tokens."""
     body = {
         "model": await served_name(session, url),
         "prompt": ids,
@@ -47,7 +47,7 @@ async def stream(session, url, name, ids, output, events, began):
 
 
 async def beside_a_decode(url, decode, short, long):
-    """Send three prompts, each after the first token of the previous one; return the outputs and the token events."""
+    """Send a request with a long output, a short prompt and a long prompt; return their outputs and token events."""
     events, tasks = [], []
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
         for name, ids, output in (("decode", decode, LONG_OUTPUT), ("short", short, OUTPUT), ("long", long, OUTPUT)):
@@ -58,7 +58,7 @@ async def beside_a_decode(url, decode, short, long):
 
 
 def test_a_short_prompt_joins_decodes_and_a_long_one_waits(tiny_model_dir, tmp_path):
-    """The TBT bound is 100 ms; an iteration takes 51 ms with the short prompt and 211 ms with the long one."""
+    # The TBT bound is 100 ms; an iteration takes 51 ms with the short prompt and 211 ms with the long one.
     model, path = tiny_model_dir("llama"), tmp_path / "host.yaml"
     path.write_text(dump_profile(replace(profile(), model=read_model(model))))
     prompts = prompt("decode", 30), prompt("short", 40), prompt("long", 200)

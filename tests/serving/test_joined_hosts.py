@@ -126,7 +126,6 @@ def test_a_killed_host_may_rejoin_under_its_names(joined, expected):
 
 
 def test_hosts_outlive_a_killed_service_and_end_with_a_stopped_one(joined, expected):
-    """A joined host joins the next service if its service is killed, and ends if its service is stopped."""
     # Runs last, because the tests of this file share the service.
     joined.service.kill()
     joined.service.wait()

@@ -1,4 +1,4 @@
-"""The schedulers repeat a live run's decisions when the run's recorded events are replayed under a virtual clock."""
+"""Replaying the recorded events of a live run gives the same scheduling decisions."""
 
 import asyncio
 import heapq
@@ -26,7 +26,7 @@ from twofold.serving.telemetry.journal import ENCODER, read_journal
 
 
 class VirtualRun:
-    """A replay of a live run's journals in virtual time that compares every decision with the recorded one."""
+    """Replay of a service's recorded scheduler inputs, which compares every decision with the recorded one."""
 
     def __init__(self):
         self.cluster = ClusterScheduler(ROUTERS["jsq"](), FixedHandoff(HandoffMode.LAYER_WISE))
@@ -112,7 +112,6 @@ class VirtualRun:
         self.instances[name].end_lease(**args)
 
     def on_handed_off(self, name, request_id):
-        """Report the end of a hand-off to the scheduler of instance `name`; without one, to the cluster scheduler."""
         if name in self.instances:
             self.instances[name].handed_off(request_id)
         else:
@@ -129,7 +128,7 @@ class VirtualRun:
 
 
 def timed(name, entries):
-    """Yield the entries of a process's journal with sort keys: a time that never decreases, the process, the number."""
+    """Yield (time, process, number, entry) for each entry of a journal, with times that never decrease."""
     latest = 0.0
     for number, entry in enumerate(entries):
         latest = max(latest, entry.at)
@@ -138,7 +137,6 @@ def timed(name, entries):
 
 @pytest.mark.parametrize("flags", [SPLIT, COLOCATED], ids=["split", "colocated"])
 def test_replaying_a_live_run_takes_the_same_decisions(flags, tiny_model_dir, tmp_path):
-    """Placements, leases, batches and outcomes in the replay equal those recorded by a loaded service."""
     draw = random.Random(3)
     prompts = [[draw.randint(10, 500) for _ in range(draw.randint(1, 700))] for _ in range(60)]
     beginning = [draw.randint(10, 500) for _ in range(200)]

@@ -1,6 +1,4 @@
-"""The OpenAI Python client works with the gateway of the service that the fixture `openai_base_url` selects. The
-service must have deterministic greedy output and a context of a few hundred tokens.
-"""
+"""Tests of the gateway with the OpenAI Python client."""
 
 import asyncio
 
@@ -19,9 +17,10 @@ MESSAGES = [{"role": "user", "content": "Say something."}]
 FIXED = {"temperature": 0, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
 
 
+# Any service with deterministic greedy output and a context of a few hundred tokens can take its place.
 @pytest.fixture(scope="module", params=["split", "colocated", "scripted"])
 def openai_base_url(request, service):
-    """Yield the base URLs of a split service, a colocated service and a stub of the service in turn."""
+    """Yield the base URL of each tested service: split, colocated and a stub."""
     if request.param == "scripted":
         with running_app(create_app(ScriptedService(), byte_level(), keys=None)) as url:
             yield f"{url}/v1"
@@ -52,7 +51,8 @@ def chat(client, model):
 
 
 def counts(usage):
-    """Return the token usage without the number of cached tokens, which depends on earlier requests."""
+    """Return the token usage without the number of cached tokens."""
+    # The number of cached tokens depends on earlier requests.
     return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
 
 

@@ -50,7 +50,6 @@ async def all_at_once(url, count, **fields):
 
 
 def test_rejects_requests_that_would_miss_the_ttft_bound(service):
-    """In a burst, some requests are answered and the others rejected with Retry-After; a later request is admitted."""
     with service("predicted", "ttft=3,tpot=1") as url:
         answers = asyncio.run(all_at_once(url, EVERYBODY))
         refused = [(headers, body) for status, headers, body in answers if status == 429]
@@ -75,7 +74,7 @@ def test_a_prompt_beyond_the_slo_is_a_400(service):
 
 
 def test_the_baseline_rejects_after_prefill_with_a_429(service):
-    """A request rejected after prefill gets a 429 even if it asked for a stream, and its blocks are freed."""
+    """A request that is rejected after prefill gets a 429, even if it asked for a stream."""
 
     async def beside_another(url):
         async with aiohttp.ClientSession() as session:

@@ -51,7 +51,7 @@ def expected(tiny_model_dir):
     ("arch", "flags"), WAYS, ids=lambda value: value if isinstance(value, str) else " ".join(value)
 )
 def test_output_equals_generate_across_degrees(arch, flags, tiny_model_dir, expected):
-    """Outputs equal those of transformers' `generate` for every attention kind, parallelism and hand-off mode."""
+    """Outputs equal those of transformers' `generate` for every parallelism and hand-off mode."""
     with running_service(tiny_model_dir(arch), *ENGINE, *flags) as (_, url):
         made = asyncio.run(complete_all(url, prompts(), at_once=12, max_tokens=OUTPUT, temperature=0, ignore_eos=True))
         assert made == expected(arch)
@@ -60,7 +60,7 @@ def test_output_equals_generate_across_degrees(arch, flags, tiny_model_dir, expe
 
 @pytest.fixture(scope="module")
 def of_ranks(tiny_model_dir):
-    """Yield the process and URL of a service with two pipeline ranks for prefill and two tensor ranks for decode."""
+    """Yield a service with two pipeline ranks for prefill and two tensor-parallel ranks for decode."""
     with running_service(tiny_model_dir("llama"), *ENGINE, PP[0], "2", TP[1], "2") as running:
         yield running
 
@@ -92,7 +92,7 @@ def test_a_failed_rank_restarts_its_worker(of_ranks, number):
 
 
 def test_a_failed_stage_restarts_its_worker_with_chunks_in_flight(tiny_model_dir):
-    """Streams stay complete and unchanged when one pipeline stage of the prefill worker is killed during prefill."""
+    """Streams stay complete when a pipeline stage of the prefill worker is killed during prefill."""
     # Without the first prompt's cached blocks, the others are computed in full.
     flags = ("--prefill-pp", "2", "--pipeline-chunk", "32", "--no-enable-prefix-caching")
     with running_service(tiny_model_dir("llama"), *ENGINE, *flags) as (process, url):

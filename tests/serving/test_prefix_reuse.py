@@ -27,7 +27,7 @@ def tokens(seed, count):
 
 
 def family(seed):
-    """Return a long prompt and others that share a prefix with it; the prefixes end at or near block boundaries."""
+    """Return prompts that share prefixes of various lengths with a long prompt."""
     whole = tokens(seed, 40 * BLOCK)
     kept = (1, BLOCK, BLOCK + 1, 20 * BLOCK - 1, 20 * BLOCK, len(whole) - 1, len(whole))
     tails = [whole[:count] + tokens(f"{seed} {count}", 30) for count in kept]
@@ -46,7 +46,7 @@ async def ask_in_turn(url, prompts, **fields):
 
 
 def shared_with_earlier(prompts):
-    """Return the number of reusable tokens of each prompt: whole blocks of an earlier prompt, never the last token."""
+    """Return how many tokens of each prompt can be reused from earlier prompts."""
     found = []
     for number, prompt in enumerate(prompts):
         best = 0
@@ -55,7 +55,7 @@ def shared_with_earlier(prompts):
             while same < min(len(prompt), len(other)) and prompt[same] == other[same]:
                 same += 1
             best = max(best, same // BLOCK * BLOCK)
-        found.append(min(best, len(prompt) - 1))
+        found.append(min(best, len(prompt) - 1))  # the last token is always computed
     return found
 
 
@@ -125,7 +125,7 @@ def tight(request):
 
 @pytest.fixture(scope="module")
 def more_than_fits(tiny_model_dir):
-    """Return prompts with shared prefixes, which exceed the KV memory, and the expected 40 output tokens of each."""
+    """Return prompts that exceed the KV memory, and their expected outputs."""
     prompts = [prompt[:400] for seed in range(4) for prompt in family(f"tight {seed}")]
     random.Random(2).shuffle(prompts)
     return prompts, greedy_outputs(tiny_model_dir("llama"), prompts, 40)

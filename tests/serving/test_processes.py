@@ -61,7 +61,7 @@ def test_workers_end_with_a_killed_service(own_service):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("name", ["prefill", "decode"])
 def test_the_only_worker_of_a_phase_is_restarted(lasting_service, name, number):
-    """Streams continue without a missing, repeated or changed token after their only prefill or decode worker fails."""
+    """Streams stay complete after their only prefill or decode worker fails."""
     process, url = lasting_service
 
     async def watch():

@@ -22,7 +22,7 @@ IN_TURN = ("--colocated", "1", "--router", "round-robin", "--kv-checksums")
 
 
 class TwoHosts:
-    """Two hosts with a worker and a KV store each; requests alternate between them."""
+    """Two hosts with a worker and a KV store each."""
 
     def __init__(self, joined):
         self.url = joined.url
@@ -34,7 +34,7 @@ class TwoHosts:
         return asyncio.run(ask(self.url, prompt))
 
     def with_blocks(self, count):
-        """Wait until the two stores have `count` blocks in total; return the hosts, starting with the fuller one."""
+        """Wait until both stores together have `count` blocks; return the hosts, the one with more blocks first."""
         until(lambda: sum(stored(self.url, host) for host in self._processes) == count)
         return sorted(self._processes, key=lambda host: -stored(self.url, host))
 
@@ -74,7 +74,7 @@ def test_the_same_tokens_from_a_remote_store_and_its_copy(tiny_model_dir, tmp_pa
 
 
 def test_the_conductor_fetches_from_a_busy_host(tiny_model_dir, tmp_path):
-    """If the host that has a prefix cached is busy, the router uses the other host, which fetches the prefix."""
+    """If the host with a cached prefix is busy, another host fetches the prefix and runs the prompt."""
     model, path = tiny_model_dir("llama"), tmp_path / "host.yaml"
     slow = replace(profile(), model=read_model(model), times=TIMES.slower(10.0))  # 10 ms a token
     path.write_text(dump_profile(slow))

@@ -25,7 +25,7 @@ ARRIVING = 'num_requests{instance="decode-0",state="arriving"}'
 
 
 class Load:
-    """Clients with long prompts and short outputs, which keep a hand-off in flight at all times."""
+    """Clients that keep hand-offs in flight by sending long prompts."""
 
     def __init__(self, url):
         draw = random.Random(4)
@@ -60,7 +60,7 @@ class Load:
             await asyncio.sleep(0.005)
 
     async def more_answers(self):
-        """Wait for more answers, half as many as the clients have prompts."""
+        """Wait until some more requests are answered."""
         enough = self.answered + len(self.prompts) // 2
         while self.answered < enough:  # noqa: ASYNC110 (what it waits for is many tasks)
             await asyncio.sleep(0.02)
@@ -71,7 +71,7 @@ def worker(process, name):
 
 
 def test_requests_are_replayed_when_a_source_outsleeps_its_lease(tiny_model_dir):
-    """No answer changes and no block leaks when a prefill worker is suspended in a hand-off for longer than a lease."""
+    """No output changes when a prefill worker is suspended during a hand-off until its lease expires."""
     model = tiny_model_dir("llama")
     with running_service(model, *ENGINE, *SPLIT, program=(serve_with_lease.__file__, LEASE_S)) as (process, url):
         load = Load(url)

@@ -1,4 +1,4 @@
-"""Cache isolation between two tenants with equal prompts; bench/mooncake/tenants.py also compares their TTFTs."""
+"""Prefix-cache isolation between two tenants."""
 
 import subprocess
 import sys

@@ -47,7 +47,7 @@ ONE_SIDED = (pytest.param("nixl", marks=NIXL), pytest.param("mooncake", marks=MO
 
 @pytest.fixture(scope="module", params=["curve", "pull", "from there", *ONE_SIDED])
 def running(request, hosts, tiny_model_dir, tmp_path_factory):
-    """Yield a service with prefill and decode on different hosts, in turn for each transport and hand-off mode."""
+    """Yield a service with prefill and decode on different hosts, for each transport and hand-off mode."""
     here, there, flags, cuts_s = KINDS[request.param]
     folder, model = tmp_path_factory.mktemp("hosts"), tiny_model_dir("llama")
     with joined_service(model, folder, *here, *flags, "--kv-checksums", there=there, hosts=hosts) as made:
@@ -56,7 +56,7 @@ def running(request, hosts, tiny_model_dir, tmp_path_factory):
 
 
 async def with_cable_cut(running, expected, *, after_s, for_s):
-    """Send all prompts, cut the link after `after_s` seconds for `for_s` seconds, and check the outputs."""
+    """Cut the link between the hosts while requests run, and check the outputs."""
     asked = asyncio.create_task(ask(running.url))
     await asyncio.sleep(after_s)
     running.hosts.cut()
@@ -66,7 +66,6 @@ async def with_cable_cut(running, expected, *, after_s, for_s):
 
 
 def test_a_cut_link_changes_no_answer(running, expected):
-    """A cut link changes no output, whether the cut is shorter or longer than the heartbeat and watchdog timeouts."""
     for for_s in running.cuts_s:
         assert asyncio.run(ask(running.url)) == expected
         cut_while_busy(running, expected, for_s)
@@ -77,8 +76,8 @@ def test_a_cut_link_changes_no_answer(running, expected):
 
 
 def cut_while_busy(running, expected, for_s):
-    """Cut the link during a KV transfer; a bandwidth limit makes the transfer long enough."""
-    running.hosts.limit(SLOW_BITS_PER_S)
+    """Cut the link between the hosts during a KV transfer."""
+    running.hosts.limit(SLOW_BITS_PER_S)  # so that the transfer lasts until the cut
     try:
         asyncio.run(with_cable_cut(running, expected, after_s=0.4, for_s=for_s))
     finally:
@@ -86,8 +85,6 @@ def cut_while_busy(running, expected, for_s):
 
 
 def test_deadlines_hold_while_the_link_is_cut(running):
-    """Requests end by their timeout while the link is cut, and all blocks are free after the link is restored."""
-
     async def hasty(session, name, question):
         body = {"model": name, "timeout": 4, **question}
         async with session.post(f"{running.url}/v1/completions", json=body) as response:

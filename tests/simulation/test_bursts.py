@@ -24,7 +24,7 @@ PULL = ClusterSpec(
 
 
 def watched(spec, output=OUTPUT):
-    """Simulate a burst; return the statuses of all instances before every event, and the simulation's statistics."""
+    """Simulate a burst of requests; return the instance states before each event, and the statistics."""
     statistics = RunStatistics(None, None, over_all_tokens=False)
     cluster = build_cluster(spec, CATALOG, instance_profiles(spec, CATALOG), statistics, [], 1 << 60)
     seen = []
@@ -43,7 +43,7 @@ def watched(spec, output=OUTPUT):
 
 
 def test_prefill_buffer_fills_and_drains_without_loss():
-    """Prefill memory fills with KV that waits for decode, so that new prompts wait, but all requests complete."""
+    """Prefill memory fills with KV that waits for decode memory, but no request is lost."""
     seen, statistics = watched(PULL)
     assert statistics.completed == BURST
     held = [prefill.handing_off for prefill, _ in seen]
@@ -55,7 +55,7 @@ def test_prefill_buffer_fills_and_drains_without_loss():
 
 
 def test_decode_blocks_are_reserved_when_a_prompt_starts():
-    """Decode blocks are reserved when prefill starts (pull hand-off) or at arrival (layer-wise hand-off)."""
+    """Pull hand-off reserves decode memory at the start of prefill, layer-wise hand-off at arrival."""
     for handoff, waits in (("pull", True), ("layer-wise", False)):
         seen, _ = watched(msgspec.structs.replace(PULL, handoff=handoff))
         ahead = [

@@ -1,4 +1,4 @@
-"""Simulating several equal iterations as one run gives the same results as simulating them one by one."""
+"""Simulating several equal iterations in one step changes no result."""
 
 from hypothesis import given, settings
 

@@ -1,4 +1,4 @@
-"""Clusters with several controllers, which learn the instances' loads from delayed reports."""
+"""Simulated clusters with several controllers and delayed load reports."""
 
 import msgspec
 import pytest
@@ -44,7 +44,7 @@ def run(control=msgspec.UNSET, requested=None, **change):
 
 
 def routed(control=msgspec.UNSET, requested=None, **change):
-    """Run a simulation; return a dict that maps request ids to (prefill instance, decode instance, event times)."""
+    """Run a simulation; return the instances and event times of each request, by id."""
     ended = Ended()
     spec = msgspec.structs.replace(SPLIT, control=control, **change)
     simulate(spec, requested or requests(), catalog=CATALOG, observers=[ended])
@@ -66,7 +66,7 @@ def test_current_reports_give_the_decisions_of_one_controller(control):
 
 
 def test_late_reports_cause_herding():
-    """Late load reports crowd requests on few instances; `two-choices` routing, or counting new requests, helps."""
+    """Late load reports cause herding (crowded instances), which `two-choices` routing reduces."""
     late = ControlSpec(reports_every_s=1.0, own_load=OwnLoad.IGNORED)
     known, herding = run(), run(late)
     assert herding.ttft_s.percentile(50) > 2.5 * known.ttft_s.percentile(50)
@@ -102,7 +102,7 @@ def test_every_request_ends_and_runs_are_repeatable(router):
 
 @pytest.mark.parametrize("cells", [2, 4])
 def test_cells_divide_the_instances_of_each_role(cells):
-    """Each cell (group of instances) has both roles, and both phases of a request run in one cell."""
+    """Each cell (group of instances) runs both phases of its requests."""
 
     def cell(instance):
         role, _, number = instance.partition("-")

@@ -42,7 +42,6 @@ def test_count_sum_and_extremes_are_exact(pairs):
 
 @given(samples)
 def test_every_value_is_counted_in_the_bucket_that_holds_it(numbers):
-    """Each value is counted in its bucket; a bucket's key is its lowest value, and buckets are sorted by key."""
     tally = Tally()
     for number in numbers:
         tally.add(number)
@@ -82,7 +81,7 @@ def test_percentiles_agree_with_numpy(numbers, p):
 
 @given(st.lists(st.integers(0, 2_047), min_size=1), st.floats(0, 100))
 def test_small_values_have_exact_percentiles(numbers, p):
-    """Percentiles of values below 2,048 are exact, because each of these values has its own bucket."""
+    """Percentiles of values below 2,048 are exact."""
     assert histogram_of(numbers).percentile(p) == pytest.approx(float(np.percentile(numbers, p)), rel=1e-12)
 
 
@@ -96,14 +95,13 @@ def test_the_ends_are_exact(numbers):
 
 @given(st.lists(st.integers(0, 2_047), min_size=1), st.integers(0, 2_100))
 def test_the_fraction_at_most_is_exact_for_small_values(numbers, bound):
-    """`fraction_at_most` counts values equal to the bound, and is exact for values below 2,048."""
     expected = sum(number <= bound for number in numbers) / len(numbers)
     assert histogram_of(numbers).fraction_at_most(bound) == pytest.approx(expected)
 
 
 @given(samples, values)
 def test_the_fraction_at_most_is_bounded_by_whole_buckets(numbers, bound):
-    """The error of `fraction_at_most` is at most the share of values in the bucket that contains the bound."""
+    """`fraction_at_most` is accurate to within one bucket."""
     wide = (bound + 1) * (1 + 2**-10)
     narrow = bound * (1 - 2**-10) - 1
     fraction = histogram_of(numbers).fraction_at_most(bound)
@@ -113,7 +111,7 @@ def test_the_fraction_at_most_is_bounded_by_whole_buckets(numbers, bound):
 
 @given(st.integers(1, 10**6))
 def test_a_bound_in_units_includes_the_value_it_names(milliseconds):
-    """A bound of 0.3 s includes the value 300,000,000 ns, despite rounding."""
+    """A bound in seconds includes the equal value in nanoseconds, despite rounding."""
     bound_s = milliseconds / 1_000
     assert histogram_of([milliseconds * 1_000_000], unit=1e-9).fraction_at_most(bound_s) == 1.0
     assert histogram_of([milliseconds], unit=1e-3).fraction_at_most(bound_s) == 1.0
@@ -121,7 +119,7 @@ def test_a_bound_in_units_includes_the_value_it_names(milliseconds):
 
 @given(samples, st.integers(2, 50))
 def test_the_distribution_rises_from_the_least_to_the_greatest(numbers, points):
-    """In the CDF, the fractions rise in equal steps from 0 to 1, and the values never decrease."""
+    """The points of the CDF have equally spaced fractions and run from the minimum to the maximum."""
     curve = histogram_of(numbers).cdf(points)
     assert len(curve) == points
     assert [fraction for _, fraction in curve] == [i / (points - 1) for i in range(points)]

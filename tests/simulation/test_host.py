@@ -1,4 +1,4 @@
-"""Tasks on the CPU cores of a host: tasks on one core share it equally, and no work is lost or added."""
+"""Sharing of a simulated host's CPU cores among tasks."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from twofold.simulation.kernel import Event, EventOrder, Host, HostTask, Kernel
 
 
 class Done(Event):
-    """An event that records the time, in seconds, at which a job ends."""
+    """Event that records the end time of a job in seconds."""
 
     def __init__(self, run, number):
         self.order = EventOrder.COMPLETION + number
@@ -61,7 +61,7 @@ def test_unpinned_task_runs_on_a_free_core():
 
 
 def test_busy_neighbours_slow_a_sensitive_task_down():
-    """A task with a contention factor is slowed down only while a task on another core runs."""
+    """A task with a contention factor is slowed down while another core is busy."""
     run = Run(cores=2)
     run.job(0, HostTask([0], contention=ContentionFactors(crowded=1.5)), 0.0, 3.0)
     run.job(1, HostTask([1]), 0.0, 1.5)
@@ -69,7 +69,7 @@ def test_busy_neighbours_slow_a_sensitive_task_down():
 
 
 def test_threads_run_on_separate_cores():
-    """The speed of a task with two threads is the mean of its threads' shares of their cores."""
+    """The speed of a task with two threads depends on the load of both cores."""
     run = Run(cores=2)
     run.job(0, HostTask([0, 1], threads=2), 0.0, 3.0)
     run.job(1, HostTask([1]), 0.0, 1.0)
@@ -91,7 +91,6 @@ def test_dropped_task_does_not_end():
     )
 )
 def test_cores_are_never_oversubscribed(jobs):
-    """Every task ends, no task ends sooner than if it ran alone, and cores do no more work than their time allows."""
     run = Run(cores=2)
     for number, (start, work, cores) in enumerate(jobs):
         run.job(number, HostTask(cores), start, work)

@@ -1,4 +1,4 @@
-"""A simulated service whose gateway and workers share the CPU cores of a host; latencies are computed by hand."""
+"""A simulated service whose gateway and workers share the CPU cores of a host."""
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ class Ends(Observer):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Return a function that simulates requests on one host and returns the TTFT and E2E of each in seconds."""
+    """Return a function that simulates requests on one host and returns their TTFTs and E2E latencies."""
 
     def run(one, requests, *, prefill=1, decode=1, colocated=0, **settings):
         path = tmp_path_factory.mktemp("host") / "host.yaml"
@@ -57,12 +57,13 @@ def near(*seconds):
 
 
 def test_single_request_takes_the_engine_time(run):
-    """An iteration takes 10 ms plus 1 ms per token: 110 ms for 100 prompt tokens, 11 ms for each decode."""
+    """On an idle host, the latencies are those of the engine alone."""
+    # An iteration takes 10 ms plus 1 ms per token.
     assert run(profile(), [(0.0, 100, 3)]) == [near(0.110, 0.132)]
 
 
 def test_gateway_adds_time_before_and_after(run):
-    """The gateway adds time before the prefill, which depends on the prompt length, and after each iteration."""
+    """The gateway adds time before the prefill and after each iteration."""
     front = GatewayTimes(
         request_s=0.002, prompt_token_s=1e-5, request_delay_s=0.0005, step_s=0.0002, token_s=0.0005, step_delay_s=0.0008
     )
@@ -73,7 +74,7 @@ def test_gateway_adds_time_before_and_after(run):
 
 
 def test_workers_on_one_core_take_turns(run):
-    """A prefill worker and a decode worker on one core each take twice as long while both run."""
+    """Two workers on one core take twice as long while both run."""
     one, two = run(profile(), [(0.0, 100, 2), (0.110, 50, 2)], prefill=2)
     # prefill-0 and decode-0 are on core 0: the decode of the first request takes turns with the second's prefill.
     assert one == near(0.110, 0.132)
@@ -81,14 +82,14 @@ def test_workers_on_one_core_take_turns(run):
 
 
 def test_sharing_with_the_other_phase_costs_extra(run):
-    """If the factor `shared` is 1.1, a decode that shares its core with a prefill takes 2 × 1.1 times as long."""
+    """The factor `shared` slows down a decode that shares its core with a prefill."""
     slower = ContentionFactors(shared=1.1)
     one, _ = run(profile(decode=slower), [(0.0, 100, 2), (0.110, 50, 2)], prefill=2)
     assert one == near(0.110, 0.1342)
 
 
 def test_busy_neighbour_slows_a_worker_down(run):
-    """Two workers on separate cores are both slowed down by the factor `crowded` while both run."""
+    """The factor `crowded` slows down workers on separate cores while both run."""
     slower = ContentionFactors(crowded=1.1, shared=3.0)
     one, two = run(profile(prefill=slower), [(0.0, 100, 1), (0.0, 100, 1)], colocated=2)
     assert one == near(0.121, 0.121)

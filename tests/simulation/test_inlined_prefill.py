@@ -20,7 +20,7 @@ SPEC = ClusterSpec(
 
 
 def requests():
-    """Yield 60 chat requests; the prompts of three of them take far longer than the TBT bound."""
+    """Yield chat requests, of which a few have very long prompts."""
     for number in range(60):
         prompt = 3500 if number % 20 == 10 else 200
         yield Request(id=str(number), arrival_s=number / 10, prompt_tokens=prompt, output_tokens=60)
@@ -35,7 +35,7 @@ def test_token_gaps_stay_within_the_bound():
 
 
 def test_rejects_the_batcher_without_its_bound():
-    """The `inlined` batcher without `inline_tbt_s` is an error, and so is `inline_tbt_s` with any other batcher."""
+    """The `inlined` batcher needs `inline_tbt_s`, and other batchers reject it."""
     for changes in ({"inline_tbt_s": None}, {"pools": (MIXED,)}):
         with pytest.raises(ConfigurationError, match="give both or neither"):
             instance_profiles(msgspec.structs.replace(SPEC, **changes), CATALOG)

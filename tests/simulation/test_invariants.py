@@ -76,5 +76,4 @@ def test_distributions_match_the_timelines(cluster, requests):
 @settings(max_examples=200)
 @given(clusters() | pipelines(), workloads())
 def test_equal_inputs_give_equal_results(cluster, requests):
-    """Two runs with equal inputs give equal results, despite different hash orders, object identities and clocks."""
     assert run(cluster, requests).facts() == run(cluster, requests).facts()

@@ -9,7 +9,7 @@ from twofold.simulation.kernel import Event, EventOrder, Kernel, MachineLink, Vi
 
 
 class Landed(Event):
-    """An event that records the time, in seconds, at which a transfer ends."""
+    """Event that records the end time of a transfer in seconds."""
 
     def __init__(self, transfers, number):
         self.order = EventOrder.TRANSFER + number
@@ -20,7 +20,7 @@ class Landed(Event):
 
 
 class Transfers:
-    """A simulated network of equal machines; `ends` maps each transfer's number to its end time in seconds."""
+    """A simulated network of equal machines, which records the end time of each transfer."""
 
     def __init__(self, machines=4, bytes_per_s=100.0, *, contention=True, latency_s=0.0):
         self.kernel = Kernel()
@@ -58,7 +58,7 @@ def test_disjoint_transfers_do_not_contend():
 
 
 def test_without_contention_each_transfer_has_its_own_link():
-    """With `contention=False`, as in SplitwiseSim, concurrent transfers do not slow each other down."""
+    """With `contention=False`, concurrent transfers do not slow each other down."""
     net = Transfers(contention=False)
     for number in range(3):
         net.send(number, 0, 1, 100, 0.0)
@@ -81,7 +81,7 @@ transfers = st.lists(
 @settings(max_examples=500)
 @given(transfers)
 def test_no_port_carries_more_than_it_can_and_everything_lands(wanted):
-    """Each transfer ends, but not sooner than if it ran alone, and no port exceeds its bandwidth."""
+    """No port exceeds its bandwidth, and every transfer ends."""
     net = Transfers()
     for number, (source, target, size, start) in enumerate(wanted):
         net.send(number, source, target, size, start)

@@ -66,13 +66,12 @@ def test_next_prompt_starts_when_the_first_stage_is_free():
 
 
 def test_short_iteration_waits_behind_a_long_one():
-    """A short iteration leaves the first stage at 59 ms, then waits for the second stage, which is free at 108 ms."""
+    """A short iteration that follows a long one waits for the second stage."""
     world = run(toy(2, max_num_batched_tokens=50), requests((0, 50, 1), (1, 1, 1)))
     assert moments(world, Moment.FIRST_TOKEN) == [108.0, 113.0]
 
 
 def test_decodes_in_two_lanes_overlap():
-    """Two sequences in two lanes (batches that alternate on two stages) each generate a token every 10 ms."""
     world = run(toy(2), requests((0, 10, 6), (0, 10, 6)))
     first, last = moments(world, Moment.DECODE_STARTED), moments(world, Moment.LAST_TOKEN)
     assert first[1] - first[0] == pytest.approx(15.0)
@@ -92,7 +91,6 @@ def test_idle_stages_are_not_busy():
 
 @given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 90), st.integers(1, 50), st.integers(1, 50)), max_size=30))
 def test_stages_compute_one_iteration_at_a_time(stages, iterations):
-    """A stage starts an iteration as soon as the stage is free and the previous stage has finished the iteration."""
     free_at, now = [0] * stages, 0
     for gap, first, later in iterations:
         before = list(free_at)
@@ -105,7 +103,7 @@ def test_stages_compute_one_iteration_at_a_time(stages, iterations):
 
 
 class Runs(Observer):
-    """An observer that collects the reported iterations of each instance."""
+    """Observer that collects the iterations of each instance."""
 
     def __init__(self):
         self.by_instance = defaultdict(list)
@@ -117,7 +115,6 @@ class Runs(Observer):
 @settings(max_examples=200)
 @given(pipelines(failures=False), workloads())
 def test_observers_see_iterations_of_the_last_stage_in_order(cluster, requests):
-    """Observers are notified of iterations of the last stage only, and these iterations do not overlap."""
     runs = Runs()
     run(cluster, requests, observers=[runs])
     for of_one in runs.by_instance.values():
@@ -156,7 +153,7 @@ def test_simulates_a_pipeline_of_the_catalog():
 
 
 def test_rejects_pipelines_with_an_unpipelined_batcher():
-    """SplitwiseSim's batcher rejects pipelines, whether a pool or the cluster's `rules` selects the batcher."""
+    """Pipelines with SplitwiseSim's batcher are rejected."""
     pool = PoolSpec(machines=2, machine="dgx-h100", role=Role.MIXED, pipeline_parallel=2)
     for change, more in (({"batcher": "splitwise-sim"}, {}), ({}, {"rules": "splitwise-sim"})):
         spec = ClusterSpec(pools=(msgspec.structs.replace(pool, **change),), model="llama2-70b", router="jsq", **more)

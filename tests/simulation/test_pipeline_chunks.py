@@ -37,7 +37,7 @@ BOTH_PHASES = ("splitwise", "splitwise-sim")
 
 
 def toy(stages, chunk):
-    """Return toy pipelines that split prompts into chunks of `chunk` tokens; a stage takes 4 ms plus 1 ms per token."""
+    """Return toy pipelines that split prompts into chunks of `chunk` tokens."""
     model = Pipeline("toy", ToyModel.error, ToyModel(), ToyModel(), stages)
     pools = (
         PoolSpec(machines=stages, machine="dgx-h100", role=Role.PREFILL, pipeline_parallel=stages),

@@ -1,4 +1,4 @@
-"""Re-planning in the simulator: detection of shifts, role changes, replicas and invariants."""
+"""Re-planning of simulated clusters when the traffic shifts."""
 
 from random import Random
 
@@ -40,7 +40,7 @@ def cluster(text="3xh100:prefill,1xh100:decode", router="jsq-planned"):
 
 
 def traffic(*parts, seed=0):
-    """Yield random requests; each of `parts` gives a rate, mean prompt and output tokens, and a duration in s."""
+    """Yield random requests with the rates, mean lengths and durations in `parts`."""
     draw, now, end = Random(seed), 0.0, 0.0
     for (rate, prompt, output), seconds in parts:
         now, end = end, end + seconds
@@ -69,7 +69,7 @@ class Seen(Observer):
 
 
 class Always:
-    """A stub of the split planner that always returns the numbers of prefill and decode instances in `split`."""
+    """Stub of the split planner that always recommends the same numbers of prefill and decode instances."""
 
     def __init__(self, split):
         self.split, self.asked = split, []
@@ -89,7 +89,7 @@ def replanned(spec, requests, planner, *, search_s=5.0, spare=0, rules=None, **h
 
 @pytest.mark.parametrize("router", ["jsq-planned", "splitwise"])
 def test_attainment_recovers_from_a_step(router):
-    """After a traffic shift, a role change raises SLO attainment above 90%; without it, attainment is below 50%."""
+    """A role change restores SLO attainment after a traffic shift."""
     spec, step_s = cluster(router=router), 120.0
     requests = list(traffic((PROMPTS, step_s), (OUTPUTS, 240.0)))
     _, seen, log = replanned(spec, requests, SplitPlanner(spec, CATALOG, SLO))

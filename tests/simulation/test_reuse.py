@@ -44,7 +44,7 @@ def prompt(name, arrival, blocks, tokens=None, output=2):
 
 @st.composite
 def conversations(draw, most=16):
-    """Strategy for requests of up to three conversations that share their first block."""
+    """Strategy for requests of a few conversations with common prefixes."""
     requests, at = [], 0
     for number in range(draw(st.integers(1, most))):
         at += draw(st.sampled_from([0, 0, 1, 50, 600, 3000]))
@@ -58,7 +58,7 @@ def conversations(draw, most=16):
 
 @st.composite
 def caching(draw):
-    """Strategy for clusters whose prefix caches hold a few blocks; some caches have a disk tier."""
+    """Strategy for clusters with small prefix caches."""
     spec, batchers, model, _ = draw(clusters())
     spec = msgspec.structs.replace(
         spec,

@@ -18,7 +18,7 @@ steps = st.lists(st.tuples(gaps, levels), min_size=1, max_size=40)
 
 
 def segments_of(start, changes, end_gap):
-    """Return the end time of a step function and its segments as (begin, end, value)."""
+    """Return the end time and the constant segments of a step function."""
     at, spans, value = start, [], None
     for gap, level in [*changes, (end_gap, None)]:
         if value is not None and gap:
@@ -47,7 +47,7 @@ def close(expected, scale):
 
 @given(st.integers(0, 10**15), steps, gaps)
 def test_integral_mean_and_maximum_agree_with_the_plain_way(start, changes, end_gap):
-    """Integral, mean and maximum of a series equal those computed from the step function's segments."""
+    """Statistics of a series equal those computed from the step function."""
     series = series_of(start, changes, end_gap)
     end, spans = segments_of(start, changes, end_gap)
     area = math.fsum((b - a) / PS * value for a, b, value in spans)
@@ -81,7 +81,7 @@ def test_every_bin_agrees_with_the_plain_way(start, changes, end_gap):
 
 
 def test_a_long_run_keeps_few_bins():
-    """A series with 20,000 changes, followed by a year without changes, has at most 1,024 bins."""
+    """A series never has more than 1,024 bins."""
     series = Series()
     for i in range(20_000):
         series.set(i * 10**9, i % 2)

@@ -50,7 +50,7 @@ def timelines(spec, requests):
 
 @pytest.mark.parametrize("mode", ["serialized", "layer-wise"])
 def test_a_lone_request_takes_the_sum_of_its_parts(mode):
-    """The E2E of a single request is the sum of its prefill, its visible transfer and its decode iterations."""
+    """The E2E latency of a single request is the sum of the times of its phases."""
     spec = msgspec.structs.replace(SPLIT, handoff=mode)
     _, (timeline,) = timelines(spec, [one(1500, 5)])
     prefill = model().prefill_s(1500, 1500**2)
@@ -68,7 +68,7 @@ def test_a_lone_request_takes_the_sum_of_its_parts(mode):
 
 
 def test_the_mode_is_chosen_by_size():
-    """By default, KV is transferred after the prefill of a short prompt, but during the prefill of a long prompt."""
+    """By default, KV is transferred after the prefill of short prompts and during the prefill of long ones."""
     bloom = msgspec.structs.replace(SPLIT, model="bloom-176b")
     _, (short, long) = timelines(bloom, [one(20, 2), one(4000, 2, arrival=5.0, name="b")])
     assert short.moments[Moment.HANDOFF_STARTED] >= short.moments[Moment.FIRST_TOKEN]
@@ -76,7 +76,7 @@ def test_the_mode_is_chosen_by_size():
 
 
 def test_a_failed_instance_loses_its_requests_and_recovers():
-    """While an instance is down, its running request fails and new requests are rejected; later requests complete."""
+    """Requests on a failed instance fail, and later requests complete after it recovers."""
     spec = msgspec.structs.replace(
         SPLIT, router="jsq", failures=(InstanceFailure(instance="decode-0", at_s=1.0, back_s=3.0),)
     )
@@ -91,7 +91,7 @@ def test_rejects_requests_larger_than_every_instance():
 
 
 def test_energy_is_idle_power_and_what_batches_draw_on_top():
-    """During a prefill, one instance uses its prefill power and the other its idle power."""
+    """While one instance runs a prefill, the other uses its idle power."""
     result, (timeline,) = timelines(SPLIT, [one(1000, 1)])
     prefill = timeline.ttft_s
     expected = prefill * (model().prefill_w(1000) + model().idle_w)
@@ -156,7 +156,7 @@ def test_rejects_invalid_clusters(change, says):
 
 
 def test_a_saturating_budget_is_that_of_each_pools_own_machines():
-    """The token budget `auto` of a prefill pool is the prompt length that saturates the pool's machine."""
+    """The token budget `auto` of a prefill pool depends on the pool's machine."""
     spec = msgspec.structs.replace(SPLIT, router="jsq", max_num_batched_tokens=SATURATING)
     fast, decode = instance_profiles(spec, CATALOG)
     fits = model()

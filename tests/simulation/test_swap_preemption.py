@@ -1,4 +1,4 @@
-"""Swap preemption in the simulator: simulating several iterations at once changes no result, and copies take time."""
+"""Swap preemption in the simulator."""
 
 import msgspec
 import pytest
@@ -30,7 +30,7 @@ def two():
 @settings(max_examples=600)
 @given(clusters(swapping=True), workloads(outputs=LONG))
 def test_runs_end_when_blocks_run_out(cluster, requests):
-    """Several iterations simulated as one run give the same results as single iterations, to the picosecond."""
+    """Simulating several iterations in one step changes no result."""
     assert run(cluster, requests).facts() == run(cluster, requests, max_run=1).facts()
 
 
@@ -47,7 +47,7 @@ def test_every_request_ends_once_and_all_blocks_are_freed(cluster, requests):
 
 
 def test_copies_take_the_time_of_the_host_link():
-    """A slower host link lengthens the simulation by exactly the additional copy time and changes nothing else."""
+    """A slower host link lengthens the simulation by exactly the additional copy time."""
     slow = simulate(msgspec.structs.replace(ALONE, swap_bytes_per_s=1e9), two(), catalog=CATALOG)
     fast = simulate(msgspec.structs.replace(ALONE, swap_bytes_per_s=1e10), two(), catalog=CATALOG)
     assert slow.swaps == fast.swaps > 0
@@ -65,7 +65,7 @@ def test_default_host_link_is_pcie_per_accelerator():
 
 
 def test_swapping_runs_more_requests_at_once():
-    """With swap space, two requests start together although the KV of their full lengths does not fit in memory."""
+    """With swap space, requests start before memory for their full lengths is free."""
     whole = simulate(msgspec.structs.replace(ALONE, swap_space_bytes=None), two(), catalog=CATALOG)
     grown = simulate(ALONE, two(), catalog=CATALOG)
     assert whole.swaps == 0
@@ -75,7 +75,7 @@ def test_swapping_runs_more_requests_at_once():
 
 @pytest.mark.parametrize("batcher", ["prefill", "prefill-balanced", "prefill-chunks"])
 def test_prefill_batchers_run_beside_swapping_decodes(batcher):
-    """Prefill instances have no swap space, and decode instances swap."""
+    """Decode instances have swap space, and prefill instances have none."""
     pools = (
         PoolSpec(machines=1, machine="dgx-h100", role=Role.PREFILL, batcher=batcher),
         PoolSpec(machines=1, machine="dgx-h100", role=Role.DECODE),
@@ -108,7 +108,7 @@ def test_rejects_a_request_larger_than_the_swap_space():
 
 
 def test_cluster_files_round_trip():
-    """Swap settings are unchanged after writing and reading a cluster file, and unset ones are not written."""
+    """Swap settings are unchanged after writing and reading a cluster file."""
     spec = msgspec.structs.replace(ALONE, swap_bytes_per_s=2e10)
     assert read_cluster(dump_cluster(spec), "c.yaml", catalog=CATALOG) == spec
     assert "swap" not in dump_cluster(msgspec.structs.replace(ALONE, swap_space_bytes=None))

@@ -15,7 +15,7 @@ GOOD = result(arrived=100, completed=100, rejected=0, failed=0)
 
 
 def test_joint_attainment_counts_every_arrival():
-    """Rejected, failed and unfinished requests count as requests that miss the SLO."""
+    """All arrived requests count in the SLO attainment, even rejected and failed ones."""
     judged = verdict(result(slo_met=90), SLO)
     (check,) = judged.checks
     assert judged.met
@@ -45,7 +45,7 @@ def test_nine_bounds_of_splitwise():
 
 @pytest.mark.parametrize("value", [1.25, 1.2500001])
 def test_a_bound_may_be_reached_and_not_passed(value):
-    """A percentile equal to its bound meets the SLO, and a percentile slightly above the bound misses it."""
+    """A percentile may equal its bound but not exceed it."""
     exact = Histogram(unit=value, counts={1: 1}, total=1, low=1, high=1)
     judged = verdict(result(arrived=1, completed=1, e2e_slowdown=exact), SlowdownSlo(e2e={50: 1.25}))
     assert judged.met == (value <= 1.25)

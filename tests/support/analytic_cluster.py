@@ -18,13 +18,12 @@ def design(*counts, family=SPLIT):
 
 
 class AnalyticCluster:
-    """A stub that evaluates the planner's trials (a design at a rate): a machine of a role serves `per_prefill`,
-    `per_decode` or `per_mixed` requests/s, and a split design its weaker pool's rate less `overhead`. `upper` returns
-    `slack` times this capacity. If `tells` is True, evaluations name the limiting phase.
-    """
+    """Stub of the planner's simulator, which computes the capacity of a design from rates per machine."""
 
     def __init__(self, per_prefill=5.0, per_decode=3.0, per_mixed=2.0, *, slack=1.2, overhead=0.0, tells=True):
         self.per_prefill, self.per_decode, self.per_mixed = per_prefill, per_decode, per_mixed
+        # The upper bound is `slack` times the capacity; a split design serves `overhead` requests/s less; if `tells`
+        # is True, evaluations name the limiting phase.
         self.slack, self.overhead, self.tells = slack, overhead, tells
         self.asked = []
 

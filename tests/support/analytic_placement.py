@@ -20,12 +20,10 @@ def kind(tensor, pipeline=1, name="dgx-node"):
 
 
 class AnalyticPlacement:
-    """A stub that evaluates the planner's trials (a design at a rate); `prefill` and `decode` map an instance kind to
-    requests/s. A split design has the rate of its weaker phase, a colocated design a third of its weaker phase's.
-    """
+    """Stub of the placement search's simulator, which computes goodput from rates per instance."""
 
     def __init__(self, prefill, decode):
-        self.prefill, self.decode = prefill, decode
+        self.prefill, self.decode = prefill, decode  # functions from an instance kind to requests/s
         self.asked = []
 
     def capacity(self, design):

@@ -41,7 +41,7 @@ async def served_name(session: aiohttp.ClientSession, url: str) -> str:
 async def complete_all(
     url: str, prompts: Sequence[list[int]], *, at_once: int, spread_s: float = 0.0, **fields: object
 ) -> list[list[int]]:
-    """Send prompts after random delays of up to `spread_s` seconds, at most `at_once` at a time; return the outputs."""
+    """Send prompts concurrently, at most `at_once` at a time, and return the outputs."""
     waits = random.Random(0)
     slots = asyncio.Semaphore(at_once)
 
@@ -56,7 +56,7 @@ async def complete_all(
 
 
 def block_counts(url: str) -> dict[str, dict[str, float]]:
-    """Return the numbers of KV blocks from /metrics, by instance and state (`total`, `free` or `in_flight`)."""
+    """Return the KV block counts from /metrics, by instance and state."""
     counts: dict[str, dict[str, float]] = {}
     pattern = re.compile(r'^twofold:kv_cache_blocks\{instance="([^"]+)",state="([^"]+)"\} (\S+)$', re.MULTILINE)
     for instance, state, value in pattern.findall(metrics(url)):
@@ -65,13 +65,13 @@ def block_counts(url: str) -> dict[str, dict[str, float]]:
 
 
 def metric(url: str, name: str) -> float:
-    """Return the sum of all samples whose metric name and labels begin with `twofold:` followed by `name`."""
+    """Return the sum of a metric's samples; `name` may include labels."""
     lines = metrics(url).splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"twofold:{name}"))
 
 
 def metric_reaches(url: str, name: str, least: float, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
-    """Poll until a metric is at least `least`; return False after `tries` polls."""
+    """Wait until a metric reaches `least`; return False on timeout."""
     for _ in range(tries):
         if metric(url, name) >= least:
             return True
@@ -80,7 +80,7 @@ def metric_reaches(url: str, name: str, least: float, *, tries: int = 6000, paus
 
 
 def metric_falls(url: str, name: str, most: float, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
-    """Poll until a metric is at most `most`; return False after `tries` polls."""
+    """Wait until a metric falls to `most`; return False on timeout."""
     for _ in range(tries):
         if metric(url, name) <= most:
             return True
@@ -89,7 +89,7 @@ def metric_falls(url: str, name: str, most: float, *, tries: int = 6000, pause_s
 
 
 async def all_blocks_free(url: str, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
-    """Poll until every block of every instance is free; return False after `tries` polls."""
+    """Wait until all KV blocks of all instances are free; return False on timeout."""
     for _ in range(tries):
         counts = await asyncio.to_thread(block_counts, url)
         if counts and all(c["free"] == c["total"] and c["in_flight"] == 0 for c in counts.values()):

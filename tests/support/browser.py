@@ -23,7 +23,7 @@ def chromium() -> str | None:
 
 
 class Page:
-    """A browser page; `errors` collects console errors and uncaught exceptions."""
+    """A browser page, which records JavaScript errors."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.errors: list[str] = []
@@ -129,7 +129,6 @@ async def browsing(executable: str) -> AsyncIterator[Page]:
 
 
 async def _port(home: Path, process: asyncio.subprocess.Process) -> int:
-    """Return the DevTools port, which the browser writes to its profile at startup."""
     file = home / "DevToolsActivePort"
     async with asyncio.timeout(START_S):
         while not (file.exists() and file.read_text().count("\n")):

@@ -15,7 +15,7 @@ from twofold.transport.pooled import load_transport
 
 
 class CachePeer:
-    """A `Cache` in another process; `do(method, *arguments)` calls one of its methods."""
+    """Proxy of a `Cache` in another process."""
 
     def __init__(self, name, key=None):
         context = multiprocessing.get_context("spawn")
@@ -28,7 +28,7 @@ class CachePeer:
         return self._pipe.recv()
 
     def stop(self):
-        """Suspend the process; it can still be killed."""
+        """Suspend the process."""
         os.kill(self.process.pid, signal.SIGSTOP)
 
     def kill(self):
@@ -40,7 +40,6 @@ class Cache:
     """The KV cache of one process: a transport with its memory pools and connections."""
 
     def __init__(self, name, key=None, host=None):
-        """Create a cache without a transport; with a cluster key file `key`, it belongs to the host `host`."""
         self.name, self.network = name, None
         self.transport, self.connections = None, []
         if key is not None:
@@ -49,7 +48,7 @@ class Cache:
             )
 
     def make(self, transport, epoch, layout, num_blocks, everything=True):
-        """Create a transport and return its descriptor; if `everything` is True, lease all blocks to two peers."""
+        """Create the transport of this cache and return its descriptor."""
         make = load_transport(transport)
         self.transport = make(KvCacheSpec(self.name, epoch, layout, num_blocks, DEVICE, self.network))
         if everything:
@@ -83,7 +82,7 @@ class Cache:
         self.transport.publish(range(self.transport.engine_pool.num_blocks))
 
     def rows(self):
-        """Return the blocks of each layer as bytes; in a block, keys precede values."""
+        """Return the KV blocks of each layer as bytes."""
         pool = self.transport.landing_pool
         return [torch.cat(pool.block_rows(k), dim=1).cpu().numpy().copy() for k in range(len(pool.layout.layers))]
 

@@ -7,13 +7,13 @@ from twofold.kvcache.prefix import prefix_keys
 
 
 def prompts(alphabet, longest):
-    """Strategy for prompts as block keys of one-token blocks; prompts of a small `alphabet` often share prefixes."""
+    """Strategy for prompts that often share prefixes, as block keys."""
     tokens = st.lists(st.integers(0, alphabet - 1), min_size=1, max_size=longest)
     return tokens.map(lambda drawn: tuple(prefix_keys(drawn, 1)))
 
 
 class RecordingObserver(CacheObserver):
-    """A cache observer that records the cached keys, and why keys were removed."""
+    """Cache observer that records the cached keys and the reasons for removals."""
 
     def __init__(self):
         self.keys, self.reasons = set(), []

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class Collector:
-    """An OTLP collector; `received` lists the exports as (path, body)."""
+    """A running OTLP collector and the exports that it has received."""
 
     def __init__(self, url: str) -> None:
         self.url = url

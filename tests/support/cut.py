@@ -11,7 +11,7 @@ _PIDFD_GETFD = 438  # in the common Linux syscall table
 
 
 def cut_between(processes):
-    """Shut down all TCP connections among `processes`; return the number of connection ends shut down."""
+    """Shut down all TCP connections between processes; return the number of sockets shut down."""
     ends = [
         (process, one)
         for process in processes

@@ -1,4 +1,4 @@
-"""The device of the torch engine in tests: TWOFOLD_TEST_DEVICE if set, otherwise the CPU (see `make test-gpu`)."""
+"""The device of the torch engine in tests: TWOFOLD_TEST_DEVICE if set, otherwise the CPU."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A driver that runs requests on an engine without a scheduler: scattered blocks, mixed batches, chunked prefill."""
+"""A driver that runs requests on an engine without a scheduler."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -50,9 +50,7 @@ def drive(
     seed: int = 0,
     scatter: bool = True,
 ) -> list[list[Sampled]]:
-    """Return an output of `max_tokens` tokens for each prompt, regardless of EOS. Each iteration runs up to `max_batch`
-    requests, in random order, with at most `chunk()` tokens per request.
-    """
+    """Run prompts on an engine without a scheduler; return the output tokens of each."""
     rng = random.Random(seed)
     each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
     free = list(range(engine.num_blocks))

@@ -1,10 +1,10 @@
-"""A clock that advances only by sleeps and `pass_time`; each sleep ends `oversleep` picoseconds too late."""
+"""A fake clock, which advances only by `sleep_until` and `pass_time`."""
 
 
 class FakeClock:
     def __init__(self, now=0, oversleep=0):
         self.time = now
-        self.oversleep = oversleep
+        self.oversleep = oversleep  # picoseconds by which each sleep is too long
         self.slept_until = []
 
     def now(self):

@@ -16,7 +16,7 @@ FORKS.set_forkserver_preload(["support.forked_service", "twofold.cli.serve.run"]
 
 @contextmanager
 def forked_service(*flags):
-    """Run `twofold serve FLAGS…` while the context is open and yield its URL; a failed start is an AssertionError."""
+    """Run `twofold serve` with `flags` while the context is open, and yield its URL."""
     port = free_port()
     arguments = ["twofold", "serve", "--port", str(port), *map(str, flags)]
     url = f"http://127.0.0.1:{port}"

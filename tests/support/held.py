@@ -18,7 +18,7 @@ def family(process):
 
 
 def segments(process):
-    """Return the shared memory segments that a service's processes have mapped or opened, as (path, inode)."""
+    """Return the shared memory segments that a service uses, as (path, inode)."""
     found = set()
     for one in family(process):
         for look in (_mapped, _open):
@@ -48,7 +48,7 @@ def _open(pid):
 
 
 def run_dirs(process):
-    """Return the socket directories of a service, whose names contain the pid of the service."""
+    """Return the socket directories of a service."""
     return glob.glob(f"{tempfile.gettempdir()}/twofold-{process.pid}-*")
 
 
@@ -69,7 +69,7 @@ def holdings(process):
 
 
 def leaks(process, before, *, tries=6000, pause_s=0.1):
-    """Poll until a service holds no more resources than `before`; return {kind: (before, now)} of the excess."""
+    """Return the resource counts of a service that stay above `before`."""
     # Each of the four threads of a worker opens a connection to the controller when it sends its first message.
     most = {**before, "open files of the gateway": before["open files of the gateway"] + 4 * before["processes"]}
     for _ in range(tries):

@@ -1,4 +1,4 @@
-"""Functions that run helm: the installed binary or, if there is none, the helm-python-sdk package."""
+"""Functions that render and lint the Helm chart."""
 
 import json
 import shutil
@@ -13,13 +13,13 @@ _KUBERNETES = "1.30.0"  # rendered for this version, because there is no cluster
 
 
 def rendered(name, values):
-    """Render the Helm chart; return a dict of its objects by (kind, name), or raise ValueError with helm's message."""
+    """Render the Helm chart and return its Kubernetes objects by (kind, name)."""
     texts = _by_binary(name, values) if shutil.which("helm") else _by_library(name, values)
     return by_name(each for text in texts for each in yaml.safe_load_all(text) if each)
 
 
 def by_name(objects):
-    """Return a dict of Kubernetes objects by (kind, name); raise AssertionError if two objects have the same key."""
+    """Return Kubernetes objects as a dict by (kind, name)."""
     found = {}
     for each in objects:
         key = each["kind"], each["metadata"]["name"]

@@ -44,7 +44,7 @@ NONE = ContentionFactors()
 
 
 def profile(*, cores=2, threads=1, front=NO_FRONT, prefill=NONE, decode=NONE, latency_s=0.0, sync_s=0.0):
-    """Return a host profile; by default, the links and the gateway take no time."""
+    """Return a host profile, by default without gateway and link delays."""
     return MeasuredProfile(
         model=MODEL,
         engine="a test",

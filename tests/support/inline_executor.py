@@ -1,4 +1,4 @@
-"""An executor that evaluates the planner's trials (a design at a rate) immediately, by a formula."""
+"""An executor for the planner's simulations that computes their results by a formula."""
 
 from concurrent.futures import Future
 
@@ -7,7 +7,7 @@ from twofold.planning.evaluation import SimulatedTrial
 
 
 class InlineExecutor:
-    """An executor that counts trials of the planner in `runs`; after `interrupt_after`, it raises KeyboardInterrupt."""
+    """Executor that computes and counts simulations, and can raise KeyboardInterrupt."""
 
     def __init__(self, cluster=None, interrupt_after=None):
         self.cluster = cluster or AnalyticCluster(slack=3.0)

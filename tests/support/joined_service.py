@@ -17,7 +17,7 @@ TWOFOLD = [sys.executable, "-m", "twofold.cli.main"]
 
 
 class JoinedService:
-    """A service and the hosts that join it: processes on this machine or, if `hosts` is set, on emulated hosts."""
+    """A service and the hosts that join it."""
 
     def __init__(self, model, folder, hosts=None):
         self.model, self.folder, self.hosts = model, Path(folder), hosts
@@ -29,7 +29,7 @@ class JoinedService:
         self.processes = []
 
     def serve(self, *flags, engine=ENGINE, program=None):
-        """Start `twofold serve`, or the script `program` with equal flags; return its process without waiting."""
+        """Start the service and return its process without waiting."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         listen = ["--listen-workers", self.controller, "--cluster-key", str(self.key)]
@@ -48,7 +48,7 @@ class JoinedService:
         assert wait_ready(self.service, self.url), self.logged("serve.log")
 
     def wait_logged(self, log, text, after=0, tries=6000):
-        """Poll until the log file `log` contains `text`; ignore the first `after` characters of the file."""
+        """Wait until `text` is in a log file."""
         for _ in range(tries):
             if text in self.logged(log)[after:]:
                 return
@@ -78,7 +78,7 @@ class JoinedService:
 
 @contextmanager
 def joined_service(model, folder, *flags, there=("--decode", "1"), hosts=None, program=None):
-    """Run a service with `flags` and a host that joins it with the flags `there`; yield when the service is ready."""
+    """Run a service that another host joins; yield when it is ready."""
     running = JoinedService(model, folder, hosts)
     try:
         running.serve(*flags, program=program)

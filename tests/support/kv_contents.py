@@ -1,4 +1,4 @@
-"""A model of KV memory that records which request and position each device and host block holds."""
+"""A model of KV memory that checks whether batches read the right KV."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -12,15 +12,13 @@ Label = BlockKey | tuple[str, int]
 
 
 class KvContents:
-    """A model of block contents that checks whether each batch of an instance reads the KV of its own requests. Blocks
-    with equal keys are interchangeable; `keys_of` returns the keys of a request's full prompt blocks.
-    """
+    """Model of an instance's KV blocks, which checks that each batch reads the KV of its own requests."""
 
     def __init__(
         self, instance: InstanceScheduler, keys_of: Callable[[str], Sequence[BlockKey]] = lambda _: ()
     ) -> None:
         self._instance = instance
-        self._keys_of = keys_of
+        self._keys_of = keys_of  # keys of a request's full prompt blocks; blocks with equal keys are interchangeable
         self._size = instance.blocks.block_size
         self._here: dict[int, Label] = {}
         self._host: dict[int, Label | None] = {}
@@ -34,12 +32,12 @@ class KvContents:
         return isinstance(self._instance.blocks, PagedBlockAllocator)
 
     def leased(self, request_id: str, blocks: Iterable[int], *, torn: bool = False) -> None:
-        """Record that a peer has written a request's KV to `blocks` or, if `torn` is True, is still writing it."""
+        """Record that a peer has written a request's KV, completely or in part."""
         for place, block in enumerate(blocks):
             self._here[block] = ("torn", place) if torn else self._whole(request_id, place)
 
     def begins(self, batch: Batch, copies: list[BlockCopy]) -> None:
-        """Record the block copies of a batch and the block tables of its sequences, for the check in `ends`."""
+        """Record the state at the start of a batch, for the check in `ends`."""
         self._copies = copies
         self._tables = {i.request_id: tuple(self._instance.blocks_of(i.request_id)) for i in batch.items}
         wanted = (self._instance.copy_of(item.request_id) for item in batch.items)
@@ -47,7 +45,7 @@ class KvContents:
         self.shared_copies += len(self._shared_copies)
 
     def ends(self, batch: Batch, gone: Iterable[str]) -> None:
-        """Execute a batch, and check that each of its requests, except those in `gone`, reads its own KV."""
+        """Execute a batch, and check that its requests, except those in `gone`, read their own KV."""
         for copy in self._copies:
             for here, there in zip(copy.device_blocks, copy.host_blocks, strict=True):
                 if copy.out:

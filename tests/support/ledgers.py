@@ -1,4 +1,4 @@
-"""Overload ledgers (predicted loads of instances), at 1 ms per prompt token and 10 ms per decoding sequence."""
+"""Overload ledgers (predicted loads of instances) with round numbers."""
 
 from support.routed import load, pools
 from support.toy import ToyModel
@@ -31,7 +31,7 @@ def placed(name, *, prompt=100, prefill="p0", decode="d0", arrival_s=0.0, output
 
 
 def decoding(made, *names, prompt=100, decode="d0", now=0.0):
-    """Add decoding requests with the given names, which start to decode at the time `now`, to a ledger."""
+    """Add decoding requests to a ledger."""
     for name in names:
         each = placed(name, prompt=prompt, decode=decode)
         made.placed(each, now)

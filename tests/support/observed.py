@@ -1,4 +1,4 @@
-"""The reports of a short simulation, for tests of simulation observers."""
+"""The events of a short simulation, for tests of observers."""
 
 from twofold.instance import Role
 from twofold.request import FinishReason, Request
@@ -10,7 +10,7 @@ MS = 10**9
 
 
 def completed(request_id="chat-1", arrival_s=0.25):
-    """Return the timeline of a split request with a TTFT of 0.5 s, a TPOT of 0.125 s and an E2E of 1 s."""
+    """Return the timeline of a completed request with round latencies."""
     return Timeline(
         Request(id=request_id, arrival_s=arrival_s, prompt_tokens=1_204, output_tokens=5),
         moments={
@@ -32,13 +32,13 @@ def completed(request_id="chat-1", arrival_s=0.25):
 
 
 def refused(request_id="chat-2", arrival_s=0.5):
-    """Return the timeline of a rejected request, whose only moment is its arrival."""
+    """Return the timeline of a request that was rejected on arrival."""
     request = Request(id=request_id, arrival_s=arrival_s, prompt_tokens=9, output_tokens=1)
     return Timeline(request, moments={Moment.ARRIVED: arrival_s}, finish_reason=FinishReason.ERROR)
 
 
 def report_run(observer):
-    """Report a short simulation to an observer: iterations, a KV transfer, a role change, and two ended requests."""
+    """Report the events of a short simulation to an observer."""
     observer.role("prefill-0", Role.PREFILL, 0)
     observer.role("decode-0", Role.DECODE, 0)
     observer.note(250 * MS, "placement", "chat-1", "prefill-0, decode-0")

@@ -1,4 +1,4 @@
-"""An emulated engine with a scheduler, whose iterations take the times of a performance model on a simulated clock."""
+"""An emulated engine whose iterations take the times of a performance model on a simulated clock."""
 
 import time
 
@@ -16,7 +16,7 @@ TIMES = IterationTimes(
 
 
 class PacedStepper(Stepper):
-    """An emulated engine with a scheduler; each iteration advances the simulated time `now`, in seconds."""
+    """An emulated engine with a scheduler, whose iterations advance a simulated clock."""
 
     engine = "paced 1.0"
     vocab_size = 1000
@@ -53,6 +53,6 @@ class PacedStepper(Stepper):
 
 
 def keep_time(monkeypatch, stepper):
-    """Let `time.perf_counter` and `time.monotonic` return the simulated time `stepper.now`."""
+    """Replace Python's clocks by the simulated time of `stepper`."""
     monkeypatch.setattr(time, "perf_counter", lambda: stepper.now)
     monkeypatch.setattr(time, "monotonic", lambda: stepper.now)

@@ -7,7 +7,7 @@ BLOCK_TOKENS = 100
 
 
 class Proportional(Prediction):
-    """A prediction of `per_block_s` seconds per block of 100 computed tokens and `transfer_s` per transferred block."""
+    """Prediction of prefill and transfer times that are proportional to the number of blocks."""
 
     def __init__(self, per_block_s: float = 1.0, transfer_s: float = 0.1) -> None:
         self.per_block_s, self.per_block_transfer_s = per_block_s, transfer_s

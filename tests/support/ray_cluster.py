@@ -40,10 +40,10 @@ class RayNodes:
         return self._nodes[node].all_processes["raylet"][0].process
 
     def kill(self, node):
-        """Kill a node's raylet and reap the process, because the node's workers treat a zombie as a running process."""
+        """Kill a node and reap its process."""
         process = self.raylet(node)
         process.kill()
-        process.wait()
+        process.wait()  # the node's workers treat a zombie as a running process
 
     def close(self):
         self._cluster.shutdown()
@@ -51,7 +51,7 @@ class RayNodes:
 
 
 def patient(get_node):
-    """Return Ray's `get_node` with added retries, because the timeout of 30 s is too short on a busy machine."""
+    """Return Ray's `get_node` with more retries."""
 
     def found(*arguments):
         try:
@@ -59,6 +59,7 @@ def patient(get_node):
         except RuntimeError:
             return None
 
+    # Ray's timeout of 30 s is too short on a busy machine.
     return lambda *arguments: until(lambda: found(*arguments), tries=3000)
 
 

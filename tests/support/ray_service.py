@@ -40,11 +40,11 @@ class RayService:
         return self.log.read_text()
 
     def nodes(self):
-        """Return a dict that maps each worker to its node, according to the latest log line about the worker."""
+        """Return the node of each worker."""
         return dict(re.findall(r"(\w+-\d) is on node (\w+)", re.sub(r"\s+", " ", self.output)))
 
     def states(self):
-        """Return a dict that maps each worker to its (role, state)."""
+        """Return the role and state of each worker."""
         return {each.instance: (each.role.value, each.state) for each in pools_run.ask(self.url, None).pools}
 
     def up(self):
@@ -65,7 +65,7 @@ def ray_service(model, address, folder, *flags):
 
 
 class Load:
-    """Clients that each send one prompt after another until `over` is set, and compare the outputs with `answers`."""
+    """Clients that send prompts until `over` is set, and check the outputs."""
 
     def __init__(self, url, answers):
         self._url, self._answers = url, answers
@@ -87,7 +87,6 @@ class Load:
 
 
 async def _stream(session, url, body):
-    """Return the output tokens of a stream; raise AssertionError if the stream does not finish."""
     tokens = []
     body = {**body, "stream": True, "return_token_ids": True}
     async with session.post(f"{url}/v1/completions", json=body) as response:
@@ -114,7 +113,7 @@ def answers_of(model):
 
 
 def under_load(service, answers, what):
-    """Call `what` while clients stream; check that all streams are complete and unchanged and all blocks get free."""
+    """Call `what` while clients stream, and check that all streams are complete and unchanged."""
     load = Load(service.url, answers)
     with ThreadPoolExecutor(1) as pool:  # Ray's test cluster needs the main thread
         clients = pool.submit(asyncio.run, load.run())
@@ -135,7 +134,7 @@ def under_load(service, answers, what):
 
 
 def processes_of(worker):
-    """Return all processes that have the name `worker` and descend from a Ray actor of Twofold, on any node."""
+    """Return the processes of a worker on all nodes."""
     found = []
     for one in psutil.process_iter():
         with suppress(psutil.NoSuchProcess):  # it ended meanwhile
@@ -146,7 +145,7 @@ def processes_of(worker):
 
 
 def until(true, tries=6000, pause_s=0.1):
-    """Call the function `true` repeatedly until its result is true, and return the result."""
+    """Call a function until its result is true, and return the result."""
     for _ in range(tries):
         found = true()
         if found:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def greedy_outputs(model_dir: Path, prompts: Sequence[list[int]], output: int) -> list[list[int]]:
-    """Return the greedy output ids of each prompt; transformers computes one prompt at a time in float32."""
+    """Return the greedy output ids of each prompt, computed by transformers in float32."""
     import torch
     from transformers import AutoModelForCausalLM
 

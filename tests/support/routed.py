@@ -33,7 +33,7 @@ def cluster(roles: list[Role], router: str = "jsq", capacity_tokens: int | None 
 
 
 def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int) -> InstanceLoad:
-    """Return an instance load with the given numbers; the first letter of `name` (p, d or m) selects the role."""
+    """Return the load of an instance with the given counts."""
     made = InstanceLoad(name, _ROLES[name[0]], capacity)
     made.queued = partial(int, queued)
     made.replace(NO_LOAD, LoadTotals(**numbers))
@@ -41,13 +41,13 @@ def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int
 
 
 def numbers(load: InstanceLoad | LoadTotals) -> SimpleNamespace:
-    """Return the token and request counts of a load as an object, so that loads with equal counts compare equal."""
+    """Return the counts of a load in a comparable form."""
     names = ("pending_prefill_tokens", "reserved_tokens", "prefills", "decodes", "requests")
     return SimpleNamespace(**{name: getattr(load, name) for name in names})
 
 
 def predicted(prefill: str, decode: str, reused_tokens: int = 0, fetch: PrefixFetch | None = None) -> Route:
-    """Return the route that a router is expected to return; any predicted TTFT compares equal."""
+    """Return the expected route, which equals the router's route for any predicted TTFT."""
     return Route(prefill, decode, (), reused_tokens, fetch, ANY)
 
 

@@ -15,7 +15,7 @@ ROUTE = ("-m", "twofold.cli.main", "route")  # alternative `program`
 
 @contextmanager
 def running_service(model, *flags, port=None, program=("-m", "twofold.cli.main", "serve")):
-    """Run `twofold serve` or `program` with a model (unless None) and flags; yield the process and the URL."""
+    """Run `twofold serve` or another program; yield the process and the URL."""
     port = free_port() if port is None else port
     given = [] if model is None else [str(model)]
     command = [sys.executable, *program, *given, *flags, "--port", str(port)]
@@ -29,7 +29,7 @@ def running_service(model, *flags, port=None, program=("-m", "twofold.cli.main",
 
 
 def ended(processes, tries=6000):
-    """Poll until all `processes` (of psutil) have ended or are zombies; return False after `tries` polls."""
+    """Wait until all processes have ended; return False on timeout."""
     for _ in range(tries):
         if not any(_running(process) for process in processes):
             return True
@@ -50,7 +50,7 @@ def children(process):
 
 
 def named(process, pattern):
-    """Return the running descendants of a process that have names matching the whole regular expression `pattern`."""
+    """Return the running descendants of a process whose names match `pattern`."""
     return [child for child in children(process) if re.fullmatch(pattern, _name(child)) and _running(child)]
 
 

@@ -36,7 +36,7 @@ def request(name: str, prompt: int = 10, output: int = 3, arrival_s: float = 0.0
 
 
 def arrive(instance: InstanceScheduler, made: Request, source: str = "p") -> None:
-    """Let a decode instance lease blocks to a request that is prefilled on `source`, then receive the request's KV."""
+    """Hand off a prefilled request to a decode instance."""
     assert instance.lease_now(made, source, 0.0) is not None
     assert instance.kv_received(made.id, EPOCH)
 
@@ -49,7 +49,7 @@ def step(instance: InstanceScheduler, stopped: tuple[str, ...] | set[str] = ()) 
 
 
 def ran(instance: InstanceScheduler) -> list[str]:
-    """Run one iteration of an instance scheduler, and return the ids of the requests in its batch, in order."""
+    """Run one iteration of an instance scheduler, and return the ids of the requests in its batch."""
     batch = instance.next_batch(0.0)
     assert batch is not None
     instance.complete(batch)

@@ -71,7 +71,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def well_behaved(body: Body) -> list[Step]:
-    """Return the script of a response with one chunk per requested token, followed by the usage and [DONE]."""
+    """Return a script that sends the requested number of tokens, then the usage."""
     wanted = int(str(body["max_tokens"]))
     prompt = body["prompt"]
     length = len(prompt) if isinstance(prompt, list) else len(str(prompt).split())
@@ -81,7 +81,7 @@ def well_behaved(body: Body) -> list[Step]:
 
 @dataclass
 class ScriptedEndpoint:
-    """A running server: its URL, and the bodies and headers of all completion requests in order of arrival."""
+    """A running server that follows a script and records all completion requests."""
 
     script: Script = well_behaved
     models: Sequence[Body] = ({"id": "scripted", "max_model_len": 4096},)

@@ -18,7 +18,7 @@ FIRST_TEXT_TOKEN = 2
 
 
 class Gate:
-    """A script step at which the service waits until the test calls `open`."""
+    """Script step that waits until the test calls `open`."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
@@ -42,7 +42,7 @@ def served_model(**changes: object) -> ServedModel:
 
 
 class ScriptedService:
-    """A stub of the service that generates the tokens of `script`; by default, prompt and seed determine the tokens."""
+    """Stub of the service that generates the tokens of a script."""
 
     def __init__(self, script: Script | None = None, *, model: ServedModel | None = None, delay_s: float = 0.0) -> None:
         self.model = model or served_model()
@@ -102,7 +102,7 @@ class ScriptedService:
         return b"# HELP scripted_requests_total requests\nscripted_requests_total 0\n"
 
     def wait_until(self, condition: Callable[["ScriptedService"], bool]) -> None:
-        """Block the test's thread until `condition` is true for the recorded calls; raise AssertionError on timeout."""
+        """Block until `condition` is true for this service."""
         with self._changed:
             assert self._changed.wait_for(lambda: condition(self), timeout=600), (
                 f"started {len(self.started)}, finished {len(self.finished)}, aborted {len(self.aborted)}"

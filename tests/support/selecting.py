@@ -14,7 +14,7 @@ OUTPUT_TOKENS = 8
 
 @dataclass
 class State:
-    """The sequences in each queue of a scheduler; the function `selected` merges several of these objects."""
+    """The sequences in each queue of a scheduler."""
 
     waiting: list[ScheduledSequence] = field(default_factory=list)
     prefilling: list[ScheduledSequence] = field(default_factory=list)
@@ -24,7 +24,7 @@ class State:
 
 @dataclass
 class Selected:
-    """A selected batch: request ids by kind of work, with the number of tokens of each prefill."""
+    """The request ids in a selected batch, by kind of work."""
 
     prefills: list[tuple[str, int]]
     resume: list[str]
@@ -45,12 +45,12 @@ def waiting(*prompts: int, name: str = "w") -> State:
 
 
 def prefilling(prompt: int, computed: int, name: str = "s") -> State:
-    """Return scheduler queues with one prompt in prefill, whose first `computed` tokens have been computed."""
+    """Return scheduler queues with one partly computed prompt."""
     return State(prefilling=[sequence(name, prompt, computed=computed)])
 
 
 def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
-    """Return scheduler queues of `count` decodable sequences; sequence i reserves KV for `output_tokens[i]` tokens."""
+    """Return scheduler queues with `count` sequences that are ready to decode."""
     made = [sequence(f"r{i}", computed=10, generated=1) for i in range(count)]
     for each, tokens in zip(made, output_tokens, strict=False):
         each.decode_tokens = tokens
@@ -91,7 +91,7 @@ def named(selection: SchedulerOutput) -> Selected:
 
 
 def selected(batcher: Batcher, *parts: State | SchedulingBudget) -> Selected:
-    """Return the batch that `batcher` selects from the given scheduler queues; decoding sequences are queued first."""
+    """Return the batch that `batcher` selects from the given scheduler queues."""
     states = tuple(part for part in parts if isinstance(part, State))
     running = merged((State(ready=[each for state in states for each in state.decodes]),))
     for each in running.ready:

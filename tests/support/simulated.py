@@ -22,7 +22,7 @@ def histogram(*seconds):
 
 
 def spread(middle, count=100):
-    """Return a histogram of `count` values, logarithmically spaced from a tenth of `middle` to ten times `middle`."""
+    """Return a histogram of logarithmically spaced values around `middle`."""
     return histogram(*(middle * 10 ** (2 * index / (count - 1) - 1) for index in range(count)))
 
 

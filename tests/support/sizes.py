@@ -12,7 +12,7 @@ _SHARED = "/memfd:twofold-"  # prefix of Twofold's segments in /proc/PID/maps
 
 
 def shared_bytes(process):
-    """Return the bytes of shared memory that a service has mapped, by segment name; each segment counts once."""
+    """Return the bytes of shared memory that a service uses, by segment name."""
     sizes = {}
     for child in children(process):
         mapped = {}
@@ -39,7 +39,7 @@ def _mappings(pid):
 
 
 def disk_bytes(directory):
-    """Return the size of a directory: the sum of its file sizes or, if larger, of its allocated disk blocks."""
+    """Return the bytes of the files in a directory."""
     apparent = allocated = 0
     for path in directory.glob("*"):
         try:
@@ -52,7 +52,7 @@ def disk_bytes(directory):
 
 @contextmanager
 def largest(*measures):
-    """Call the functions `measures` repeatedly; yield one dict per function with the maximum of each of its values."""
+    """Call `measures` repeatedly in a thread; yield the maxima of their values."""
     most = [{} for _ in measures]
     looks, done = [0], threading.Event()
 

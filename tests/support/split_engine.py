@@ -1,7 +1,7 @@
-"""Script that prints outputs of models that are split over forked tensor- and pipeline-parallel ranks. Arguments: a
-temporary directory; then for each model its directory and a list of degrees such as 2x1,1x2 (tensor x pipeline). Reads
-prompts from stdin as JSON; prints a JSON line per model, with its outputs at each degree.
-"""
+"""Script that prints the outputs of models split over tensor- and pipeline-parallel ranks."""
+
+# Arguments: a temporary directory; then for each model its directory and a list of degrees such as 2x1,1x2 (tensor x
+# pipeline). Reads prompts from stdin as JSON; prints a JSON line per model, with its outputs at each degree.
 
 import json
 import os
@@ -37,7 +37,7 @@ def main(files, *models):
 
 
 def of_split(model, files, split, prompts):
-    """Run a model split by the parallelism degrees `split`, with each rank in a forked process; return its outputs."""
+    """Run a model with one forked process per rank, and return its outputs."""
     plan = MemoryPlan(layout=model.layout(16), num_blocks=BLOCKS, max_model_len=model.max_model_len)
     factory = TorchFactory(model, "", plan, "cpu", None, None)
     spec = WorkerConfig(instance="w", role=Role.MIXED, batcher="mixed", max_num_batched_tokens=512, split=split)
@@ -75,7 +75,7 @@ def fork(run):
 
 
 def driven(engine, prompts):
-    """Return tokens with log probabilities, layers that one iteration reports, and first tokens of a pipelined run."""
+    """Return the results of an engine that must not depend on its parallelism."""
     sizes = iter([40, 200, 3] * 1000)
     outputs = drive(engine, prompts, GREEDY, chunk=lambda: next(sizes), max_batch=3)
     layers = []
@@ -85,7 +85,7 @@ def driven(engine, prompts):
 
 
 def first_tokens(engine, prompts):
-    """Return the first output token of each prompt; the chunks of all prompts are in the pipeline at once."""
+    """Return the first output token of each prompt, computed with pipelined chunks."""
     begin = getattr(engine, "begin", lambda steps, on_layer, ended: ended(engine.run(steps, on_layer)))
     ended, begun, block = queue.SimpleQueue(), 0, 0
     for prompt in prompts:

@@ -36,7 +36,7 @@ def until(happens):
 
 
 class GatedCopier:
-    """A block copier; `hold(layer)` suspends reads of this and later layers until `open()`; `done` lists the copies."""
+    """A block copier that a test can suspend; it records its copies."""
 
     def __init__(self, copier):
         self.layers, self.span = copier.layers, copier.span
@@ -64,7 +64,7 @@ class GatedCopier:
 
 
 class RecordingOutbox:
-    """A stub of the outbox that records the tokens and the number of reused prompt tokens of each request."""
+    """Stub of the outbox that records the tokens of each request."""
 
     def __init__(self):
         self.tokens, self.reused, self.failed = {}, {}, set()
@@ -116,7 +116,7 @@ class StoreWorker:
         self._thread.join()
 
     def submit(self, name, prompt, output, *, target=None):
-        """Submit a request; with a `target` instance, prepare a hand-off that never gets a lease."""
+        """Submit a request to the worker."""
         request = Request(
             id=name,
             arrival_s=0.0,
@@ -130,7 +130,7 @@ class StoreWorker:
                 sampling, token_ids=list(prompt), prefix_blocks=request.prefix_blocks
             )
             if target is not None:
-                self.state.sender.expect(name, target, HandoffMode.LAYER_WISE)
+                self.state.sender.expect(name, target, HandoffMode.LAYER_WISE)  # the hand-off never gets a lease
             queue = partial(self.state.scheduler.submit, request, decodes_here=target is None)
             self.state.prefixes.bring(name, request.prefix_blocks, queue)
             self.state.changed.notify()
@@ -147,7 +147,7 @@ class StoreWorker:
         return self.outbox.tokens[name], self.outbox.reused[name]
 
     def idle(self):
-        """Return whether no KV block is in use and no copy to the store is pending."""
+        """Return whether the worker has no KV blocks in use and no pending copies."""
         with self.state.changed:
             return (
                 self.shared.num_free == self.shared.num_blocks

@@ -1,4 +1,4 @@
-"""A KV store and its clients in one process; the contents of a block identify the block."""
+"""A KV store and its clients in one process."""
 
 import os
 import secrets
@@ -33,7 +33,7 @@ def keys_of(prompt, count):
 
 
 class Blocks:
-    """Engine memory of `count` blocks, each filled with contents that are derived from its key."""
+    """Engine memory whose blocks have contents derived from their keys."""
 
     def __init__(self, count):
         self.pool = KvPool(LAYOUT, count)
@@ -58,7 +58,7 @@ def _pattern(key, number, size):
 
 
 class RunningPeering:
-    """Block exchange between a KV store and the stores of emulated hosts, which all have the cluster key `key`."""
+    """Block exchange between the KV stores of emulated hosts."""
 
     def __init__(self, manager, memory, key, contents, at_once):
         self._context = zmq.Context()
@@ -68,13 +68,12 @@ class RunningPeering:
         self.peering = Peering(manager, self.server, fetcher, at_once)
 
     def close(self):
-        """Close the guard, which authenticates other stores, and the ZeroMQ context."""
         self.guard.close()
         self._context.term()
 
 
 class RunningStore:
-    """A KV store on a thread, connected to other stores if `key` is set; `reports` lists messages to the controller."""
+    """A KV store on a thread, optionally connected to other stores."""
 
     def __init__(
         self,
@@ -172,7 +171,7 @@ def store_client(directory, name="client", **options):
 
 
 def filled(keys):
-    """Return engine memory that is filled with the blocks of `keys`."""
+    """Return engine memory with the blocks of `keys`."""
     blocks = Blocks(len(keys))
     for block, key in enumerate(keys):
         blocks.fill(block, key)
@@ -185,7 +184,7 @@ def put(client, keys):
 
 
 def load(client, keys, **options):
-    """Load the blocks of `keys` from the KV store, check their contents, and return how many were loaded."""
+    """Load blocks from the KV store, check their contents, and return their number."""
     blocks = Blocks(2 * len(keys))
     places = range(1, 2 * len(keys), 2)  # arbitrary positions
     count = client.load(keys, blocks.copier, places, **options)

@@ -25,7 +25,7 @@ def request_timeline(
     decode: str = "decode-0",
     **moments: float,
 ) -> Timeline:
-    """Return a timeline with tokens at the times `tokens`; `reason` None means that the request has not ended."""
+    """Return the timeline of a request with the given token times."""
     recorder = Recorder()
     request = Request(id=name, arrival_s=arrived, prompt_tokens=10, output_tokens=max(1, len(tokens)))
     timeline = recorder.arrive(request, arrived)

@@ -54,7 +54,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 def write_tiny_model(
     arch: str, directory: Path, *, seed: int = 0, vocab_size: int = 512, max_positions: int = 2048, **changes: Any
 ) -> Path:
-    """Write a model of the transformers type `arch` to `directory`; `changes` override fields of its configuration."""
+    """Write a tiny model of the transformers type `arch` to a directory."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 

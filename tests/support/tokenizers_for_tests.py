@@ -30,7 +30,7 @@ CHAT_TEMPLATE = (
 
 @cache
 def byte_level_dir() -> Path:
-    """Return a model directory with a byte-level tokenizer, which has `<s>`, `</s>` and a chat template."""
+    """Return a model directory with a byte-level tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -47,7 +47,7 @@ def byte_level_dir() -> Path:
 
 @cache
 def byte_fallback_dir() -> Path:
-    """Return a model directory with a tokenizer of a few whole words, which encodes all other text as bytes."""
+    """Return a model directory with a byte-fallback tokenizer."""
     vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": byte + 3 for byte in range(256)}
     for piece in ("▁", "▁the", "▁quick", "a", "b", "c", "ü", "世", "▁dog", ".", "e", "▁T"):
         vocabulary[piece] = len(vocabulary)

@@ -23,7 +23,7 @@ SPLIT_BATCHERS = ("splitwise", "splitwise-sim")
 
 
 class ToyModel(PerformanceModel):
-    """A performance model whose times are whole milliseconds by default, so that events often coincide."""
+    """A performance model with round times, so that events often coincide."""
 
     name = "toy"
     error = ModelAccuracy(prefill=None, decode=None, basis="made up")
@@ -63,7 +63,7 @@ class Ends(Observer):
 
 
 class ToyRun:
-    """A simulation of requests on a toy cluster; after the run, its attributes hold the final state and the results."""
+    """A simulation of requests on a toy cluster, with its final state and results."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class ToyRun:
         self.cluster.kernel.run(until_events=1 << 60)
 
     def facts(self):
-        """Return all results of the run as nested values, so that two runs can be compared exactly."""
+        """Return all results of the simulation in a form that can be compared exactly."""
         statistics = self.statistics
         slow = statistics.slowdowns
         histograms = (
@@ -129,7 +129,7 @@ class ToyRun:
 
 @st.composite
 def workloads(draw, most=30, outputs=(1, 2, 3, 7, 20, 45)):
-    """Strategy for requests in order of arrival; some arrive at the same time, and some fit on no instance."""
+    """Strategy for workloads of small, large and simultaneous requests."""
     gaps = draw(st.lists(st.sampled_from([0, 0, 1, 2, 5, 13, 40, 200]), min_size=1, max_size=most))
     requests, at = [], 0
     for number, gap in enumerate(gaps):
@@ -193,7 +193,7 @@ def clusters(draw, swapping=False, failures=True):
 
 @st.composite
 def pipelines(draw, failures=True):
-    """Strategy for clusters whose instances have two or three pipeline stages; the first stage may differ in speed."""
+    """Strategy for clusters whose instances have two or three pipeline stages."""
     spec, batchers, first, capacity = draw(clusters(failures=failures))
     batchers = {role: "splitwise" if not BATCHERS[name].pipelined else name for role, name in batchers.items()}
     stages = draw(st.integers(2, 3))

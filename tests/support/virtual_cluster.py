@@ -29,7 +29,7 @@ ARRIVAL, ABORT, LANDING, COMPLETION = range(4)
 
 @dataclass
 class Run:
-    """A series of `count` equal iterations on an instance; it begins at `began`, and each iteration takes `each_s`."""
+    """A series of equal iterations on an instance."""
 
     began: float
     each_s: float
@@ -40,9 +40,7 @@ class Run:
 
 
 class VirtualCluster:
-    """A simulated cluster that runs requests to completion; `tokens`, `ended`, `first_token_s` and `end_s` map request
-    ids to results. If `runs` is True, equal iterations are simulated in one step until the batch must change.
-    """
+    """A simulated cluster with the real schedulers, which runs requests to completion."""
 
     def __init__(
         self,
@@ -88,6 +86,7 @@ class VirtualCluster:
         self.first_token_s: dict[str, float] = {}
         self.end_s: dict[str, float] = {}
         self._numbers = {name: number for number, name in enumerate(self.instances)}
+        # If `runs` is True, equal iterations are simulated in one step until the batch must change.
         self._batch_s, self._transfer_s, self._runs = batch_s, transfer_s, runs
         self._events: list[tuple[float, int, int, int, Callable[[], None]]] = []
         self._count = itertools.count()
@@ -104,7 +103,7 @@ class VirtualCluster:
         heapq.heappush(self._events, (when, kind, number, next(self._count), action))
 
     def check_ended(self, requests: list[Request], aborts: Collection[str]) -> None:
-        """Check that every request ended once, with its tokens in order, and that all instances are empty."""
+        """Check that every request ended once and that all instances are empty."""
         assert len(self.ended) == len(requests)
         for request in requests:
             made, reason = self.tokens[request.id], self.ended[request.id]
@@ -145,8 +144,7 @@ class VirtualCluster:
     def _keys_of(self, request_id: str) -> Sequence[BlockKey]:
         return self._requests[request_id].prefix_blocks
 
-    def _reserve(self, request_id: str, source: str) -> None:
-        """Reserve blocks for a request on its decode instance (see docs/decisions/0007)."""
+    def _reserve(self, request_id: str, source: str) -> None:  # see docs/decisions/0007
         decode = self._decode_of.pop(request_id, None)
         if decode is not None and request_id not in self.ended:
             self.instances[decode].reserve(self._requests[request_id], source)
@@ -186,7 +184,7 @@ class VirtualCluster:
             self._give_up(request_id)
 
     def _give_up(self, request_id: str) -> None:
-        """End the KV transfer of a request on all instances, unless KV is already moving."""
+        """Cancel the hand-off of a request, unless KV is already being sent."""
         if request_id in self._sending:
             return
         for instance in self.instances.values():
@@ -204,7 +202,7 @@ class VirtualCluster:
     # -- instances ------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """After an event, start idle instances, and cut short series of equal iterations whose batch must change."""
+        """Update the batches of all instances after an event."""
         for name, instance in self.instances.items():
             if name not in self._running:
                 self._begin(name, instance)
@@ -255,7 +253,7 @@ class VirtualCluster:
         self.at(end, COMPLETION, self._numbers[name], lambda: self._complete(name, run, version))
 
     def _cut_short(self, name: str, run: Run) -> None:
-        """End a series of equal iterations at the next iteration boundary, or now if an iteration is due to end now."""
+        """End a series of equal iterations at the next iteration boundary."""
         passed, rest = divmod(self.now - run.began, run.each_s)
         due = rest == 0 and self._order < (COMPLETION, self._numbers[name])
         count = max(1, int(passed) + (0 if due else 1))
@@ -292,7 +290,7 @@ class VirtualCluster:
 
 
 def check_blocks(instance: InstanceScheduler) -> None:
-    """Check that no block is lost and, if the allocator numbers its blocks, that no block has two owners."""
+    """Check that no block is lost or owned twice."""
     blocks = instance.blocks
     if isinstance(blocks, PrefixBlockAllocator):
         check_shared(blocks)
@@ -307,7 +305,7 @@ def check_blocks(instance: InstanceScheduler) -> None:
 
 
 def check_shared(blocks: PrefixBlockAllocator) -> None:
-    """Check the owner count of each block, that shared blocks have keys, and that unowned blocks are free or cached."""
+    """Check the owner counts and keys of shared blocks."""
     held = Counter(block for each in blocks._tables.values() for block in each) + Counter(blocks._copies.values())
     assert blocks._owners == [held[block] for block in range(blocks.num_blocks)]
     assert blocks.num_free == blocks._owners.count(0)

@@ -21,7 +21,7 @@ METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
 
 
 class VllmServer:
-    """A vLLM server on a port of its own, which a test may kill and restart; its NIXL transfers use TCP."""
+    """A vLLM server process, which a test may kill and restart."""
 
     def __init__(self, model: Path, directory: Path, *, lease_s: int = 30) -> None:
         self.port, self._side_port, self.events_port = free_port(), free_port(), free_port()
@@ -32,7 +32,7 @@ class VllmServer:
         self._children: list[psutil.Process] = []
 
     def start(self) -> None:
-        """Start the server and return at once; `wait` blocks until the server is ready."""
+        """Start the server without waiting until it is ready."""
         with (self._directory / f"vllm-{self.port}.log").open("ab") as log:
             self.process = subprocess.Popen(
                 self._command(), stdout=log, stderr=log, env=self._environment(), start_new_session=True
@@ -66,8 +66,8 @@ class VllmServer:
         return answer.json()["choices"][0]["token_ids"]
 
     def metric(self, name: str) -> float:
-        """Run a short request, because vLLM updates metrics only in engine steps, and return a metric of vLLM."""
-        self.complete(prompt=[7] * 3, max_tokens=2)
+        """Return the current value of a vLLM metric."""
+        self.complete(prompt=[7] * 3, max_tokens=2)  # vLLM updates its metrics only in engine steps
         values = [
             float(line.split()[-1]) for line in metrics(self.url).splitlines() if line.startswith(f"vllm:{name}{{")
         ]
@@ -75,7 +75,7 @@ class VllmServer:
         return sum(values)
 
     def frees_all_blocks(self, *, tries: int = 300) -> bool:
-        """Poll until every KV block of the server is free; return False after `tries` polls."""
+        """Wait until every KV block of the server is free; return False on timeout."""
         for _ in range(tries):
             if self.metric("kv_cache_usage_perc") == 0.0:
                 return True
@@ -116,7 +116,7 @@ class VllmServer:
 
 
 def _metadata() -> str:
-    """Return a directory with package metadata that vLLM's CPU wheel lacks, or "" if the package vllm is installed."""
+    """Return a directory with package metadata for vLLM's CPU wheel, or "" if it is not needed."""
     try:
         version("vllm")
     except PackageNotFoundError:

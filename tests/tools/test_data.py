@@ -56,7 +56,7 @@ def test_downloads_a_file_once(tmp_path, home):
 
 
 def test_keeps_nothing_with_another_checksum(tmp_path, home):
-    """A download with a wrong checksum fails with an error that names the file, and the download is deleted."""
+    """A download with a wrong checksum fails and is deleted."""
     done = run(tmp_path, f"{home}/trace.csv", "0" * 64)
     assert done.returncode == 1
     assert "traces/one.csv" in done.stderr

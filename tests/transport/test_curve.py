@@ -41,7 +41,7 @@ def cache(key):
 
 
 def prepared(cache, peer, blocks=(5, 6, 7)):
-    """Fill two caches with known contents, lease `blocks` of the second cache, and return the connection to it."""
+    """Fill two caches with known contents, and return an encrypted connection between them."""
     cache.make("curve", 1, LAYOUT, OURS, everything=False)
     theirs = peer.do("make", "curve", 2, LAYOUT, THEIRS, False)
     cache.fill(1)

@@ -19,7 +19,7 @@ PORT = EmulatedPort(machine="0/0", bytes_per_s=1e9, local_bytes_per_s=4e9, laten
 
 
 class World:
-    """An emulated transport, its connection to a peer, and the fake clock that both use."""
+    """An emulated transport and its connection to a peer, on a fake clock."""
 
     def __init__(self, port=PORT, peer=None, groups=GROUPS):
         self.clock, self.prefills = FakeClock(now=PS), PrefillTimes(groups)
@@ -34,13 +34,13 @@ class World:
         return EmulatedTransport(KvCacheSpec(name, 1, self.layout, 1000), port, self.prefills, self.clock)
 
     def serialized(self, blocks):
-        """Run a serialized hand-off, which starts when its prefill has ended, and return its duration in seconds."""
+        """Run a hand-off after its prefill, and return its duration in seconds."""
         began = self.clock.now()
         self.prefills.note([blocks], began - PS, began)
         return self.seconds(began, blocks, lambda _: None)
 
     def layer_wise(self, blocks, prefill_s):
-        """Run a layer-wise hand-off, and return how many seconds after its prefill it ends."""
+        """Run a layer-wise hand-off; return the seconds that it takes after the end of its prefill."""
         began = self.clock.now()
         end = began + ps(prefill_s)
         self.prefills.note([blocks], began, end)
@@ -66,7 +66,7 @@ def test_a_serialized_hand_off_takes_the_modelled_time(blocks):
 @settings(max_examples=50)
 @given(st.integers(1, 60), st.floats(0.01, 20.0))
 def test_a_layer_wise_hand_off_takes_the_modelled_time(blocks, prefill_s):
-    """The duration of a layer-wise hand-off is within one layer group's time of the transfer model's prediction."""
+    """The duration of a layer-wise hand-off agrees with the transfer model."""
     took = World().layer_wise(range(blocks), prefill_s)
     said = model().layer_wise_s(blocks * BLOCK, prefill_s)
     group_s = 8 / 70 * min(prefill_s, blocks * BLOCK * KV_BYTES / 1e9)

@@ -48,7 +48,7 @@ def cache(key):
 
 
 def prepared(cache, peer, layout=LAYOUT, blocks=THEIRS):
-    """Fill two caches with known contents, and return the connection from `cache` to the cache of `peer`."""
+    """Fill two caches with known contents, and return the connection between them."""
     cache.make("mooncake", 1, layout, blocks)
     theirs = peer.do("make", "mooncake", 2, layout, blocks)
     cache.fill(1)

@@ -23,7 +23,7 @@ ALL = range(len(SHAPES))
 
 
 class Instance:
-    """All ranks of an instance in one process; each rank except the first is served by a thread."""
+    """All ranks of an instance in one process."""
 
     def __init__(self, name, split):
         self.split = split
@@ -42,7 +42,7 @@ class Instance:
         return ours
 
     def views(self, layer):
-        """Yield the slice of KV heads, the keys and the values of a layer, for each rank that stores the layer."""
+        """Yield each rank's slice of KV heads, with its keys and values of a layer."""
         for rank, own in enumerate(self.ranks):
             held = self.split.layers(rank, len(ALL))
             if layer in held:
@@ -76,7 +76,7 @@ def random_pool(seed):
 
 
 def check_moved(target, contents, sources, targets, layers):
-    """Check that the blocks `targets` equal the blocks `sources` of `contents` in `layers`, and all other KV is 0."""
+    """Check that only the given blocks and layers were transferred."""
     found = target.gather()
     expected = KvPool(LAYOUT, BLOCKS)
     for layer in layers:

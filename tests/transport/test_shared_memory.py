@@ -1,4 +1,4 @@
-"""The `shared_memory` transport: memory of ended processes is rejected, and received blocks are copied."""
+"""Edge cases of the `shared_memory` transport."""
 
 import os
 

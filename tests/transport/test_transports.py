@@ -44,7 +44,7 @@ def cache(key):
 
 
 def prepared(cache, peer, transport, layout):
-    """Fill two caches with known contents, and return the connection from `cache` to the cache of `peer`."""
+    """Fill two caches with known contents, and return the connection between them."""
     cache.make(transport, 1, layout, OURS)
     theirs = peer.do("make", transport, 2, layout, THEIRS)
     cache.fill(1)

@@ -23,7 +23,6 @@ def test_times_never_decrease_and_repeat_with_their_seed(name, rate, seed):
 
 @given(shape=st.floats(1e-3, 1e3), seed=st.integers(0, 99))
 def test_gamma_times_never_decrease_at_extreme_burstiness(shape, seed):
-    """Even if arrivals are very bursty, gaps are never negative, although they may be 0."""
     times = list(islice(gamma(2.0, shape, seed), 100))
     assert all(before <= after for before, after in pairwise(times))
 
@@ -69,12 +68,10 @@ def test_different_seeds_give_different_times():
     ],
 )
 def test_rejects_invalid_process_parameters(name, rate, burstiness, message):
-    """The error names the parameter and is raised before the first arrival is drawn."""
     with pytest.raises(ConfigurationError, match=message):
         arrival_times(name, rate, 0, burstiness)
 
 
 def test_rejects_a_negative_seed_immediately():
-    """`poisson` raises ConfigurationError when it is called, not when the first arrival is drawn."""
     with pytest.raises(ConfigurationError, match="the seed must be at least 0, not -1"):
         poisson(1.0, -1)

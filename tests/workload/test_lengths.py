@@ -16,7 +16,6 @@ PUBLISHED = {"azure-code": ((1469, 2048), (13, 28)), "azure-conv": ((1020, 1155)
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_generated_lengths_have_the_published_median_and_mean(name):
-    """Means of packaged quantiles are within 1% of the published ones, sampled medians and means within 4%."""
     lengths = load_lengths(name)
     for quantiles, (_, mean) in zip((lengths.prompt_tokens, lengths.output_tokens), PUBLISHED[name], strict=True):
         segments = pairwise(zip(lengths.probabilities, quantiles, strict=True))
@@ -31,7 +30,6 @@ def test_generated_lengths_have_the_published_median_and_mean(name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_generated_lengths_stay_within_the_observed_range(name):
-    """Sampled lengths are within the trace's range, and prompt and output lengths are uncorrelated."""
     lengths = load_lengths(name)
     drawn = np.array(list(islice(lengths.sample(0), 50_000)))
     assert drawn.min(axis=0).tolist() == [lengths.prompt_tokens[0], lengths.output_tokens[0]]
@@ -61,14 +59,13 @@ def test_data_names_its_source(name):
     [("distserve-chat", 755.5, 200.3), ("distserve-code", 171.3, 98.2), ("distserve-summaries", 1738.3, 90.7)],
 )
 def test_distserve_lengths_have_the_means_of_the_paper(name, prompt, output):
-    """Mean lengths differ by at most 3% from those in the paper, and no length exceeds 2,048 tokens."""
     drawn = np.array(list(islice(load_lengths(name).sample(0), 50_000)))
     assert drawn.mean(axis=0).tolist() == pytest.approx([prompt, output], rel=0.03)
     assert drawn.max() <= 2048
 
 
 def test_fixed_lengths_are_written_as_prompt_plus_output():
-    """The name `512+64` gives fixed prompt and output lengths; a missing or zero length is not recognized."""
+    """The name `512+64` gives fixed prompt and output lengths."""
     assert set(islice(load_lengths("512+64").sample(0), 100)) == {(512, 64)}
     assert not is_named("512+")
     assert not is_named("0+64")

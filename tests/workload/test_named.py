@@ -1,4 +1,4 @@
-"""`workload()` builds requests from named workloads and traces, and rejects invalid arguments when it is called."""
+"""`workload()` builds requests from named workloads and traces."""
 
 from itertools import pairwise
 
@@ -44,7 +44,7 @@ def test_lengths_do_not_depend_on_arrivals():
 
 
 def test_duration_ends_a_generated_workload():
-    """All requests arrive within the duration; with constant arrivals, their number is exactly rate × duration."""
+    """All requests arrive within the duration."""
     requests = list(workload("azure-code", rate=4.0, duration_s=10.0, arrival="constant"))
     assert len(requests) == 40
     assert all(request.arrival_s < 10.0 for request in workload("azure-code", rate=4.0, duration_s=10.0))
@@ -75,7 +75,7 @@ def test_trace_is_rescaled_to_a_rate(trace):
 
 
 def test_trace_lengths_combine_with_an_arrival_process(trace):
-    """With the option `arrival`, a trace provides the lengths and, without the option `rate`, also the rate."""
+    """With the option `arrival`, the lengths of a trace get new arrival times."""
     own = list(workload(trace, arrival="constant"))
     assert [request.arrival_s for request in own] == [float(index) for index in range(10)]
     faster = list(workload(trace, arrival="constant", rate=2.0, start_s=1.0, duration_s=2.0))

@@ -1,4 +1,4 @@
-"""Rescaling of traces keeps the order and number of requests, reaches the exact rate, and fits the context."""
+"""Rescaling of traces to a rate, a window and a context length."""
 
 from itertools import pairwise
 
@@ -35,7 +35,7 @@ def test_rescaled_rate_is_exact(requests, rate):
 
 
 def test_rescaling_one_request_or_simultaneous_arrivals():
-    """A trace of one request stays unchanged; a trace whose requests all arrive at the same time raises an error."""
+    """A trace whose requests all arrive at once cannot be rescaled."""
     assert mean_rate([]) is None
     assert list(to_rate(lambda: iter([ask()]), 5.0)) == [ask()]
     with pytest.raises(ConfigurationError, match="all requests arrive at the same time"):
@@ -44,7 +44,6 @@ def test_rescaling_one_request_or_simultaneous_arrivals():
 
 @given(request_lists(blocks=BLOCKS), st.integers(2, 2**20))
 def test_fit_to_context_always_fits(requests, limit):
-    """Requests are shortened to fit in the context, but keep at least one prompt token and one output token."""
     fitted = list(fit_to_context(requests, limit))
     for before, after in zip(requests, fitted, strict=True):
         assert after.prompt_tokens + after.output_tokens <= limit
@@ -68,7 +67,7 @@ def test_scaled_lengths_are_proportional_and_at_least_one(requests, factor):
 
 
 def test_resizing_a_prompt_keeps_its_whole_prefix_blocks():
-    """A resized prompt keeps the ids of blocks that are full both before and after resizing."""
+    """A resized prompt keeps the ids of blocks that stay full."""
     request = ask(prompt_tokens=1300, prefix_blocks=(7, 8, 9))
     half, same, double = (next(scale_lengths([request], factor)) for factor in (0.5, 1.0, 2.0))
     assert half.prefix_blocks == (7,)
@@ -77,19 +76,18 @@ def test_resizing_a_prompt_keeps_its_whole_prefix_blocks():
 
 
 def test_lengths_are_scaled_before_they_are_clipped():
-    """A request that fits in the context only after scaling is not clipped."""
     (fitted,) = fit_lengths([ask(prompt_tokens=1000, output_tokens=200)], 0.1, 120)
     assert (fitted.prompt_tokens, fitted.output_tokens) == (100, 20)
 
 
 def test_window_is_half_open_and_begins_at_zero():
-    """A window has the requests in [start, start + duration), and their arrival times become relative to `start`."""
+    """A window includes its start but not its end, and arrival times become relative to its start."""
     part = list(window(TEN, 3.0, 2.0))
     assert [(r.id, r.arrival_s) for r in part] == [("3", 0.0), ("4", 1.0)]
 
 
 def test_window_and_first_stop_reading():
-    """`take` reads no request after the last one it yields, and `window` reads one request after the window's end."""
+    """`take` and `window` do not read the rest of the trace."""
     endless = (ask(index, float(index)) for index in iter(int, None))
     assert len(list(take(endless, 3))) == 3
     source = iter(TEN)
@@ -98,7 +96,7 @@ def test_window_and_first_stop_reading():
 
 
 def test_replay_with_rate_and_duration_takes_as_many_as_fit():
-    """A replay of ten seconds at 0.5 requests/s has the first five requests of the trace, at exactly this rate."""
+    """A replay of ten seconds at 0.5 requests/s has five requests."""
     part = list(Replay(rate=0.5, duration_s=10.0).requests(lambda: iter(TEN)))
     assert [r.id for r in part] == list("01234")
     assert mean_rate(part) == pytest.approx(0.5)

@@ -1,4 +1,4 @@
-"""Summaries of traces, computed in one pass, equal numpy's results for the whole trace."""
+"""One-pass summaries of traces equal numpy's results."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_gap_variation():
 
 
 def test_undefined_values_are_none():
-    """If all requests arrive at once, rate and gap variation are None; without prefix blocks, reuse is None."""
+    """Rate, gap variation and reuse are None if they are undefined."""
     for requests in ([ask()], [ask(0), ask(1)]):
         summary = summarise(requests)
         assert (summary.requests_per_s, summary.gap_cv, summary.highest_reuse) == (None, None, None)
@@ -38,6 +38,5 @@ def test_highest_reuse_is_the_hit_rate_of_an_infinite_cache():
 
 
 def test_rejects_an_empty_stream():
-    """A summary of no requests raises ValueError; trace readers reject empty traces before this can happen."""
     with pytest.raises(ValueError, match="no request"):
         summarise([])

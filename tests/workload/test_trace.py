@@ -1,4 +1,4 @@
-"""Trace formats are detected, errors name the line, and public traces have the published numbers."""
+"""Reading of traces: format detection, error messages and public traces."""
 
 import gzip
 
@@ -37,7 +37,7 @@ def complaint(path, format_name=None):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_format_is_detected_from_content(write, name):
-    """The format is detected by header or keys, even if the file is compressed or begins with a byte-order mark."""
+    """The format is detected from the content, even if the file is compressed."""
     content = EXAMPLES[name].encode()
     assert detect_format(write(content)).name == name
     assert detect_format(write(gzip.compress(content, mtime=0))).name == name
@@ -54,7 +54,6 @@ def test_format_is_detected_from_content(write, name):
     ],
 )
 def test_reads_every_field_of_each_format(write, name, expected):
-    """Relative arrival times stay unchanged, and absolute times are shifted to start at 0."""
     assert list(open_trace(write(EXAMPLES[name]), name)) == [expected]
 
 
@@ -72,10 +71,10 @@ def test_columns_are_found_by_name(write):
 
 
 def test_output_of_length_zero_is_read_as_one_and_counted(write):
-    """An output of length 0 is read as one token, because prefill generates one."""
+    """An output of length 0 is read as one token."""
     notes = ReadNotes()
     path = write(MOONCAKE + MOONCAKE.replace('"output_length": 5', '"output_length": 0'))
-    assert [request.output_tokens for request in open_trace(path, notes=notes)] == [5, 1]
+    assert [request.output_tokens for request in open_trace(path, notes=notes)] == [5, 1]  # prefill generates one
     assert notes.zero_outputs == 1
     list(open_trace(path, notes=notes))
     assert notes.zero_outputs == 1, "a second reading counts anew"
@@ -148,7 +147,7 @@ def test_unknown_content_names_the_known_formats(write):
 
 
 def test_wrong_explicit_format_reports_missing_columns(write):
-    """If the file does not have the given format, the error lists the missing columns or reports invalid JSON."""
+    """A file that does not have the given format is an error."""
     assert complaint(write(AZURE), "splitwise").startswith(":1: missing column request_id, arrival_timestamp")
     assert complaint(write(AZURE), "twofold").startswith(":1: not valid JSON")
 
@@ -165,7 +164,7 @@ def test_rejects_missing_files_directories_and_unknown_formats_immediately(tmp_p
 
 
 def test_reading_is_lazy(write):
-    """All requests before an invalid line can be read; the error is raised at the invalid line."""
+    """Requests before an invalid line can be read."""
     requests = open_trace(write(AZURE + "bad\n"))
     assert next(requests).prompt_tokens == 4808
     with pytest.raises(WorkloadError):
@@ -185,7 +184,7 @@ def test_azure_traces_have_the_published_lengths(name, requests, prompt, output)
 
 
 def test_mooncake_trace_has_the_published_reuse():
-    """The numbers of requests, blocks and distinct blocks, and the highest possible reuse, equal the published ones."""
+    """The Mooncake trace has the published numbers of requests and blocks, and the published reuse."""
     summary = summarise(open_trace(public_trace("mooncake-conversation.jsonl")))
     assert summary.requests == 12031
     assert (summary.duration_s, summary.prompt_tokens.p50) == (3536.999, 6909)
@@ -195,7 +194,7 @@ def test_mooncake_trace_has_the_published_reuse():
 
 
 def test_splitwise_trace_keeps_its_own_times():
-    """SplitwiseSim's trace of 8,502 requests keeps its first arrival time, 11 ms; it is not shifted to 0."""
+    """SplitwiseSim's trace keeps its arrival times, which do not start at 0."""
     requests = list(open_trace(public_trace("splitwise-code-70rps-2min.csv")))
     assert len(requests) == 8502
     assert (requests[0].arrival_s, requests[-1].id) == (0.011369635830901571, "8501")

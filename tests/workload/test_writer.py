@@ -1,4 +1,4 @@
-"""A written trace reads back equal, except for fields that its format lacks; a failed write leaves no partial file."""
+"""Writing of traces in all formats."""
 
 import gzip
 import tempfile
@@ -34,7 +34,7 @@ def test_twofold_format_is_lossless(requests):
 
 @given(request_lists(ids=CSV_IDS))
 def test_splitwise_keeps_all_but_prefix_blocks(requests):
-    """Requests without prefix blocks read back equal in the `splitwise` format, even if ids have quotes and commas."""
+    """Requests without prefix blocks read back equal in the `splitwise` format."""
     assert round_trip(requests, "splitwise")[1] == requests
 
 
@@ -59,7 +59,6 @@ def test_mooncake_keeps_blocks_and_times_to_a_millisecond(requests):
     ("trace", "name"), [("azure-2023-code.csv", "azure"), ("mooncake-conversation.jsonl", "mooncake")]
 )
 def test_public_traces_round_trip_in_their_own_format(trace, name, tmp_path):
-    """The Azure and Mooncake traces read back equal, and the writer reports no loss."""
     requests = list(open_trace(public_trace(trace)))
     assert write_trace(requests, tmp_path / "out", FORMATS[name]).losses(FORMATS[name]) == []
     assert list(open_trace(tmp_path / "out")) == requests

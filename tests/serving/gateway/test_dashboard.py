@@ -27,7 +27,7 @@ def shifted(moments, by):
 
 
 def busy_service():
-    """Return a stub of the service whose telemetry shows several requests and three instances, one of them lost."""
+    """Return a stub of the service with several requests and three instances, one of them lost."""
     service, now = ScriptedService(), time.monotonic()
     instances = service.telemetry.instances
     for name, role in {"prefill-0": Role.PREFILL, "prefill-1": Role.PREFILL, "decode-0": Role.DECODE}.items():

@@ -13,7 +13,7 @@ SOON = 0.05
 
 
 class Items:
-    """Asynchronous generator of the numbers 0 to `ready` - 1; it then ends if `ends` is True, else it waits forever."""
+    """Asynchronous generator of the numbers below `ready`, which can wait forever at the end."""
 
     def __init__(self, ready, *, ends=False):
         self.ready, self.ends, self.closed = ready, ends, False
@@ -46,7 +46,7 @@ def test_all_items_come_before_a_late_deadline():
 
 @pytest.mark.parametrize("ready", [0, 2])
 def test_the_deadline_ends_the_wait_for_an_item(ready):
-    """The deadline raises an error with status 504 and closes the generator; the caller's task is not cancelled."""
+    """When the deadline passes, the generator is closed and an error with status 504 is raised."""
 
     async def check():
         items, got = Items(ready), []
@@ -110,8 +110,6 @@ def test_cancellation_wins_over_a_simultaneous_deadline():
 
 
 def test_errors_of_the_generator_pass_through():
-    """If the generator raises an error when it is cancelled by the deadline, the caller gets this error."""
-
     async def items():
         try:
             await asyncio.Event().wait()

@@ -20,14 +20,14 @@ def detokenize(tokenizer, token_ids, skip):
 
 @given(kinds, st.data(), st.booleans())
 def test_pieces_join_to_the_librarys_decoding(kind, data, skip):
-    """Joined pieces of text equal one decoding of all tokens, unless byte fallback leaves a partial character."""
+    """Incremental detokenization gives the same text as decoding all tokens at once."""
     tokenizer = KINDS[kind]()
     ids = st.integers(0, tokenizer.backend.get_vocab_size() - 1)
     token_ids = data.draw(st.lists(ids, max_size=40))
     detokenizer, pieces = detokenize(tokenizer, token_ids, skip)
     whole = tokenizer.decode(token_ids, skip_special_tokens=skip)
     assert detokenizer.characters == len("".join(pieces))
-    if kind == "byte_level" or "\ufffd" not in whole:
+    if kind == "byte_level" or "\ufffd" not in whole:  # byte fallback may leave a partial character
         assert "".join(pieces) == whole
 
 
@@ -60,7 +60,7 @@ def pieces_of_smile(kind):
 
 
 def test_ids_beyond_the_vocabulary_add_no_text():
-    """Ids beyond the vocabulary, which models with a padded vocabulary can generate, add no text to the output."""
+    # Models with a padded vocabulary can generate such ids.
     tokenizer = byte_level()
     hello = tokenizer.backend.encode("he").ids
     assert "".join(detokenize(tokenizer, [5000, *hello, 5001], skip=True)[1]) == "he"

@@ -61,7 +61,7 @@ def test_keys_are_ignored_when_none_are_configured(client):
 
 
 def test_more_generations_than_the_keys_limit_are_400(guarded):
-    """A request for more generations than its API key may ever run at once gets a 400 instead of a 429."""
+    """A request whose `n` exceeds its API key's concurrency limit gets a 400."""
     response = guarded.post("/v1/completions", json={**ASK, "n": 3}, headers={"authorization": "Bearer other"})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
 

@@ -18,7 +18,7 @@ def client():
 
 
 def exchange(client, *parts):
-    """Send raw bytes and read until the server disconnects; return the status, the head and the text after the head."""
+    """Send raw bytes; return the status code, the header bytes and the decoded rest of the response."""
     address = (client.base_url.host, client.base_url.port)
     with socket.create_connection(address, timeout=600) as sock:
         try:
@@ -65,7 +65,6 @@ def test_rejects_endless_headers_while_they_arrive(client):
 
 
 def test_header_limit_is_per_request_and_excludes_the_body(client):
-    """The limit on the headers of a request does not depend on how packets split the bytes."""
     body = b'{"model": "tiny", "prompt": [1], "max_tokens": 1, "user": "' + b"u" * 5000 + b'"}'
     post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     big = LINE + b"X: " + b"a" * 1800 + b"\r\n\r\n"

@@ -17,7 +17,7 @@ def pieces_of(text, cuts):
 
 
 def naive(text, stop_strings, include, unarmed=0):
-    """Reference search for stop strings: after each character, compare the end of the text with every stop string."""
+    """Search a text for stop strings with a slow but simple reference algorithm."""
     for end in range(unarmed + 1, len(text) + 1):
         for stop in sorted(stop_strings, key=len, reverse=True):
             if text[:end].endswith(stop):
@@ -44,7 +44,6 @@ def test_result_does_not_depend_on_the_pieces(text, stop_strings, cuts, include)
 
 @given(texts, texts, stops, st.lists(st.integers(0, 50)), st.booleans())
 def test_stop_strings_may_start_before_min_tokens(before, after, stop_strings, cuts, include):
-    """A stop string may begin within the first `min_tokens` tokens, but ends the output only if it ends after them."""
     early = pieces_of(before, cuts)
     shown, stop = run([*early, *pieces_of(after, cuts)], stop_strings, include, len(early))
     assert ("".join(shown), stop) == naive(before + after, stop_strings, include, len(before))

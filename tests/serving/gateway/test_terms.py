@@ -25,7 +25,7 @@ def client(service):
 
 
 def left(generation):
-    """Return the seconds from a generation's arrival to its deadline."""
+    """Return the time from a request's arrival to its deadline, in seconds."""
     return pytest.approx(generation.deadline_s - generation.request.arrival_s)
 
 
@@ -35,7 +35,7 @@ def left(generation):
     [({}, None, 600), ({"timeout": 5}, None, 5), ({}, "7.5", 7.5), ({"timeout": 9}, "8", 8), ({"timeout": 8}, "9", 8)],
 )
 def test_timeout_from_field_and_header(client, service, path, body, fields, header, seconds):
-    """The shorter of the timeouts in request field and header applies; without any, the service's default applies."""
+    """If a request has a timeout field and a timeout header, the shorter timeout applies."""
     headers = {} if header is None else {"X-Request-Timeout": header}
     assert client.post(path, json={**body, **fields}, headers=headers).status_code == 200
     assert left(service.started[-1]) == seconds
@@ -79,7 +79,6 @@ def test_timeout_before_the_first_token_is_504(n):
 
 
 def test_timeout_within_a_stream_ends_with_an_error_event(events):
-    """After its timeout, a stream ends with an error instead of `[DONE]`, and its generation is aborted."""
     service = ScriptedService(lambda _: [40, 41, Gate()])
     with running_gateway(service) as client:
         body = {**ASK, "max_tokens": 9, "stream": True, "timeout": 0.5}

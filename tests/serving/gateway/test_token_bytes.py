@@ -31,7 +31,7 @@ def test_byte_fallback_tokens(piece, raw, name):
 
 
 def test_added_token_stands_for_itself():
-    """The text of an added token is not decoded with the byte-level alphabet."""
+    """The bytes of an added token are its text in UTF-8."""
     tokenizer = byte_level()
     assert tokenizer.bytes.bytes_of(tokenizer.backend.token_to_id("<tool call>")) == b"<tool call>"
 

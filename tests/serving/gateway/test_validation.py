@@ -82,13 +82,12 @@ def test_rejects_missing_required_fields(client, missing):
     ],
 )
 def test_rejects_unsupported_fields(complete, chat, field, value):
-    """Completions and chat reject unsupported fields, because ignoring one would change the answer."""
+    """Unsupported fields that would change the answer are rejected."""
     assert refused(complete(**{field: value}), param=field)["code"] == "unsupported_parameter"
     refused(chat(**{field: value}), param=field)
 
 
 def test_accepts_neutral_values_of_unsupported_fields(complete, chat):
-    """An unsupported field may be null or have its default value; unknown fields are accepted with any value."""
     neutral = {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": None, "tools": [], "user": "me"}
     for ask in (complete, chat):
         answer = ask(**neutral, best_of=2, n=2, max_tokens=2, response_format={"type": "text"}, nonsense=[1])
@@ -154,7 +153,7 @@ def test_rejects_requests_beyond_the_context(complete, chat):
     ],
 )
 def test_rejects_invalid_messages(chat, messages, param):
-    """The error names the message and its invalid part."""
+    """The error for an invalid chat message names the message and its invalid part."""
     refused(chat(messages=messages), param=param)
 
 
@@ -173,5 +172,5 @@ def test_rejects_invalid_chat_fields(chat, fields, param):
 
 
 def test_limits_the_number_of_generations(complete):
-    """The limit applies to n times the number of prompts."""
+    """The number of prompts times `n` is limited."""
     refused(complete(prompt=[[1]] * 17, n=128), param="n")

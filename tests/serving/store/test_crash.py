@@ -8,7 +8,7 @@ SCRIPT = Path(__file__).parents[3] / "bench" / "mooncake" / "store_crash.py"
 
 
 def test_reads_no_torn_block_after_crashes():
-    """No torn (partly written) block is read when the store and its clients are killed during gets and puts."""
+    """No partly written block is read after the store or a client is killed."""
     ended = subprocess.run(
         [sys.executable, str(SCRIPT), "--rounds", "6", "--clients", "2"], capture_output=True, text=True, check=False
     )

@@ -15,7 +15,7 @@ CLIENTS = ("a", "b", "c")
 
 
 def put(manager, keys, requester=("a", 1)):
-    """Put blocks, each with the last byte of its key as checksum, and complete all disk writes."""
+    """Put blocks into the store, and complete all disk writes."""
     manager.put(requester, keys, 0)
     last = False
     while not last:
@@ -105,7 +105,7 @@ def test_rejects_a_single_slot(slots):
 
 
 class StoreLives(RuleBasedStateMachine):
-    """State machine in which clients put, load and die at any time, and the disk is late, fails or damages blocks."""
+    """Hypothesis state machine that tests a KV store with clients, crashes and disk errors."""
 
     def __init__(self):
         super().__init__()
@@ -119,7 +119,7 @@ class StoreLives(RuleBasedStateMachine):
         self.known = set()
 
     def turn(self):
-        """Record the manager's block moves and granted slots, and check its reports of stored and removed keys."""
+        """Process the outputs of the manager, and check that its reported changes are consistent."""
         self.moves.extend(self.manager.take_moves())
         for granted in self.manager.take_grants():
             keys = (self.puts if granted.puts else self.loads).get(granted.requester)

@@ -14,7 +14,7 @@ CLIENTS = ("a", "b", "c")
 
 
 class Server:
-    """Stub of the block server that sends a reply when the test decides."""
+    """Stub of the block server, which records replies."""
 
     def __init__(self):
         self.events, self.replies = [], []
@@ -28,7 +28,7 @@ class Server:
 
 
 class Fetcher:
-    """Stub of the block fetcher; the test decides when a fetch receives its blocks."""
+    """Stub of the block fetcher, which records fetch orders."""
 
     def __init__(self):
         self.brought, self.orders = [], {}
@@ -46,7 +46,7 @@ class Fetcher:
 
 
 class PeersLive(RuleBasedStateMachine):
-    """State machine in which clients fetch, put and die; other stores send all, some or no blocks, or reply late."""
+    """Hypothesis state machine that tests a KV store whose clients die and whose peers reply late or in part."""
 
     def __init__(self):
         super().__init__()

@@ -41,7 +41,7 @@ class Hosts:
         self.closing.close()
 
     def brought(self):
-        """Return the number of blocks that the first host's store has received from the second host's store."""
+        """Return the number of blocks that the first host has fetched from the second."""
         return self.here.manager.moved["peer_read"]
 
 
@@ -212,7 +212,7 @@ def test_refuses_blocks_of_another_model(tmp_path):
 
 @contextmanager
 def guarded(kind):
-    """Yield a ZeroMQ socket, and a guard that authenticates ZeroMQ connections by the cluster key."""
+    """Yield a guard, which authenticates ZeroMQ connections, and a socket."""
     context = zmq.Context()
     guard, socket = Guard(context, KEY), context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
@@ -225,7 +225,7 @@ def guarded(kind):
 
 
 def frames_near(message, kind):
-    """Hypothesis strategy for random bytes, truncated copies of `message`, and messages with wrong values."""
+    """Hypothesis strategy for malformed variants of a message."""
     whole = msgspec.msgpack.encode(message)
     values = st.recursive(
         st.none() | st.integers(-(2**63), 2**64 - 1) | st.binary(max_size=80) | st.booleans(),

@@ -22,7 +22,7 @@ def telemetry():
 
 @pytest.fixture
 def value(telemetry):
-    """Return a function that looks up a metric's value by name and labels; it returns None if there is no sample."""
+    """Return a function that finds the value of a metric by name and labels."""
 
     def find(name, **labels):
         for family in text_string_to_metric_families(telemetry.exposition().decode()):

@@ -24,7 +24,7 @@ class TimedTelemetry(Telemetry):
         super().__init__("tiny", slo=Slo(ttft_s=2.0), clock=lambda: self.now)
 
     def at(self, now):
-        """Set the clock and return the instance telemetry, to which a test reports events."""
+        """Set the clock and return the instance telemetry."""
         self.now = now
         return self.instances
 

@@ -21,7 +21,7 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 @pytest.fixture
 def traced():
-    """Return a function that reports the timelines of one HTTP request to a tracer and returns the exported spans."""
+    """Return a function that exports the given request timelines as spans and returns the spans."""
 
     def run(*timelines, context=None):
         exporter = InMemorySpanExporter()
@@ -72,7 +72,7 @@ def test_a_request_has_a_span_for_each_stage(traced):
 
 
 def test_a_request_without_a_trace_starts_one(traced):
-    """If a request has no trace, the span of its first generation starts one and is the parent of its other spans."""
+    """All generations of a request without a trace context share one new trace."""
     context = context_of("mine", "/v1/completions", "")
     spans = traced(request_timeline([4.0], name="a"), request_timeline([4.0], name="b"), context=context)
     first, second = (span for span in spans if span.kind is SpanKind.SERVER)

@@ -33,7 +33,7 @@ def vllm_pair(tiny_model_dir, tmp_path_factory):
 
 
 def routed_fleet(vllm_pair, probe_timeout):
-    """Yield a gateway that prefills on one server and decodes on the other; if one is down, the other does both."""
+    """Yield a gateway with one server for prefill and one for decode."""
     model, (prefill, decode) = vllm_pair
     flags = (
         *("--model", str(model), "--served-model-name", NAME, "--router", "jsq-planned"),
@@ -46,7 +46,7 @@ def routed_fleet(vllm_pair, probe_timeout):
 
 @pytest.fixture(scope="module")
 def fleet(vllm_pair):
-    """Yield a gateway with long timeouts, so that each request is handed off even on a busy machine."""
+    """Yield a gateway that does not time out on a busy machine."""
     yield from routed_fleet(vllm_pair, 600)
 
 

@@ -39,7 +39,6 @@ def asked(sampling=None, **fields):
 
 
 def test_reads_a_prefill_response():
-    """The response has the first token, log probabilities by token id, the cached tokens and KV transfer parameters."""
     answer = read_completion(FIRST)
     (token,) = answer.choices[0].outputs(0)
     assert (token.token_id, token.logprob, token.finish_reason) == (5377, -2.7, FinishReason.LENGTH)
@@ -49,7 +48,7 @@ def test_reads_a_prefill_response():
 
 
 def test_reads_several_tokens_in_an_event():
-    """If one event has several tokens, each has its own index, and only the last one has the finish reason."""
+    """If an event has several tokens, only the last one gets the finish reason."""
     tokens = read_completion(STOPPED).choices[0].outputs(4)
     assert [(token.index, token.token_id, token.finish_reason) for token in tokens] == [
         (4, 17, None),
@@ -92,9 +91,9 @@ def test_seed_is_sent_for_sampled_output_only():
 
 
 def test_a_prefill_requests_one_token():
-    """A prefill request sets `max_tokens` and `min_tokens` to 1, because vLLM requires `min_tokens` <= `max_tokens`."""
+    """A prefill request sets both `max_tokens` and `min_tokens` to 1."""
     fields = asked({"min_tokens": 6}, max_tokens=1, kv=REMOTE_DECODE)
-    assert (fields["max_tokens"], fields["min_tokens"]) == (1, 1)
+    assert (fields["max_tokens"], fields["min_tokens"]) == (1, 1)  # vLLM requires min_tokens <= max_tokens
     assert fields["kv_transfer_params"] == {"do_remote_decode": True, "do_remote_prefill": False}
 
 

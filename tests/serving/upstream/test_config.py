@@ -8,7 +8,7 @@ from twofold.serving.upstream.config import parse_servers
 
 
 def test_parses_servers():
-    """A server's address may end in /v1, and be followed by the addresses that publish and replay its KV events."""
+    """Server addresses are parsed with or without the addresses of KV events."""
     one, two = parse_servers(Role.PREFILL, ["http://a:8000/v1/", "https://b,events=tcp://b:5557, replay=tcp://b:5558"])
     assert (one.instance, one.role, one.url, one.events) == ("prefill-0", Role.PREFILL, "http://a:8000", None)
     assert (two.url, two.events, two.replay) == ("https://b", "tcp://b:5557", "tcp://b:5558")

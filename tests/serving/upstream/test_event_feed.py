@@ -1,4 +1,4 @@
-"""The feed of vLLM's KV events, tested over real sockets: order, and replay of missed events."""
+"""The client of vLLM's KV event stream, tested over real sockets."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ def batch(number):
 
 
 class Publisher:
-    """A stub of vLLM's event publisher, which can also replay the events it published."""
+    """Stub of vLLM's KV event publisher."""
 
     def __init__(self, context, replays):
         self._socket, self._router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
@@ -52,7 +52,7 @@ class Publisher:
 
 
 def feed(numbers, lost=(), *, replays=False):
-    """Publish numbered batches but lose those in `lost`; return the received numbers, with "gap" for reported gaps."""
+    """Publish numbered batches except those in `lost`; return the numbers and gaps that the feed reports."""
     heard = []
 
     async def scenario():
@@ -89,10 +89,10 @@ def test_receives_batches_in_order():
 
 @pytest.mark.parametrize(("replays", "heard"), [(False, ["gap", 3]), (True, [1, 2, 3])])
 def test_missed_batches_are_replayed(replays, heard):
-    """A feed with a replay address requests the missed batches, and a feed without one reports a gap."""
+    """The feed requests missed batches if it has a replay address, and reports a gap otherwise."""
     assert feed([0, 1, 2, 3], lost=[1, 2], replays=replays)[-len(heard) :] == heard
 
 
 def test_a_restarted_server_resets_the_feed():
-    """The feed reports a gap when batch numbers start at 0 again, because the cache of a restarted server is empty."""
+    """A restart of the server is reported like missed event batches."""
     assert feed([5, 6, 0, 1])[-3:] == ["gap", 0, 1]

@@ -1,4 +1,4 @@
-"""Early rejection of requests whose predicted TTFT exceeds the limit, and measured prefill speeds of servers."""
+"""Early rejection by predicted TTFT, and measurement of the servers' prefill speeds."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from twofold.serving.upstream.metrics import PrefillTotals
 
 @pytest.fixture
 def busy():
-    """Return a cluster of one server that prefills 100 tokens/s, and its admission control with a TTFT limit of 2 s."""
+    """Return a cluster of one server with a prefill speed of 100 tokens/s, and its admission control."""
     speeds = PrefillSpeeds()
     speeds.read("one", PrefillTotals(10.0, 1000, 1))
     cluster = ClusterScheduler(ROUTERS["load"](), FixedHandoff(HandoffMode.PULL))
@@ -59,10 +59,10 @@ def test_unmeasured_servers_have_the_mean_speed():
 
 
 def test_decode_servers_do_not_affect_the_speed():
-    """Measurements of decode servers are ignored, because these servers compute one prompt token per request."""
+    """Prefill speed is not measured on servers that only decode."""
     speeds = PrefillSpeeds()
     speeds.read("one", PrefillTotals(1.0, 1000, 2))
-    speeds.read("two", PrefillTotals(5.0, 50, 50))
+    speeds.read("two", PrefillTotals(5.0, 50, 50))  # a decode server computes one prompt token per request
     assert speeds.of("two") == speeds.of("one") == 0.001
     speeds.read("two", PrefillTotals(5.4, 250, 51))
     assert speeds.of("two") == pytest.approx(0.002)
@@ -71,7 +71,7 @@ def test_decode_servers_do_not_affect_the_speed():
 
 
 def test_speed_follows_recent_measurements():
-    """Older measurements of a server lose weight, and a restart of the server does not discard them."""
+    """Recent measurements of prefill speed count more than older ones."""
     speeds = PrefillSpeeds()
     speeds.read("one", PrefillTotals(1e4, 1e6, 1000))
     assert speeds.of("one") == 0.01

@@ -15,7 +15,7 @@ CLEARED = {"type": "AllBlocksCleared"}
 
 
 def stored(first, last, parent=None, prompt=PROMPT, **fields):
-    """Return a `BlockStored` event for blocks `first` to `last` - 1 of a prompt; block n has the hash `h<n>`."""
+    """Return vLLM's `BlockStored` event for the given blocks of a prompt."""
     return {
         "type": "BlockStored",
         "block_hashes": [b"h%d" % number for number in range(first, last)],
@@ -52,7 +52,7 @@ class Index:
 
 
 def follow(*events):
-    """Translate events and return the changes that the prefix index records."""
+    """Translate vLLM events; return the resulting changes of the prefix index."""
     index = Index()
     CachedBlocks("one", index, SIZE).follow(decode(msgspec.msgpack.encode([1.5, events, 0])))
     return index.changes
@@ -65,7 +65,6 @@ def test_stored_blocks_get_the_prompt_keys():
 
 
 def test_removed_blocks_are_forgotten():
-    """Blocks removed from GPU memory leave the index; removals of unknown hashes or from other tiers are ignored."""
     changes = follow(stored(0, 3), removed(2, 9), removed(0, medium="CPU"), removed(0, group_idx=1))
     assert changes[1:] == [("removed", [KEYS[2]])]
 
@@ -88,13 +87,12 @@ def test_clearing_forgets_every_block():
     ],
 )
 def test_ignores_blocks_that_no_prompt_can_match(event):
-    """A block with an image, an adapter, an unknown parent, or an unexpected size or memory tier is ignored."""
     assert follow(event) == []
 
 
 @pytest.mark.parametrize(("key", "salt"), [("", ""), ("", "mine"), ("alice", ""), ("alice", "mine"), ("bob", "")])
 def test_prompt_keys_equal_event_keys(key, salt):
-    """The gateway and vLLM's events give a prompt the same block keys, with or without an API key and a cache salt."""
+    """The gateway's block keys for a prompt equal the keys derived from vLLM's events."""
     names = UpstreamPromptKeys()
     names.block_tokens = SIZE
     request = Request(id="r", arrival_s=0.0, prompt_tokens=20, output_tokens=3)
@@ -108,7 +106,7 @@ def test_prompt_keys_equal_event_keys(key, salt):
 
 
 def test_api_keys_do_not_share_prefixes():
-    """Each combination of API key and cache salt has its own salt in vLLM's prefix cache."""
+    """Requests with different API keys or cache salts share no prefix in vLLM's cache."""
     names = UpstreamPromptKeys()
     request = Request(id="r", arrival_s=0.0, prompt_tokens=20, output_tokens=3)
     salts = {

@@ -28,7 +28,7 @@ def handoffs(fleet):
 
 
 async def settled(fleet):
-    """Poll vLLM's metrics; return whether all KV blocks became free on every server."""
+    """Return whether all KV blocks of every server become free."""
     free = [await asyncio.to_thread(server.frees_all_blocks) for server in fleet.servers]
     return all(free)
 
@@ -45,7 +45,7 @@ def test_conductor_routes_to_cached_prefixes(vllm_pair):
     with running_service(None, *flags, *both, program=ROUTE) as (_, url):
 
         def announced(server, *, tries):
-            """Send a new prompt to a server; return the prompt, and whether the gateway received its KV events."""
+            """Send a random prompt to a server, and wait for its KV events at the gateway."""
             prompt = [draw.randint(10, 500) for _ in range(BLOCKS * 128 + 1)]
             known = metric(url, "prefix_index_blocks")
             server.complete(prompt=prompt, max_tokens=1)
@@ -90,7 +90,7 @@ def test_one_token_needs_no_decode(fleet):
 
 
 def test_unfetched_kv_is_released_immediately(fleet):
-    """If the output ends at the first token, the prefill server frees the request's KV before the KV lease expires."""
+    """If the output ends at the first token, the prefill server frees the KV immediately."""
     expired = fleet.prefill.metric("nixl_num_kv_expired_reqs_total")
     (prompt,) = prompts(1, 4)
     (first,) = fleet.decode.complete(prompt=prompt, max_tokens=1)
@@ -118,7 +118,7 @@ def test_disconnects_free_every_block(fleet):
 
 
 async def streaming(fleet, asked, count, hit):
-    """Run `count` streams of one prompt, call `hit` (a fault) once each has a token, and return the streams' tokens."""
+    """Run streams of one prompt, inject a fault, and return the tokens of each stream."""
     going, tokens = asyncio.Event(), [[] for _ in range(count)]
 
     async def one(session, number):
@@ -147,7 +147,7 @@ LONG = {"temperature": 0, "max_tokens": 300, "ignore_eos": True}
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("role", ["decode", "prefill"])
 def test_streams_survive_a_crashed_or_hung_server(watched_fleet, role, number):
-    """After a server fails, no token is missing, repeated or different; the recovered server gets requests again."""
+    """A server failure changes no output, and the recovered server gets requests again."""
     fleet = watched_fleet
     server = getattr(fleet, role)
     (asked,) = prompts(1, 6)
@@ -182,7 +182,7 @@ async def handed_off_again(fleet, asked, alone):
 
 
 def test_a_killed_gateway_leaves_no_requests(fleet):
-    """A killed gateway's connections close, so the servers abort the gateway's requests and free their blocks."""
+    """The servers abort all requests of a killed gateway."""
 
     async def leave():
         async with aiohttp.ClientSession() as session:

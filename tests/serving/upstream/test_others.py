@@ -1,4 +1,4 @@
-"""Routing decisions consider the load that other clients, which bypass the gateway, put on a server."""
+"""Routing considers load on a server from clients other than the gateway."""
 
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
@@ -30,7 +30,6 @@ def request(number):
 
 
 def test_external_load_diverts_requests():
-    """If successive metric readings show external load on the first server, requests go to the second server."""
     busy = cluster()
     others = ExternalLoads(busy.pools)
     for step in range(3):
@@ -51,19 +50,21 @@ def test_own_requests_are_not_external_load():
 
 
 def test_a_stalled_engine_has_no_load():
-    """A stalled engine's metrics are ignored, because they may still count requests aborted since its last step."""
+    """Metrics of a stalled engine are ignored."""
     idle = cluster()
     others = ExternalLoads(idle.pools)
     for _ in range(3):
+        # The metrics may still count requests aborted since the last step.
         others.update("one", readings(7, running=2, used=0.3))
     assert accounts(idle.pools.get("one")) == (0, 0, 0, 0, 0)
 
 
 def test_one_reading_does_not_count():
-    """External load in a single metric reading is ignored; it may come from the gateway's requests that just ended."""
+    """Load that appears in only one reading of the metrics is ignored."""
     quick = cluster()
     others = ExternalLoads(quick.pools)
     for step, running in enumerate((0, 3, 0, 3, 0)):
+        # A single reading may count requests of the gateway that have just ended.
         others.update("one", readings(step, running=running))
         assert accounts(quick.pools.get("one")) == (0, 0, 0, 0, 0)
 

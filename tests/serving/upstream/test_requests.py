@@ -1,4 +1,4 @@
-"""Attempts (runs of a request on a prefill and a decode server) against two scripted servers."""
+"""Execution of one request on a prefill and a decode server, both scripted."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def stream(*chunks):
 
 
 class Events:
-    """A stub of the controller that records the events of an attempt."""
+    """Stub of the controller that records the events of a request."""
 
     def __init__(self):
         self.tokens, self.reused, self.arrivals = [], 0, 0
@@ -52,7 +52,7 @@ class Events:
 
 @pytest.fixture
 def attempt():
-    """Return a function that runs an attempt and returns its events, its error or None, and each server's requests."""
+    """Return a function that runs a request on scripted servers and returns its events, error and HTTP requests."""
 
     def run(prefill, decode=None, max_tokens=4, seed=0, first_index=0):
         heard, raised = Events(), None
@@ -88,7 +88,6 @@ def attempt():
 
 
 def test_the_first_token_comes_from_the_prefill(attempt):
-    """The client gets the first token from the prefill server; the decode server's copy of the token is dropped."""
     heard, raised, (asked, fetched) = attempt(whole(7), stream(chunk(7), chunk(8, 9), chunk(10, finish="length")))
     assert raised is None
     assert heard.tokens == [(0, 7, "p"), (1, 8, "d"), (2, 9, "d"), (3, 10, "d")]
@@ -99,10 +98,10 @@ def test_the_first_token_comes_from_the_prefill(attempt):
 
 
 def test_a_different_first_token_on_decode_loses_the_attempt(attempt):
-    """If the decode server's first token differs from the client's, the attempt fails; both servers stay available."""
+    """It is an error if the prefill and the decode server generate different first tokens."""
     heard, raised, _ = attempt(whole(7), stream(chunk(8), chunk(9)))
     assert heard.tokens == [(0, 7, "p")]
-    assert not raised.unavailable
+    assert not raised.unavailable  # both servers stay available
     assert "another first token" in str(raised)
 
 
@@ -113,7 +112,6 @@ def test_one_output_token_needs_no_handoff(attempt):
 
 
 def test_an_output_that_ends_at_the_first_token_releases_the_kv(attempt):
-    """If the first token ends the output, the gateway makes the prefill server free the request's KV immediately."""
     heard, raised, (_, refused) = attempt(whole(7, finish="stop"), [Refuse(400)])
     assert (heard.tokens, heard.finish, raised) == ([(0, 7, "p")], FinishReason.STOP, None)
     assert refused[0]["kv_transfer_params"] == KV
@@ -121,7 +119,7 @@ def test_an_output_that_ends_at_the_first_token_releases_the_kv(attempt):
 
 
 def test_one_server_for_both_phases(attempt):
-    """With one server for both phases, the server gets one streaming request without KV transfer parameters."""
+    """If one server runs both phases, it gets a single request, without KV transfer parameters."""
     heard, raised, (asked,) = attempt(stream(chunk(7), chunk(8, finish="stop")))
     assert (heard.tokens, raised) == ([(0, 7, "p"), (1, 8, "p")], None)
     assert "kv_transfer_params" not in asked[0]
@@ -144,7 +142,7 @@ def test_one_server_for_both_phases(attempt):
     ],
 )
 def test_errors_lose_the_attempt(attempt, prefill, decode, where, unavailable):
-    """Every failure of a server raises AttemptLostError, but only some mark the server as unavailable."""
+    """Every failure of a server raises AttemptLostError."""
     _, raised, _ = attempt(prefill, decode)
     assert isinstance(raised, AttemptLostError)
     assert (raised.instance, raised.unavailable) == (where, unavailable)
@@ -156,14 +154,14 @@ def test_a_disconnect_after_the_last_token_is_ignored(attempt):
 
 
 def test_a_rejected_request_is_not_retried(attempt):
-    """A request that a server rejects with 400 fails without a retry, because every server would reject it."""
+    """A server's 400 response raises RejectedError."""
     _, raised, _ = attempt([Refuse(400)], [])
     assert isinstance(raised, RejectedError)
     assert (raised.status, str(raised)) == (400, "refused by the script")
 
 
 def test_resumed_attempts_have_their_own_seed():
-    """An attempt's seed depends only on the request's seed and on the position at which the attempt resumes."""
+    """The seed of a resumed request depends on its original seed and the position of the next token."""
     assert seed_of(9, 0) == 9
     assert seed_of(9, 5) == seed_of(9, 5)
     assert len({seed_of(seed, index) for seed in (8, 9) for index in range(50)}) == 100

@@ -1,4 +1,4 @@
-"""Streams survive vLLM workers killed, stopped or paused under load; TWOFOLD_CHAOS_ROUNDS sets the fault count."""
+"""Streams survive faults of vLLM workers; TWOFOLD_CHAOS_ROUNDS sets the number of faults."""
 
 import pytest
 

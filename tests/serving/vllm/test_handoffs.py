@@ -66,7 +66,7 @@ def test_split_qwen3_equals_one_vllm(vllm_service, vllm_model_dir):
 
 
 def test_sampled_output_is_independent_of_the_split(vllm_service):
-    """Split and colocated outputs are equal, because random draws depend only on the seed and the token position."""
+    """Split and colocated workers generate equal sampled outputs."""
     how = {"max_tokens": OUTPUT, "temperature": 0.9, "top_p": 0.95, "seed": 4, "ignore_eos": True}
     made = [
         asyncio.run(complete_all(vllm_service("llama", *flags), prompts(), at_once=20, **how))
@@ -82,7 +82,7 @@ def test_disconnected_clients_free_every_block(way, vllm_service):
 
 
 def test_preempted_decodes_continue(vllm_service, vllm_model_dir):
-    """The output of decodes is unchanged when vLLM preempts them for lack of memory and recomputes their KV."""
+    """Outputs do not change when vLLM preempts decodes for lack of memory."""
     some = [prompt[:300] for prompt in prompts() if len(prompt) >= 200] * 4
     assert len(some) >= 12
     long = greedy_by_vllm(vllm_model_dir("llama"), some, 200)

@@ -13,7 +13,7 @@ BLOCK, OUTPUT = 32, 8
 
 
 async def twice(url, prompts):
-    """Send all prompts twice; return the first outputs, then pairs of the second outputs and cached token counts."""
+    """Send all prompts twice; return the results of each round."""
     async with aiohttp.ClientSession() as session:
         how = {"max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
         first = [await complete(session, url, prompt, **how) for prompt in prompts]

@@ -23,7 +23,7 @@ def config(pools="1xa100:prefill,1xh100:decode", model="bloom-176b", **engine):
 
 
 def test_memory_equals_the_simulators():
-    """An emulated worker has as many KV blocks as the simulated instance, and the model's KV bytes per token."""
+    """An emulated worker has as many KV blocks as the simulated instance."""
     made = config()
     prepared = prepare(made, print)
     for worker, kind in zip(made.workers, instance_profiles(made.cluster, CATALOG), strict=True):
@@ -35,7 +35,7 @@ def test_memory_equals_the_simulators():
 
 
 def test_sizes_default_to_the_model():
-    """The context length defaults to the model's; a longer one is allowed if the KV cache can hold it."""
+    """The context length defaults to the model's."""
     assert (prepare(config(), print).max_model_len, prepare(config(), print).vocab_size) == (2048, DEFAULT_VOCAB_SIZE)
     told = prepare(config(max_model_len=8192, vocab_size=99), print)
     assert (told.max_model_len, told.vocab_size) == (8192, 99)
@@ -47,7 +47,7 @@ def test_refuses_a_context_beyond_the_smallest_memory():
 
 
 def test_waiting_pauses_the_engine():
-    """After a wait for work, the next iteration is timed from its own start, not from the end of the previous one."""
+    """An iteration after a wait for work is timed from its own start."""
     made = config()
     parts = prepare(made, print).parts(made.workers[0], epoch=1)
     parts.engine._busy_until = 5

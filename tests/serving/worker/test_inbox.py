@@ -21,14 +21,14 @@ SOURCE_BLOCKS = (7, 8, 3)
 
 
 class Sent(list):
-    """A stub of the outbox that records messages and their addresses."""
+    """Stub of the outbox that records sent messages."""
 
     def send(self, address, message):
         self.append((address, message))
 
 
 class Decode:
-    """A decode worker that the test advances step by step, and the KV pool of a prefill worker in the same process."""
+    """A decode worker that the test advances step by step."""
 
     def __init__(self):
         self.source = SharedMemoryTransport(KvCacheSpec("p", 11, LAYOUT, BLOCKS))

@@ -1,4 +1,4 @@
-"""Threads that wait for layers that another thread loads or computes."""
+"""Synchronization of KV loading and computation, layer by layer."""
 
 import threading
 
@@ -12,7 +12,7 @@ def in_thread(act):
 
 
 def test_wait_returns_when_the_layer_is_ready():
-    """When a layer becomes ready, waits for this layer and all earlier layers return True."""
+    """The wait for a layer ends when this layer or a later one is ready."""
     layers, seen = ReadyLayers(), []
     waiting = in_thread(lambda: seen.append(layers.wait(2)))
     layers.ready(0)
@@ -24,7 +24,7 @@ def test_wait_returns_when_the_layer_is_ready():
 
 
 def test_giving_up_ends_waits():
-    """After `give_up`, waits for layers that are not ready return False, and ready layers stay ready."""
+    """`give_up` ends all waits for layers that are not ready."""
     layers, seen = ReadyLayers(), []
     layers.ready(1)
     waiting = in_thread(lambda: seen.append(layers.wait(2)))

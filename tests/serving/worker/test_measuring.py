@@ -10,7 +10,7 @@ LAYOUT = KvLayout(layers=(LayerShape(2, 8, 8),), block_size=16, dtype="float32",
 
 
 class Timed:
-    """Stubs of an engine and a link, whose calls advance a fake clock by a fixed time plus a time per token or byte."""
+    """Stub of an engine and of a link, with a fixed time per call and a time per token or byte."""
 
     layout, num_blocks = LAYOUT, 64
 
@@ -39,7 +39,7 @@ class Timed:
 @pytest.mark.parametrize("per_token_s", [0.0, 1e-5, 1e-3, 0.1])
 @pytest.mark.parametrize("most", [1, 2, 100, 2048])
 def test_prefill_speed_has_a_fixed_part_and_a_part_per_token(per_token_s, most):
-    """The measured prefill speed is exact for any limit on the prompt length, even if the first run is slow."""
+    """The measured prefill time is exact, even if the first run is slow."""
     engine = Timed(0.002, per_token_s, first_s=3.0)
     speed = prefill_speed(engine, most, engine.clock)
     assert max(engine.sizes) <= most
@@ -50,7 +50,7 @@ def test_prefill_speed_has_a_fixed_part_and_a_part_per_token(per_token_s, most):
 
 @pytest.mark.parametrize("per_byte_s", [1e-10, 1e-8, 1e-6])
 def test_link_speed_has_overhead_and_bandwidth(per_byte_s):
-    """The measurement of a slow link sends few bytes, so that it ends within seconds."""
+    """Link overhead and bandwidth are measured within seconds, even on a slow link."""
     link = Timed(0.0005, per_byte_s, first_s=1.0)
     speed = link_speed(link, link.clock)
     assert 0.0005 * 0.99 < speed.overhead_s < (0.0005 + SMALL_PROBE_BYTES * per_byte_s) * 1.01

@@ -73,7 +73,7 @@ def test_reconnects_after_a_failure(peers, transport):
 
 
 def test_a_late_failure_keeps_the_new_connection(peers, transport):
-    """A transfer that fails late on a broken connection leaves the replacement connection open."""
+    """A failure on an old connection does not close its replacement."""
     with suppress(InstanceLostError), peers.connected("d", 7):
         with pytest.raises(InstanceLostError):
             use(peers, error=InstanceLostError("reset"))

@@ -62,7 +62,7 @@ def stored(client, prompt):
 
 
 def test_a_prompt_runs_while_its_prefix_is_loaded(model, host, expected):
-    """The first layer is computed and stored while the second is loading; no layer is computed before it is loaded."""
+    """The first layer is computed while the second is still loading."""
     _, client = host
     with store_worker(model, client) as worker:
         worker.copier.hold(1)
@@ -77,7 +77,7 @@ def test_a_prompt_runs_while_its_prefix_is_loaded(model, host, expected):
 
 
 def test_a_layer_is_handed_off_when_it_was_loaded(model, host):
-    """The KV of each layer is handed off once it is computed, while the prefix of the next layer is still loading."""
+    """A layer is handed off as soon as it is computed, while later layers are still loading."""
     _, client = host
     with store_worker(model, client) as worker:
         worker.copier.hold(1)
@@ -93,7 +93,6 @@ def test_a_layer_is_handed_off_when_it_was_loaded(model, host):
 
 
 def test_prompts_with_the_same_prefix_share_a_load(model, host, expected):
-    """Three prompts share one load of their common prefix; the one that is fully cached recomputes its last token."""
     _, client = host
     other = BEGIN + tokens("other", 9)
     with store_worker(model, client) as worker:
@@ -110,7 +109,6 @@ def test_prompts_with_the_same_prefix_share_a_load(model, host, expected):
 
 
 def test_a_fully_cached_prompt_waits_for_its_last_block(model, host, expected):
-    """A fully cached prompt waits for its last block to load, and recomputes its last token in a copy of the block."""
     _, client = host
     with store_worker(model, client) as worker:
         most = WHOLE[: -BLOCK + 1]
@@ -139,7 +137,6 @@ def test_an_abort_does_not_stop_loads_and_puts(model, host, expected):
 
 
 def test_a_load_survives_the_death_of_the_store(model, host, expected):
-    """If the store ends during a load, the pinned blocks stay readable until the load is complete."""
     store, client = host
     with store_worker(model, client) as worker:
         worker.copier.hold(1)
@@ -153,7 +150,6 @@ def test_a_load_survives_the_death_of_the_store(model, host, expected):
 
 
 def test_recomputes_corrupt_blocks(model, host, expected):
-    """A corrupt block is found by its checksum and recomputed; the blocks before the corrupt one are reused."""
     store, client = host
     key = list(prefix_keys(PROMPT, BLOCK))[7]
     store.memory.slot(store.manager._blocks[key].slot)[99] ^= 1
@@ -163,7 +159,7 @@ def test_recomputes_corrupt_blocks(model, host, expected):
 
 
 def test_a_failed_batch_puts_nothing(model, host, expected):
-    """If a batch fails, the layers that it has copied to the store are discarded, and the next prompt runs."""
+    """Nothing of a failed batch is stored, and the next prompt runs."""
     _, client = host
     with store_worker(model, client) as worker:
         run = worker.engine.run
@@ -184,7 +180,7 @@ def test_a_failed_batch_puts_nothing(model, host, expected):
 
 
 def test_any_order_of_prompts_and_aborts_with_little_memory(model, host, expected):
-    """With memory for about one prompt, outputs stay correct while blocks are evicted, reloaded and stored."""
+    """With little memory, outputs stay correct under random prompts and aborts."""
     _, client = host
     draw = random.Random(4)
     prompts = [BEGIN[: BLOCK * draw.randint(2, 12)] + tokens(number, draw.randint(1, 70)) for number in range(12)]

@@ -1,4 +1,4 @@
-"""The hand-off receiver reads hand-offs in order and ends each hand-off once."""
+"""The hand-off receiver processes hand-offs in order and ends each one once."""
 
 import threading
 
@@ -6,7 +6,7 @@ from twofold.serving.worker.receiver import HandoffReceiver, IncomingHandoff
 
 
 class Recording:
-    """A hand-off receiver that logs received and ended hand-offs; its reads wait until the event `gate` is set."""
+    """A hand-off receiver that logs received and ended hand-offs."""
 
     def __init__(self):
         self.log = []

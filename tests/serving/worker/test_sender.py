@@ -17,7 +17,7 @@ SENT = [HandoffMode.SERIALIZED, HandoffMode.LAYER_WISE]
 
 
 class Recording:
-    """A hand-off sender that records writes, offers and ends of hand-offs; writes wait for the event `write_gate`."""
+    """A hand-off sender that logs its writes and the ends of hand-offs."""
 
     def __init__(self, **options):
         self.log = []
@@ -121,7 +121,7 @@ def test_waiting_layers_share_one_write():
 
 
 def pulled(recording, *, lease_first=True):
-    """Prefill a request in pull mode, and wait until the sender offers the request's KV to the target."""
+    """Prefill a request in pull mode until its KV is offered to the decode instance."""
     sender = recording.sender
     sender.expect("r", "d", HandoffMode.PULL)
     if lease_first:

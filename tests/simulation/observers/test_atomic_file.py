@@ -43,7 +43,7 @@ def test_reports_a_full_disk():
 
 
 def test_a_name_that_is_taken_meanwhile_is_refused(tmp_path):
-    """If a directory appears at the target path before the commit, the commit fails and deletes the temporary file."""
+    """If the target path has become a directory, `commit` fails and leaves no file."""
     file = AtomicFile(tmp_path / "log")
     (tmp_path / "log").mkdir()
     with pytest.raises(ConfigurationError, match="cannot be written"):

@@ -36,7 +36,7 @@ def test_runs_are_complete_events(tmp_path):
 
 
 def test_instances_are_threads_of_the_pool_they_joined_first(tmp_path):
-    """An instance that changes its role stays a thread of its first pool, and an instant event marks the change."""
+    """Each instance is shown as a thread of its first pool, even after a role change."""
     events = events_of(tmp_path)
     names = {(m["name"], m["pid"], m["tid"]): m["args"]["name"] for m in of_kind(events, "M") if "name" in m["args"]}
     assert names == {

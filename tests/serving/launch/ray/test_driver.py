@@ -14,14 +14,14 @@ from twofold.serving.launch.ray.launcher import HostJob, RayJob
 
 
 class FakeRay:
-    """A fake of Ray with given CPUs per node; placement groups stay pending on nodes that are full or in `stuck`."""
+    """Fake of Ray's API with a given number of CPUs per node."""
 
     class exceptions:  # noqa: N801  (as Ray calls it)
         class RayError(Exception):
             pass
 
     def __init__(self, **cpus):
-        self.cpus, self.stuck = cpus, set()
+        self.cpus, self.stuck = cpus, set()  # placement groups stay pending on the nodes in `stuck`
         self.groups, self.outcomes = [], {}
 
     # -- interface of Ray
@@ -114,7 +114,6 @@ class Scene:
         self.driver.poll()
 
     def ends(self, worker, outcome):
-        """End a worker's Ray actor with `outcome` as its result, then poll the driver."""
         self.ray.outcomes[self.driver._placed[worker].end] = outcome
         self.look()
 

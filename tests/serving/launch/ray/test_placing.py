@@ -19,7 +19,7 @@ def node(name, cpus, rack=None):
 
 
 def placed(roles, nodes, bundle=CPU):
-    """Place workers with the given roles one after the other until no node has room; return the chosen nodes."""
+    """Place workers of the given roles one by one on Ray nodes; return the placements."""
     free, found = {each.id: dict(each.free) for each in nodes}, []
     for role in roles:
         now = [RayNode(id=each.id, address="", labels=each.labels, free=free[each.id]) for each in nodes]

@@ -56,7 +56,7 @@ def test_workers_of_a_lost_node_move_to_the_others(service, cluster, answers):
 
 
 def test_the_plan_shrinks_without_room_and_is_restored(service, cluster, answers):
-    """With only the head node left, the service continues as 1P+1D; a new node brings the third worker back."""
+    """The service shrinks to 1P+1D when a node is lost, and grows again when a node is added."""
     (lost,) = set(service.nodes().values()) - {cluster.head}
 
     def kill():

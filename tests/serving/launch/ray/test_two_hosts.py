@@ -63,7 +63,7 @@ def service(cluster, tiny_model_dir, tmp_path_factory):
 
 
 def test_a_cut_link_breaks_no_stream(service, hosts, tiny_model_dir):
-    """If the link is cut, the remote worker ends itself, and the service starts a replacement on the local host."""
+    """If the link is cut, the remote worker ends, and the service starts a replacement on the local host."""
     nodes = service.nodes()
     before = {name: processes_of(name) for name in nodes}
     assert len(set(nodes.values())) == 2

@@ -1,4 +1,4 @@
-"""vLLM's scheduler behind the worker's scheduler interface leaks no blocks and reports each hand-off to vLLM once."""
+"""Block accounting and hand-offs of vLLM workers, tested with random events."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ EPOCH = 7
 
 
 class Vllm:
-    """A fake of vLLM's block pool, which allocates and frees blocks by vLLM's rules."""
+    """Fake of vLLM's block pool."""
 
     def __init__(self):
         self.free = set(range(TOTAL))
@@ -31,7 +31,7 @@ class Vllm:
         return blocks
 
     def finish(self, request_id, *, hold=False):
-        """End a request in the fake vLLM; its blocks stay allocated while its KV is being received or sent."""
+        """End a request; its blocks are freed once its KV transfers have ended."""
         waits = request_id in self.awaited
         if request_id not in self.held:
             return
@@ -46,7 +46,7 @@ class Vllm:
         self.over.discard(request_id)
 
     def settle(self):
-        """Report finished KV transfers to the fake vLLM; like vLLM, it fails on a transfer that it does not expect."""
+        """Report finished KV transfers to the fake vLLM."""
         settled = self.instance.settle()
         for request_id in settled.received:
             assert request_id in self.awaited
@@ -58,7 +58,7 @@ class Vllm:
             self.give_back(request_id)
 
     def obey(self):
-        """Carry out the scheduler's abort and resume orders in the fake vLLM, as the worker's vLLM thread does."""
+        """Execute the scheduler's abort and resume orders in the fake vLLM."""
         for order, request_id in self.instance.take_orders():
             held = self.instance.find(request_id)
             if order is VllmOrder.ABORT:
@@ -94,7 +94,7 @@ class Instance(RuleBasedStateMachine):
 
     @rule(target=leased, request=consumes(queued))
     def vllm_makes_room(self, request):
-        """Let vLLM allocate blocks for a request from a peer; abort the request if few blocks are free."""
+        """Let vLLM allocate blocks for a request, or abort the request if few are free."""
         self.vllm.obey()
         if not self.instance.is_remote(request.id) or len(self.vllm.free) < 8:
             self.instance.abort(request.id)
@@ -113,7 +113,7 @@ class Instance(RuleBasedStateMachine):
 
     @rule(target=running, request=consumes(leased), way=st.sampled_from(["written", "read", "given up", "cut"]))
     def it_arrives(self, request, way):
-        """Complete or cancel the KV transfer of a request, or lose the peer that sends it."""
+        """End the KV transfer of a request in one of several ways."""
         instance = self.instance
         alive = instance.find(request.id) is not None and request.id in self.touched
         if way == "read":
@@ -133,7 +133,7 @@ class Instance(RuleBasedStateMachine):
 
     @rule(request=consumes(running))
     def it_ends(self, request):
-        """Let vLLM finish a request that has not been aborted."""
+        """Let vLLM finish a request, unless it was aborted."""
         self.vllm.obey()
         self.vllm.settle()
         if self.instance.find(request.id) is not None:
@@ -201,7 +201,6 @@ def test_rejects_a_duplicate_request():
 
 @given(aborted=st.booleans())
 def test_an_abort_during_allocation_returns_the_blocks(aborted):
-    """If a request is aborted while vLLM allocates blocks for it, all its blocks become free again."""
     vllm = Vllm()
     vllm.instance.reserve(Request(id="a", arrival_s=0.0, prompt_tokens=3, output_tokens=2), "p")
     vllm.obey()

@@ -127,7 +127,7 @@ class PrefillQueue:
 
     def __init__(self, model: PerformanceModel, max_num_batched_tokens: int, speed: SpeedFactor) -> None:
         # An iteration has up to `max_num_batched_tokens` tokens; a longer prompt runs alone. New prompts can join it
-        # until it starts; their number is estimated from recent arrivals. A late iteration is expected to end immediately.
+        # until it starts; their number is estimated from recent arrivals. A late iteration should end immediately.
         self._model = model
         self._max_num_batched_tokens = max_num_batched_tokens
         self._speed = speed

@@ -15,14 +15,12 @@ _LEAST_VARIANCE: Final = 1e-12  # avoids division by zero if all numbers are equ
 
 
 class MeanChange(NamedTuple):
-    """A change in the mean of a series: `after` is the mean of the latest `numbers` values, and `before` the mean of
-    all earlier values. `sigmas` is the significance in standard deviations of a normal distribution.
-    """
+    """A change in the mean of a series of numbers."""
 
-    before: float
-    after: float
+    before: float  # mean of all earlier numbers
+    after: float  # mean of the latest `numbers` numbers
     numbers: int
-    sigmas: float
+    sigmas: float  # significance in standard deviations of a normal distribution
 
     @property
     def chance(self) -> float:
@@ -56,7 +54,7 @@ class ChangePoint:
         return self._least_likely(WINDOWS)
 
     def located(self) -> MeanChange | None:
-        """Return the most significant change for any window length. This is slow, but locates the change precisely."""
+        """Return the most significant change for any window length. This is slow but precise."""
         return self._least_likely(range(WINDOWS[0], WINDOWS[-1] + 1))
 
     def restart(self, count: int) -> None:

@@ -94,8 +94,7 @@ def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) 
 
 
 def _batches(most: int) -> list[int]:
-    """Return batch sizes from 1 to `most` in ascending order, spaced by about 1%."""
-    sizes = {1, most}
+    sizes = {1, most}  # spaced by about 1%
     size = 1.0
     while size < most:
         sizes.add(math.ceil(size))

@@ -41,12 +41,12 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return COLOCATED if batcher is None else ((batcher, None),)
 
     def kind(self, machine: str) -> MachineKind:
-        """Return the type of a whole machine, for designs. Raises ConfigurationError for an unknown machine."""
+        """Return the type of a whole machine. Raises ConfigurationError for an unknown machine."""
         found = self.catalog.machine(machine)
         return MachineKind(name=found.name, price_per_h=found.price_per_h, tdp_w=found.tdp_w, accelerators=found.count)
 
     def instance(self, machine: str, tensor_parallel: int, pipeline_parallel: int = 1) -> MachineKind:
-        """Return the type of an instance, for designs, with its share of the machine's price and power."""
+        """Return the type of an instance, with its share of the machine's price and power."""
         whole = self.kind(machine)
         accelerators = tensor_parallel * pipeline_parallel
         share = accelerators / whole.accelerators
@@ -95,7 +95,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return Slo(ttft_s=slo.ttft_s) if judged is Phase.PREFILL else Slo(tpot_s=slo.tpot_s)
 
     def reference_model(self) -> PerformanceModel | None:
-        """Return the performance model of the baseline of slowdowns; None for an SLO in seconds."""
+        """Return the baseline performance model of slowdowns; None for an SLO in seconds."""
         if isinstance(self.slo, Slo):
             return None
         machine = self.catalog.machine(self.reference)
@@ -159,7 +159,7 @@ COLOCATED = (("mixed", None), ("chunked-prefill", 512), ("chunked-prefill", 2048
 def parse_families(
     problem: Problem, families: Sequence[str], machines: str | None, *, split: bool, colocated: bool
 ) -> tuple[Family, ...]:
-    """Return the families selected by `--family` and `--machines`, by default the four of Splitwise. Raises
+    """Return the design families selected by `--family` and `--machines`, by default the four of Splitwise. Raises
     ConfigurationError for invalid options.
     """
     if families and machines:

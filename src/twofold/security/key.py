@@ -42,7 +42,7 @@ def write_key(path: Path) -> None:
 
 
 def read_key(path: Path) -> ClusterKey:
-    """Read a key file. Raises ConfigurationError, without the file's contents, if the file is invalid."""
+    """Read a key file. Raises ConfigurationError if the file is invalid or accessible to other users."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())

@@ -45,7 +45,7 @@ def stack_distances(keys: Sequence[BlockKey]) -> Blocks:
 
 
 def _previous(keys: Sequence[BlockKey]) -> Blocks:
-    """Return, for each position in `keys`, the previous position of the same key; −1 for its first position."""
+    """Return the previous position of the key at each position in `keys`; −1 if there is none."""
     latest: dict[BlockKey, int] = {}
     previous = []
     for place, key in enumerate(keys):

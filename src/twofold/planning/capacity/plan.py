@@ -37,7 +37,7 @@ class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Share of the machine's accelerators that one instance uses."""
+        """Fraction of the machine's accelerators in one instance."""
         return self.accelerators / self.machine.count
 
     @property

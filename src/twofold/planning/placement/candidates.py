@@ -144,7 +144,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> float:
-        """Lower of the goodputs of the two phases, in requests/s."""
+        """Lower goodput of the two phases, in requests/s."""
         return min(self.prefill, self.decode)
 
     @property
@@ -170,8 +170,8 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
 def divided(
     stock: Mapping[str, int], prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput], most: int
 ) -> list[Candidate]:
-    """Return the `most` divisions of a stock between the phases with the highest goodput, best first. `stock` maps
-    machine types to numbers of accelerators.
+    """Divide a stock of accelerators between the phases; return up to `most` designs with the highest goodput, best
+    first. `stock` maps machine types to numbers of accelerators.
     """
     whole = [StockDivision()]
     for machine, accelerators in sorted(stock.items()):
@@ -191,7 +191,7 @@ def divided(
 def _splits(
     accelerators: int, prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput]
 ) -> list[StockDivision]:
-    """Return the Pareto-optimal divisions of the accelerators of one machine type between the phases."""
+    """Return the Pareto-optimal divisions of one machine type's accelerators between the phases."""
     first, second = _packed(accelerators, prefills), _packed(accelerators, decodes)
     return _unbettered(
         StockDivision(

@@ -147,7 +147,6 @@ async def make_placement(search: RateSearch, prepared: PreparedPlacement) -> Pla
 
 
 def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlacement:
-    """Replicate a placement to reach the rate of `query`. Raises ConfigurationError if the stock is too small."""
     copies = math.ceil((query.rate or best.rate) / best.rate)
     found = msgspec.structs.replace(best, copies=copies)
     if found.accelerators > query.accelerators:

@@ -24,7 +24,7 @@ def capacity_tables(plan: CapacityPlan, title: str) -> Group:
 
 
 def capacity_text(plan: CapacityPlan) -> str:
-    """Summarize a plan: possible reuse, capacity up to which each tier pays off, and gain from a shared cache."""
+    """Summarize a capacity plan in a few sentences."""
     busy = f"Without reuse, prefill keeps {plan.busy:,.1f} accelerators busy"
     repeated = f"{plan.highest_reuse:.1%} of its blocks are repeated"
     return " ".join(filter(None, (f"{busy}; {repeated}.", *map(_pays, plan.tiers), _pooling(plan), _alone(plan))))

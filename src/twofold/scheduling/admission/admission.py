@@ -193,7 +193,7 @@ class Admission(RequestSubscriber):
         return max((each for each in refusals if each is not None), key=attrgetter("retry_after_s"), default=None)
 
     def _deadline_refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Return a refusal if the deadline has passed or will probably pass before the request runs."""
+        """Return a refusal if the request will probably miss its deadline."""
         left_s = (queued.deadline_s or 0.0) - now
         ends = 0 if self._starts_at_once() else self._queue.ahead_of(queued.priority) + 1
         if left_s <= 0.0:

@@ -159,7 +159,6 @@ class OverloadLedger(RequestSubscriber):
         self._remove(request_id, now)
 
     def _remove(self, request_id: str, now: float) -> float | None:
-        """Remove a request; return the start time of its decode, or None if it has not started."""
         placed = self._placed.pop(request_id, None)
         if placed is None:
             return None

@@ -110,10 +110,11 @@ def _load_limit(priority: int) -> float:
 
 
 class OverloadAdmission(Admission):
-    """Admission control that also applies an overload rule to arriving requests. The router must be stateless."""
+    """Admission control that also applies an overload rule to arriving requests."""
 
     def __init__(self, limits: AdmissionLimits, cluster: ClusterScheduler, control: OverloadControl) -> None:
         super().__init__(limits)
+        # The router must be stateless, because arriving requests are routed twice.
         self._cluster, self._control = cluster, control
 
     def judge(self, queued: QueuedRequest, now: float) -> Refusal | None:

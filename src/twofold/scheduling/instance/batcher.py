@@ -109,8 +109,8 @@ class Batcher(ABC):
     def should_reschedule(
         self, sequence: ScheduledSequence | None, running: RunningBatch | None, blocks: BlockAllocator
     ) -> bool:
-        """Return whether to select a new batch, after `sequence` was queued or blocks were freed (None)."""
-        return True
+        """Return whether to select a new batch after a sequence was queued or blocks were freed."""
+        return True  # `sequence` is None after blocks were freed
 
 
 def select_prompts(waiting: SequenceQueue, budget: SchedulingBudget, tokens: int, seqs: int) -> list[PrefillChunk]:

@@ -127,7 +127,7 @@ class InstanceScheduler(KvReceiver):
         self._end_fetches()
 
     def _end_fetches(self) -> None:
-        """Move submitted prompts to the waiting queue in order, up to the first prompt with a fetch in progress."""
+        """Move prompts to the waiting queue, up to the first prompt with a fetch in progress."""
         while (sequence := self._fetching.first) is not None and not sequence.fetching:
             self._fetching.remove(sequence)
             self._enqueue(sequence, self.queues.waiting)
@@ -280,7 +280,7 @@ class InstanceScheduler(KvReceiver):
 
     def complete(self, batch: Batch, stopped: Collection[str] = ()) -> list[StepResult]:
         """Complete the oldest running batch and return one result per sampled token. `stopped` has the ids of the
-        requests that end with this token.
+        requests that end with their new token.
         """
         if not self._running or batch is not self._turns[0].message:
             raise RuntimeError("only the oldest running batch can be completed")

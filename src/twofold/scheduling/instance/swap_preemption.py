@@ -95,7 +95,7 @@ class SwapPreemption:
         return 0 if allocation is None else allocation.blocks * self.blocks.block_size - sequence.computed
 
     def extend(self, sequence: ScheduledSequence) -> bool:
-        """Allocate blocks for a sequence's next step of output; return False if too few are free."""
+        """Allocate blocks for a sequence's next output tokens; return False if too few are free."""
         allocation, tokens = sequence.allocation, self._step_of(sequence)
         if allocation is None or not self.blocks.fits(tokens):
             return False
@@ -211,7 +211,7 @@ class SwapPreemption:
         self.blocks_copied += host.blocks
 
     def _step_of(self, sequence: ScheduledSequence) -> int:
-        """Return the number of tokens in a sequence's next step of output."""
+        """Return the number of output tokens for which a sequence needs its next blocks."""
         full = sequence.prompt_tokens + sequence.output_tokens - 1  # the last output token needs no KV
         return min(self._step, full - sequence.computed)
 
@@ -220,5 +220,5 @@ class SwapPreemption:
         return self.blocks.blocks_for(sequence.prompt_tokens + sequence.output_tokens - 1)
 
     def _headroom(self) -> int:
-        """Return the number of blocks that all running sequences need for their next step of output."""
+        """Return the number of blocks that all running sequences need for their next output tokens."""
         return (self.queues.decoding.size + self.queues.ready.size) * self.blocks.blocks_for(self._step)

@@ -1,8 +1,7 @@
 """Online detection of a change in the mean of a sequence of numbers, in bounded memory.
 
-A t-test compares the latest 4, 8, 16, 32, 64 and 128 numbers with all earlier numbers. The largest test result is the
-generalized likelihood ratio statistic for a change of the mean at an unknown position (Hawkins, Qiu and Kang, "The
-changepoint model for statistical process control", 2003), restricted to these window lengths.
+A t-test compares the latest 4, 8, 16, 32, 64 and 128 numbers with all earlier numbers. The most significant test result
+shows the change (Hawkins, Qiu and Kang, "The changepoint model for statistical process control", 2003).
 """
 
 from collections import deque
@@ -65,6 +64,7 @@ class ChangePoint:
         self._count = len(kept) - 1
 
     def _least_likely(self, windows: tuple[int, ...] | range) -> MeanChange | None:
+        # The generalized likelihood ratio statistic for a change of the mean, restricted to these window lengths.
         found: MeanChange | None = None
         for window in windows:
             if self._count - window < FEWEST:

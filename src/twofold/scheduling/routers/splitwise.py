@@ -19,7 +19,7 @@ _MIXED: Final = Role.MIXED
 class SplitwiseRouter(Router):
     """Chooses the prefill and the decode instance at arrival by the shortest queue (Splitwise section 4.1).
 
-    If a pool is full, the request runs on a mixed instance, or else on an instance of the other pool, which becomes
+    If a pool is full, the phase runs on a mixed instance, or else on an instance of the other pool, which becomes
     mixed. A mixed instance returns to its home pool when it has no work of the other phase.
     """
 

@@ -1,4 +1,4 @@
-"""Requests: their sizes, for scheduling; for a live service, also token ids and sampling parameters."""
+"""Requests: sizes for scheduling and, in a live service, token ids and sampling parameters."""
 
 from enum import StrEnum
 
@@ -32,38 +32,32 @@ BlockKey = int | bytes  # identifies a block and all blocks before it: a number 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Arrival time and sizes of a request, without its text.
 
-    `arrival_s` is in seconds on the clock of the simulation or service. `output_tokens` is the exact output length in a
-    trace, the limit (`max_tokens`) in a live service. `prefix_blocks` are the block keys of the prompt; equal keys mean
-    equal tokens up to the end of the block. Keys in traces are Mooncake's `hash_ids` of 512-token blocks, with a
-    partial last block. Keys in a live service are hashes of full engine blocks, salted per tenant. Instances cache the
-    computed blocks for at least `retain_s` seconds if memory allows.
+    `prefix_blocks` are the block keys of the prompt. In a trace, they are Mooncake's `hash_ids` of 512-token blocks. In
+    a live service, they are hashes of full engine blocks, salted per tenant.
     """
 
     id: str
-    arrival_s: float
+    arrival_s: float  # on the clock of the simulation or service
     prompt_tokens: int
-    output_tokens: int
-    prefix_blocks: tuple[BlockKey, ...] = ()
-    retain_s: float = 0.0
+    output_tokens: int  # exact length in a trace, limit (`max_tokens`) in a live service
+    prefix_blocks: tuple[BlockKey, ...] = ()  # in traces, the last block may be partial
+    retain_s: float = 0.0  # instances cache the computed blocks for at least this time if memory allows
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling parameters, named as in OpenAI and vLLM.
-
-    A `temperature` of 0 means greedy sampling. `top_k` 0 and `top_p` 1.0 do not restrict the tokens. Equal seeds give
-    equal outputs on every worker and in every batch. `logprobs` is the number of most likely tokens returned with log
-    probabilities, in addition to the sampled token; None means no log probabilities. `stop_token_ids` end the output.
+    """Sampling parameters, named as in OpenAI and vLLM. Equal seeds give equal outputs on every worker and in every
+    batch.
     """
 
     max_tokens: int
     seed: int = 0
-    temperature: float = 1.0
+    temperature: float = 1.0  # 0 means greedy sampling
     top_p: float = 1.0
-    top_k: int = 0
+    top_k: int = 0  # 0 means all tokens
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
-    logprobs: int | None = None
+    logprobs: int | None = None  # number of most likely tokens to return, besides the sampled token
 
     @property
     def greedy(self) -> bool:
@@ -71,29 +65,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A live request: sizes, token ids, sampling parameters, and settings for admission and caching. `key` is the name
-    of the API key, or empty. Lower `priority` values are served first, as in vLLM. `deadline_s` is on the clock of
-    `arrival_s`; None selects the default timeout. Requests with different `cache_salt` share no cached prompts.
-    """
+    """A live request: sizes, token ids, sampling parameters, and settings for admission and caching."""
 
     request: Request
     prompt_token_ids: list[int]
     sampling: SamplingParams
-    key: str = ""
-    priority: int = 0
-    deadline_s: float | None = None
-    cache_salt: str = ""
+    key: str = ""  # name of the API key
+    priority: int = 0  # lower values are served first, as in vLLM
+    deadline_s: float | None = None  # on the clock of `arrival_s`; None selects the default timeout
+    cache_salt: str = ""  # requests with different salts share no cached prompts
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One output token of a live request. `index` counts from 0. `top_logprobs` has (token id, log probability) pairs,
-    most likely first. Only the last token has a `finish_reason`. Only the first token has `reused_tokens`, the number
-    of prompt tokens found in the prefix cache.
-    """
+    """One output token of a live request."""
 
-    index: int
+    index: int  # from 0
     token_id: int
     logprob: float | None = None
-    top_logprobs: tuple[tuple[int, float], ...] = ()
-    finish_reason: FinishReason | None = None
-    reused_tokens: int = 0
+    top_logprobs: tuple[tuple[int, float], ...] = ()  # (token id, log probability), most likely first
+    finish_reason: FinishReason | None = None  # of the last token
+    reused_tokens: int = 0  # prompt tokens found in the prefix cache, with the first token

@@ -13,9 +13,7 @@ class RoleMove(msgspec.Struct, frozen=True):
 
 
 class PrefixFetch(msgspec.Struct, frozen=True):
-    """Fetch of the first `blocks` blocks of a prompt from the cache `source` to the prefill instance. Blocks that the
-    instance already has are not fetched.
-    """
+    """Fetch of the first `blocks` blocks of a prompt from the cache `source` to the prefill instance."""
 
     source: str
-    blocks: int
+    blocks: int  # of these, only blocks that the instance lacks are fetched

@@ -1,4 +1,4 @@
-"""Verdict of a plan: whether split or colocated designs are better, by how much, and at which rates."""
+"""Comparison of a plan's best split design with its best colocated design."""
 
 from collections.abc import Sequence
 
@@ -10,23 +10,19 @@ from twofold.planning.search import Objective
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """Verdict on a plan: whether the best split design beats the best colocated design, and by how much. `gain` is the
-    ratio of their rates, prices or watts, depending on the objective: above 1 if the split design is better, None if
-    the plan has only split or only colocated designs. `within_error` is set if the difference is within the errors of
-    the performance models and the search. Below `break_even` requests/s, a colocated design is at least as good.
-    """
+    """Verdict on whether the best split design of a plan is better than the best colocated design, and by how much."""
 
     split: bool
-    gain: float | None = None
+    gain: float | None = None  # in rate, price or watts: above 1 if the split design is better
     per_dollar: float | None = None
     per_watt: float | None = None
-    break_even: float | None = None
-    within_error: bool = False
+    break_even: float | None = None  # requests/s below which a colocated design is at least as good
+    within_error: bool = False  # of the performance models and the search
     text: str
 
 
 def advise(plan: Plan, tolerance: float) -> Advice:
-    """Compare the best split with the best colocated design. `tolerance` is the relative error of the plan's rates."""
+    """Compare a plan's best split and best colocated design. `tolerance` is the relative error of the plan's rates."""
     split, colocated = plan.best_split, plan.best_colocated
     if split is None or colocated is None:
         return Advice(split=split is not None, text=_one_kind(plan))
@@ -78,7 +74,6 @@ def _comparison(objective: Objective, split: DesignChoice, colocated: DesignChoi
 
 
 def _below(plan: Plan, *, pays: bool) -> str:
-    """Return the verdict's sentence on the rate up to which a colocated design costs no more than a split design."""
     power = plan.query.objective is Objective.POWER
     what, costs = ("power", "needs no more power") if power else ("money", "costs no more")
     top = plan.query.rate or plan.best.rate
@@ -112,7 +107,6 @@ def _weight(objective: Objective, choice: DesignChoice) -> str:
 
 
 def _error(choices: Sequence[DesignChoice]) -> float:
-    """Return the largest relative error of the performance models used for `choices`. Unknown errors count as 0."""
     errors = {pool.error for choice in choices for pool in choice.evaluation.pools}
     return max((_largest(error) for error in errors), default=0.0)
 

@@ -1,6 +1,4 @@
-"""Upper bounds on a design's rate, computed from performance models without simulation. The bounds assume no queueing
-and the most efficient batches. If the router can move machines between pools, every machine counts for both phases.
-"""
+"""Upper bounds on the rate of a design, computed from performance models without simulation."""
 
 import math
 
@@ -18,7 +16,7 @@ _PREFILL_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 class MachineSeconds:
-    """Least time in seconds that one machine needs for the prefill and for the decode of the mean request."""
+    """Least machine time, in seconds, for the prefill and the decode of an average request."""
 
     def __init__(
         self, problem: Problem, shape: WorkloadShape, kind: MachineKind, tiers: list[tuple[float, float]]
@@ -33,12 +31,12 @@ class MachineSeconds:
         self.decode = per_step * shape.decode_tokens / instances
 
     def of(self, role: Role) -> float:
-        """Return the seconds that a machine of role `role` spends on the mean request: prefill, decode or both."""
+        """Return the machine time in seconds for the phases that `role` runs."""
         return (self.prefill if role.prefills else 0.0) + (self.decode if role.decodes else 0.0)
 
 
 class AnalyticBounds:
-    """Upper bounds on the rates of designs (see `UpperBound`), computed from performance models."""
+    """Upper bounds on the rates of designs, for no queueing and the most efficient batches."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -50,6 +48,7 @@ class AnalyticBounds:
     def upper(self, design: Design) -> float:
         family = design.family
         if not family.split or (self._pooled and family.judged is None):
+            # The router can move machines between pools, so every machine counts for both phases.
             prefill = sum(count / self._of(kind).prefill for kind, count in design.parts())
             decode = sum(_per(count, self._of(kind).decode) for kind, count in design.parts())
             return min(prefill, decode)
@@ -86,18 +85,16 @@ def _per(count: int, seconds: float) -> float:
 
 
 def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) -> float:
-    """Return the lowest decode time per token: iteration time divided by batch size. Iterations must take at most
-    `bound_s` seconds; if no batch size up to `most` allows this, the time of iterations is unlimited.
-    """
+    """Return the lowest decode time per token over all batch sizes, in seconds."""
     costs = [(sequences, model.decode_cost(sequences)) for sequences in _batches(most)]
     steps = [(cost.base_s + cost.context_s * context * sequences, sequences) for sequences, cost in costs]
     within = [step_s / sequences for step_s, sequences in steps if step_s <= bound_s]
+    # If no batch size meets the bound, ignore it.
     return min(within or [step_s / sequences for step_s, sequences in steps])
 
 
 def _batches(most: int) -> list[int]:
-    """Return batch sizes from 1 to `most` in ascending order, spaced by about 1%."""
-    sizes = {1, most}
+    sizes = {1, most}  # spaced by about 1%
     size = 1.0
     while size < most:
         sizes.add(math.ceil(size))
@@ -106,7 +103,7 @@ def _batches(most: int) -> list[int]:
 
 
 def _tiers(problem: Problem, shape: WorkloadShape) -> list[tuple[float, float]]:
-    """Return the highest TPOT that the SLO allows each share of the requests, as (share, seconds) pairs."""
+    """Return the TPOT bounds of the SLO as (share of requests, seconds) pairs."""
     slo = problem.slo
     if isinstance(slo, Slo):
         bound_s = math.inf if slo.tpot_s is None else slo.tpot_s

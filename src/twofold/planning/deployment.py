@@ -23,33 +23,31 @@ LAYOUT = 2
 
 
 class SloMargin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A bound of the SLO, and the simulated value. `headroom` is (bound − value) / bound, negative for a miss."""
+    """A bound of the SLO, the simulated value, and the relative headroom between them."""
 
     check: str
     bound: float
     value: float | None = None
-    headroom: float | None = None
+    headroom: float | None = None  # (bound − value) / bound, negative for a miss
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Expected performance of a deployment. Rates are in requests/s; `highest_rate` is the highest rate that met the
-    SLO. For an SLO in seconds, `attainment` is the share of requests that must meet it. `power_w` is the mean power.
-    """
+    """Expected performance of a deployment, by simulation. Rates are in requests/s."""
 
     workload: str
     rate: float
-    highest_rate: float
+    highest_rate: float  # at which the SLO is met
     slo: str
-    attainment: float | None = None
+    attainment: float | None = None  # required share of requests within an SLO in seconds
     reference: str | None = None
     margins: tuple[SloMargin, ...] = ()
     price_per_h: float
     tdp_w: float
-    power_w: float
+    power_w: float  # mean
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Inputs of the plan that chose the deployment. `models` describes the performance models of the pools."""
+    """Inputs of the plan that chose the deployment."""
 
     twofold: str
     simulation: int
@@ -70,8 +68,9 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def deployment_of(problem: Problem, choice: DesignChoice, objective: Objective) -> Deployment:
-    """Create the deployment of a plan's chosen design, with the tensor parallelism of each pool written out."""
+    """Create the deployment of a plan's chosen design."""
     spec = problem.spec(choice.design)
+    # The file states the tensor parallelism of each pool, even where the plan used the default.
     pools = tuple(
         msgspec.structs.replace(pool, tensor_parallel=problem.tensor_parallel_on(kind))
         for pool, kind in zip(spec.pools, choice.design.family.kinds, strict=True)
@@ -146,7 +145,7 @@ def _expected(problem: Problem, choice: DesignChoice) -> Expected:
 
 
 def _model(pool: PoolResult) -> str:
-    """Describe the performance model of a pool, such as `fitted bloom-176b on dgx-h100 TP8: prefill off by 3%, …`."""
+    """Describe the performance model of a pool and its errors."""
     error = pool.error
     known = ", ".join(
         f"{phase} off by {value:.1%}"
@@ -194,7 +193,7 @@ _COMMENTS = {
 
 
 def deployment_text(deployment: Deployment, comment: str) -> str:
-    """Return a deployment as YAML with comments on its fields, under the header `comment`."""
+    """Return a deployment as YAML, with `comment` at the top and a comment on each field."""
     lines = [line for text in comment.splitlines() for line in textwrap.wrap(text, _WIDTH)]
     head = [f"# {line}" for line in lines]
     return "\n".join([*head, *_mapping(msgspec.to_builtins(deployment), 0)]) + "\n"
@@ -228,7 +227,7 @@ def _sequence(items: Sequence[object], depth: int) -> Iterator[str]:
 
 
 def _scalar(value: object) -> str:
-    """Return a scalar as YAML: an ordinary word without quotes, any other value as JSON."""
+    # Ordinary words need no quotes; every other scalar is valid YAML as JSON.
     reserved = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
     if (
         isinstance(value, str)

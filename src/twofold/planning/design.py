@@ -1,4 +1,4 @@
-"""Designs (machine types and counts per phase) with their price and power, and budgets that limit designs."""
+"""Cluster designs with their price and power, and budgets that limit designs."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,21 +13,19 @@ _SPLIT = (Role.PREFILL, Role.DECODE)
 
 
 class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Kind of unit that a design counts: a whole machine, or an instance of `pipeline_parallel` stages with
-    `tensor_parallel` accelerators each. For a whole machine, `tensor_parallel` is None. Each unit has `accelerators`
-    accelerators, costs `price_per_h` dollars per hour and has `tdp_w` watts of provisioned power.
-    """
+    """Type of machine or instance in a design, with its size, price and power."""
 
     name: str
     price_per_h: float
     tdp_w: float
     accelerators: int = 1
-    tensor_parallel: int | None = None
+    tensor_parallel: int | None = None  # None for a whole machine
     pipeline_parallel: int = 1
 
     @property
     def short(self) -> str:
-        """Short name: `h100` for the machine `dgx-h100`, `a100@2x4` for an instance of 4 stages of 2 accelerators."""
+        """Short name, such as `h100` for the machine `dgx-h100`."""
+        # An instance of 4 stages of 2 accelerators is `a100@2x4`.
         name = self.name.removeprefix(_FAMILY)
         if self.tensor_parallel is None:
             return name
@@ -36,22 +34,18 @@ class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """Set of designs that differ only in the number of machines or instances of each kind. A split family has a prefill
-    and a decode kind in `kinds`; a colocated family has one kind, a `batcher` and perhaps a token budget. If a phase
-    has several kinds, `roles` has the role of each kind. If `judged` is set, only the SLO bound of this phase counts.
-    If `shared` is set, stage i of prefill and stage i of decode are on the same node.
-    """
+    """Set of designs that differ only in the number of machines or instances of each type."""
 
-    kinds: tuple[MachineKind, ...]
-    batcher: str | None = None
+    kinds: tuple[MachineKind, ...]  # without `roles`: prefill and decode of a split family, or one colocated
+    batcher: str | None = None  # of a colocated family
     max_num_batched_tokens: int | None = None
-    roles: tuple[Role, ...] = ()
-    judged: Phase | None = None
-    shared: bool = False
+    roles: tuple[Role, ...] = ()  # of the kinds, if a phase has several
+    judged: Phase | None = None  # if set, only the SLO bound of this phase counts
+    shared: bool = False  # stage i of prefill and stage i of decode are on the same node
 
     @property
     def role_of(self) -> tuple[Role, ...]:
-        """Role (prefill, decode or mixed) of each kind in `kinds`."""
+        """Roles (prefill, decode or mixed) of the machine types in `kinds`."""
         if self.roles:
             return self.roles
         return _SPLIT if len(self.kinds) == len(_SPLIT) else (Role.MIXED,)
@@ -67,7 +61,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Display name, such as `h100+a100` (prefill + decode) or `h100 mixed` (colocated, with batcher `mixed`)."""
+        """Display name, such as `h100+a100` for H100 prefill and A100 decode machines."""
         machines = "+".join(kind.short for kind in self.kinds)
         budget = f"@{self.max_num_batched_tokens}" if self.max_num_batched_tokens else ""
         if not self.split:
@@ -80,7 +74,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True):
-    """Cluster design: a family, and the number of machines or instances of each kind of the family."""
+    """Cluster design: the number of machines or instances of each type in a family."""
 
     family: Family
     counts: tuple[int, ...]
@@ -107,11 +101,11 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         return round(sum(count * kind.tdp_w for kind, count in self.parts()), 6)
 
     def parts(self) -> Iterator[tuple[MachineKind, int]]:
-        """Return the (kind, number of machines or instances) pairs of the design."""
+        """Return the machine types of the design with their counts."""
         return zip(self.family.kinds, self.counts, strict=True)
 
     def parts_of(self, role: Role) -> Iterator[tuple[MachineKind, int]]:
-        """Return the (kind, number of machines or instances) pairs of the kinds with the role `role`."""
+        """Return the machine types that have the role `role`, with their counts."""
         return (part for part, plays in zip(self.parts(), self.family.role_of, strict=True) if plays is role)
 
 
@@ -122,12 +116,12 @@ MAX_MACHINES = 100_000
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """Upper limits on a design; None means no limit. `of_kind` maps machine types to the highest number of machines."""
+    """Upper limits on the machines, price and power of a design; None means no limit."""
 
     machines: int | None = None
     price_per_h: float | None = None
     tdp_w: float | None = None
-    of_kind: dict[str, int] = {}
+    of_kind: dict[str, int] = {}  # limits on machines by machine type
 
     @property
     def bounded(self) -> bool:
@@ -170,9 +164,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frontier(family: Family, allows: Allows) -> list[Design]:
-    """Return the largest designs of a family that `allows` accepts: it refuses one more machine. The designs are in
-    ascending order of machines of the first kind. If `allows` refuses a design, it must also refuse larger designs.
+    """Return the largest designs of a family that `allows` accepts. If `allows` refuses a design, it must also refuse
+    larger designs.
     """
+    # Largest: `allows` refuses one more machine. In ascending order of machines of the first kind.
     if not family.split:
         most = _most(lambda count: allows(Design(family=family, counts=(count,))))
         return [Design(family=family, counts=(most,))] if most else []
@@ -188,7 +183,7 @@ def frontier(family: Family, allows: Allows) -> list[Design]:
 
 
 def _most(allowed: Callable[[int], bool]) -> int:
-    """Return the highest number that `allowed` accepts, found by bisection; 0 if there is none."""
+    """Return the highest number that `allowed` accepts; 0 if there is none."""
     low, high = 0, 1
     while allowed(high):
         low, high = high, high * 2

@@ -10,11 +10,11 @@ from twofold.simulation.result import Check, PoolResult
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """One simulation in a search: a design at a rate (requests/s), with random draw number `draw` of the workload."""
+    """One simulation of a design at a rate (requests/s)."""
 
     design: Design
     rate: float
-    draw: int = 0
+    draw: int = 0  # number of the random draw of the workload
 
 
 class LatencyPercentiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,16 +26,12 @@ class LatencyPercentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a trial. `bound_by` is the phase closest to missing the SLO, or None if undetermined. If `stopped` is
-    set, the simulation ended early because the SLO was out of reach, and all numbers cover only the simulated part.
-    `checks` compares each bound of the SLO with its simulated value. `slo_scale` is the smallest factor by which all
-    bounds could be multiplied with the SLO still met.
-    """
+    """Result of a trial: SLO checks, latencies and energy."""
 
     met: bool
     checks: tuple[Check, ...]
-    bound_by: Phase | None = None
-    stopped: bool = False
+    bound_by: Phase | None = None  # phase closest to missing the SLO; None if undetermined
+    stopped: bool = False  # early, because the SLO was out of reach: all numbers cover only the simulated part
     requests: int = 0
     output_tokens: int = 0
     duration_s: float = 0.0
@@ -43,7 +39,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: LatencyPercentiles | None = None
     tpot_s: LatencyPercentiles | None = None
     e2e_s: LatencyPercentiles | None = None
-    slo_scale: float | None = None
+    slo_scale: float | None = None  # smallest factor by which all bounds could be multiplied with the SLO still met
     pools: tuple[PoolResult, ...] = ()
 
     @property
@@ -59,8 +55,9 @@ class SimulatedTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluate(Protocol):
-    """Interface for evaluating trials. Searches assume that more machines or a lower rate never lead to an SLO miss."""
+    """Interface for evaluating trials."""
 
+    # Searches assume that more machines or a lower rate never lead to an SLO miss.
     async def __call__(self, trial: Trial) -> Evaluation: ...
 
 
@@ -72,9 +69,9 @@ class UpperBound(Protocol):
         ...
 
     def estimate(self, design: Design) -> float:
-        """Return the approximate highest rate of the design, as the start of a search."""
+        """Return the approximate highest rate of the design."""
         ...
 
     def suggest(self, family: Family, rate: float) -> tuple[int, ...]:
-        """Return the approximate number of machines of each kind of the family needed for `rate`, at least 1 each."""
+        """Return the approximate number of machines of each type that a family needs for `rate`."""
         ...

@@ -1,4 +1,4 @@
-"""Evaluation of trials by an executor, with a store that keeps evaluations for reuse by later plans."""
+"""Evaluation of trials, with a store of results that later plans reuse."""
 
 import asyncio
 import hashlib
@@ -86,8 +86,8 @@ _CREATE = "CREATE TABLE IF NOT EXISTS evaluations (key TEXT PRIMARY KEY, trial T
 
 
 class EvaluationStore(AbstractContextManager["EvaluationStore"]):
-    """Store of evaluations in a SQLite file, which several plans may use at the same time; with the path `:memory:`, in
-    memory. Each `put` is committed immediately. Methods raise ConfigurationError if the file is unusable.
+    """Store of evaluations in a SQLite file, which several plans may use at the same time. Methods raise
+    ConfigurationError if the file is unusable.
     """
 
     def __init__(self, path: Path) -> None:
@@ -136,13 +136,11 @@ class EvaluationStore(AbstractContextManager["EvaluationStore"]):
 
 
 class Effort(msgspec.Struct, kw_only=True):
-    """Effort of a search: numbers of new simulations and of evaluations reused from the store. `requests` and `cpu_s`
-    are the totals of simulated requests and CPU seconds over all new simulations.
-    """
+    """Effort of a search: simulations, evaluations reused from the store, simulated requests and CPU seconds."""
 
     simulations: int = 0
     reused: int = 0
-    requests: int = 0
+    requests: int = 0  # in new simulations
     cpu_s: float = 0.0
 
     @property
@@ -154,7 +152,7 @@ Listener = Callable[[Effort, Trial, Evaluation], None]
 
 
 class Evaluator:
-    """Evaluates trials with an executor and a store (see `Evaluate`). Each trial is simulated at most once."""
+    """Evaluates trials with an executor and a store. Each trial is simulated at most once."""
 
     def __init__(
         self, executor: Executor, store: EvaluationStore, key: Callable[[Trial], str], listener: Listener | None = None

@@ -24,7 +24,7 @@ class ParetoPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pareto_front(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:
-    """Return the Pareto-optimal points in ascending order of rate; of equal points, one with the fewest machines."""
+    """Return the Pareto-optimal points in ascending order of rate."""
     front: list[ParetoPoint] = []
     # In this order, only earlier points can cover a point.
     for point in sorted(points, key=_order):
@@ -35,6 +35,7 @@ def pareto_front(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:
 
 def _order(point: ParetoPoint) -> tuple[float, float, float, int, str]:
     design = point.design
+    # Of equal points, the one with the fewest machines comes first.
     return -point.rate, design.price_per_h, design.tdp_w, design.machines, design.name
 
 
@@ -44,9 +45,8 @@ _SHARES = (0.25, 0.5, 0.75)  # of a choice's machines
 async def front_of(
     search: RateSearch, choices: Sequence[DesignChoice], found: Iterable[ParetoPoint]
 ) -> tuple[ParetoPoint, ...]:
-    """Return the Pareto front of a plan, with each design at its highest rate. Candidates are the designs of `choices`,
-    smaller versions of these designs, and the points `found` during the search.
-    """
+    """Return the Pareto front of a plan: designs at their highest rates."""
+    # Candidates: the choices, smaller versions of them, and the points found during the search.
     best = pareto_front(ParetoPoint(design=choice.design, rate=choice.highest_rate) for choice in choices)
     smaller = {design: None for point in best for design in _smaller(point.design)}
     points = {*best, *found, *await _at_capacity(search, smaller)}
@@ -70,8 +70,9 @@ RateCurve = dict[float, Evaluation]
 
 
 async def rate_curve(search: RateSearch, choice: DesignChoice) -> RateCurve:
-    """Evaluate a design at several rates up to its highest rate, without simulations that stopped early."""
+    """Evaluate a design at several rates up to its highest rate."""
     steps = sorted({search.grid.step(choice.highest_rate * share) for share in _CURVES_SHARES})
     rates = [search.grid.rate(step) for step in steps]
     told = await asyncio.gather(*(search.evaluate(Trial(choice.design, rate)) for rate in rates))
+    # Evaluations that stopped early are left out.
     return {rate: each for rate, each in zip(rates, told, strict=True) if not each.stopped}

@@ -1,4 +1,4 @@
-"""Plans: the best design of each family, and the rate up to which splitting prefill and decode does not pay."""
+"""Plans: the best design of each family, and the break-even rate of split and colocated designs."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,9 +15,7 @@ from twofold.simulation.result import Check
 
 
 def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -> None:
-    """Raise ConfigurationError if the budget allows no design of any family, or if `bounded` is set and the budget does
-    not limit the size of every family's designs.
-    """
+    """Raise ConfigurationError if the budget allows no design or, with `bounded`, does not limit the design size."""
     budget.require_sensible()
     if bounded and not all(budget.bounds(family) for family in families):
         raise ConfigurationError(
@@ -36,12 +34,12 @@ def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -
 async def unmet(
     search: RateSearch, families: Sequence[Family], budget: Budget, rate: float | None
 ) -> ConfigurationError:
-    """Create the error for a plan without a design: `rate` is too high, or even nearly idle designs miss the SLO."""
+    """Create the error for a plan in which no design meets the SLO."""
     largest = [design for family in families for design in _largest(search, family, budget, rate)]
     told = await asyncio.gather(*(search.at(design, search.lowest(design)) for design in largest))
     idle = list(zip(largest, told, strict=True))
     able = [design for design, evaluation in idle if evaluation.met]
-    if able and rate is not None:
+    if able and rate is not None:  # the rate is too high
         return await _too_much(search, able, rate)
     design, evaluation = min(idle, key=lambda each: _worst(each[1])[0])
     return ConfigurationError(
@@ -51,7 +49,6 @@ async def unmet(
 
 
 async def _too_much(search: RateSearch, designs: Sequence[Design], rate: float) -> ConfigurationError:
-    """Create the error for designs that meet the SLO only below `rate`."""
     best = max(await search.highest_of(designs), key=lambda each: (each.rate, each.design.name))
     return ConfigurationError(
         f"no design within the budget meets the SLO at {rate:g} requests/s: {best.design.name} meets it up to "
@@ -60,7 +57,7 @@ async def _too_much(search: RateSearch, designs: Sequence[Design], rate: float) 
 
 
 def _described(check: Check) -> str:
-    """Describe a missed check in words, such as `a TPOT slowdown P50 of 1.9×, above the bound of 1.25×`."""
+    """Describe a missed SLO check in words."""
     if check.at_least:
         return f"{check.value or 0.0:.1%} of {check.name}, below the required {check.bound:.1%}"
     unit = "×" if "slowdown" in check.name else " s"
@@ -68,7 +65,6 @@ def _described(check: Check) -> str:
 
 
 def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | None) -> list[Design]:
-    """Return the design of a family with the highest estimated rate, as a list; empty if the budget allows none."""
     if budget.bounds(family):
         designs = frontier(family, budget.allows)
     else:
@@ -78,9 +74,8 @@ def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | N
 
 
 def _worst(evaluation: Evaluation) -> tuple[float, Check]:
-    """Return the largest factor by which a check misses its bound, and this check. Attainment is considered only if no
-    latency check is missed.
-    """
+    """Return the SLO check that is missed by the largest factor, and this factor."""
+    # Attainment is considered only if no latency check is missed.
     missed = [check for check in evaluation.checks if not check.met] or list(evaluation.checks)
     ceilings = [check for check in missed if not check.at_least] or missed
     return max(((_excess(check), check) for check in ceilings), key=lambda each: each[0])
@@ -101,19 +96,19 @@ def _takes(design: Design) -> str:
 
 
 class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Goal of a plan. `rate` (requests/s) is required for lowest cost or power, None for highest throughput."""
+    """Goal of a plan: objective, design families, budget and rate (requests/s)."""
 
     objective: Objective
     families: tuple[Family, ...]
     budget: Budget = Budget()
-    rate: float | None = None
+    rate: float | None = None  # required for lowest cost or power, None for highest throughput
 
 
 class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The best design of a family, evaluated at `rate`: the requested rate or else the design's highest rate."""
+    """The best design of a family, with its evaluation at `rate` requests/s."""
 
     design: Design
-    rate: float
+    rate: float  # requested rate, or else the highest rate
     highest_rate: float
     evaluation: Evaluation
 
@@ -130,15 +125,13 @@ class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of planning: the best design of each family that meets the SLO, best first. `without` names the families
-    without such a design. Up to about the rate `break_even`, which is at most the plan's rate, the cheapest colocated
-    design costs no more than the cheapest split design. `break_even` is None if splitting pays at all searched rates,
-    or if only split or only colocated designs meet the SLO.
-    """
+    """Result of planning: the best design of each family that meets the SLO, best first."""
 
     query: PlanQuery
     choices: tuple[DesignChoice, ...]
-    without: tuple[str, ...]
+    without: tuple[str, ...]  # names of the families without a design that meets the SLO
+    # Up to about this rate, at most the plan's rate, the cheapest colocated design costs no more than the cheapest
+    # split design. None if splitting pays at all searched rates, or if only one kind of design meets the SLO.
     break_even: float | None
 
     @property
@@ -158,8 +151,8 @@ Found = Callable[[DesignChoice], None]
 
 
 async def make_plan(search: RateSearch, query: PlanQuery, found: Found = lambda _: None) -> Plan:
-    """Find the best design of each family, and pass it to `found` as soon as it is known. Raises ConfigurationError if
-    the budget allows no design or no design meets the SLO.
+    """Find the best design of each family; call `found` with each as soon as it is known. Raises ConfigurationError if
+    no design within the budget meets the SLO.
     """
     bounded = query.objective is Objective.THROUGHPUT
     require_room(query.families, query.budget, bounded=bounded)
@@ -207,16 +200,15 @@ async def _at_rate(search: RateSearch, design: Design, rate: float) -> DesignCho
 
 
 async def _break_even(search: RateSearch, query: PlanQuery, choices: Sequence[DesignChoice]) -> float | None:
-    """Return the break-even rate (see `Plan`) for the families of `choices`; the budget is ignored."""
     kinds = [choice.design.family for choice in choices]
     if len({family.split for family in kinds}) < 2:
         return None
     top = query.rate or choices[0].rate
+    # The budget is ignored.
     return await break_even(search, kinds, top, query.objective.weigh)
 
 
 def _rank(objective: Objective, choice: DesignChoice) -> tuple[float | str, ...]:
-    """Return the key that sorts choices best first. Ties are broken by the other criteria, then by name."""
     design = choice.design
     if objective is Objective.THROUGHPUT:
         return -choice.rate, design.price_per_h, design.tdp_w, design.machines, design.name

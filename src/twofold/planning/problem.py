@@ -22,34 +22,31 @@ COLOCATED_ROUTER = "jsq-pending"
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """A planning problem: everything that determines a plan except families, budget and rate. `template` is a cluster
-    without pools. An instance has `tensor_parallel` accelerators; None means a whole machine. For an SLO in seconds,
-    `attainment` is the required share of requests that meet it. For an SLO in slowdowns, slowdowns are relative to the
-    machine type `reference`. `batchers` replaces the default batchers of roles.
-    """
+    """Planning problem: LLM, cluster settings, workload and SLO."""
 
-    template: ClusterSpec
+    template: ClusterSpec  # without pools
     workload: WorkloadArguments
     slo: Slo | SlowdownSlo
-    attainment: float = 0.9
-    reference: str = "dgx-a100"
-    tensor_parallel: int | None = None
-    batchers: dict[Role, str] = {}
+    attainment: float = 0.9  # required share of requests within an SLO in seconds
+    reference: str = "dgx-a100"  # machine type that slowdowns are relative to
+    tensor_parallel: int | None = None  # of an instance; None means a whole machine
+    batchers: dict[Role, str] = {}  # in place of the default batchers
     catalog: Catalog
 
     @property
     def colocated_batching(self) -> tuple[tuple[str, int | None], ...]:
-        """(batcher, token budget) pairs to try in colocated designs; for None, the budget is that of `template`."""
+        """Batchers and token budgets to try in colocated designs."""
+        # A budget of None means the budget of the template.
         batcher = self.batchers.get(Role.MIXED)
         return COLOCATED if batcher is None else ((batcher, None),)
 
     def kind(self, machine: str) -> MachineKind:
-        """Return the machine kind for whole machines of type `machine`. Raises ConfigurationError for unknown types."""
+        """Return the type of a whole machine. Raises ConfigurationError for an unknown machine."""
         found = self.catalog.machine(machine)
         return MachineKind(name=found.name, price_per_h=found.price_per_h, tdp_w=found.tdp_w, accelerators=found.count)
 
     def instance(self, machine: str, tensor_parallel: int, pipeline_parallel: int = 1) -> MachineKind:
-        """Return the machine kind for an instance, with the instance's share of the price and power of `machine`."""
+        """Return the type of an instance, with its share of the machine's price and power."""
         whole = self.kind(machine)
         accelerators = tensor_parallel * pipeline_parallel
         share = accelerators / whole.accelerators
@@ -84,20 +81,21 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return kind.tensor_parallel or self.tensor_parallel or self.catalog.machine(kind.name).count
 
     def instances_on(self, kind: MachineKind) -> int:
-        """Return the number of instances on one unit of `kind`: 1 unless the unit is a whole machine."""
+        """Return the number of LLM instances per machine or instance of type `kind`."""
         if kind.tensor_parallel is not None:
             return 1
         return self.catalog.machine(kind.name).count // self.tensor_parallel_on(kind)
 
     def slo_of(self, design: Design) -> Slo | SlowdownSlo:
-        """Return the SLO for a design; if the design's family judges only one phase, only this phase's bound."""
+        """Return the SLO bounds that count for a design."""
+        # A family that judges one phase needs only the bound of this phase.
         slo, judged = self.slo, design.family.judged
         if judged is None or isinstance(slo, SlowdownSlo):
             return slo
         return Slo(ttft_s=slo.ttft_s) if judged is Phase.PREFILL else Slo(tpot_s=slo.tpot_s)
 
     def reference_model(self) -> PerformanceModel | None:
-        """Return the performance model that slowdowns are relative to; None for an SLO in seconds."""
+        """Return the baseline performance model of slowdowns; None for an SLO in seconds."""
         if isinstance(self.slo, Slo):
             return None
         machine = self.catalog.machine(self.reference)
@@ -117,9 +115,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"--duration must be more than 0 seconds, not {self.workload.duration_s:g}")
 
     def _nearby(self, family: Family) -> ClusterSpec:
-        """Return the cluster template to simulate one phase. If nodes are shared, it has the links within a node."""
         if not family.shared:
             return self.template
+        # Phases on shared nodes use the links within a node.
         links = [self.catalog.machine(kind.name).accelerator.interconnect_bytes_per_s for kind in family.kinds]
         return replace(self.template, link_bytes_per_s=min(links), contention=False)
 
@@ -142,13 +140,12 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _machines(self, kind: MachineKind, count: int, design: Design) -> int:
-        """Return the number of machines for `count` instances of `kind`. A pipeline stage never spans machines. A
-        design on shared nodes has one machine per pipeline stage, or a single machine if that suffices.
-        """
+        """Return the number of machines for `count` instances of `kind`."""
         whole = self.catalog.machine(kind.name).count
         if design.family.shared and design.family.judged is None:
+            # One machine per pipeline stage, or a single machine if that suffices.
             return 1 if design.accelerators <= whole else kind.pipeline_parallel
-        stages = whole // self.tensor_parallel_on(kind)
+        stages = whole // self.tensor_parallel_on(kind)  # a stage never spans machines
         return -(-count * kind.pipeline_parallel // stages)
 
 
@@ -162,15 +159,13 @@ COLOCATED = (("mixed", None), ("chunked-prefill", 512), ("chunked-prefill", 2048
 def parse_families(
     problem: Problem, families: Sequence[str], machines: str | None, *, split: bool, colocated: bool
 ) -> tuple[Family, ...]:
-    """Return the families that the options `--family` and `--machines` select, by default Splitwise's four families.
-    `families` has values of `--family`: PREFILL+DECODE, AA, HH, HA or HHcap. `machines` selects all pairs of the named
-    machine types. If `colocated` is set, each machine type also has a family per colocated batcher. Raises
+    """Return the design families selected by `--family` and `--machines`, by default the four of Splitwise. Raises
     ConfigurationError for invalid options.
     """
     if families and machines:
         raise ConfigurationError("give either --family or --machines, not both")
     require(split or colocated, "--no-split and --no-colocated exclude all designs")
-    if machines:
+    if machines:  # all pairs
         kinds = _unique(problem.kind(name) for name in _words(machines))
         pairs = [(prefill, decode) for prefill in kinds for decode in kinds]
     else:
@@ -188,8 +183,8 @@ def parse_families(
 
 
 def fitting(problem: Problem, families: Iterable[Family]) -> tuple[tuple[Family, ...], tuple[str, ...]]:
-    """Return the families whose machines have enough memory for the LLM, and the reasons for leaving out other
-    machines. Raises ConfigurationError if no family remains.
+    """Return the families with enough memory for the LLM, and the reasons against all other machine types. Raises
+    ConfigurationError if no family remains.
     """
     reasons: dict[str, str] = {}
     fit = []

@@ -1,6 +1,4 @@
-"""Highest rate at which a design meets the SLO, by bisection over a grid of rates. All designs use the same grid, so
-that simulations can be reused. Neighbouring rates differ by the relative tolerance of the search.
-"""
+"""Highest rate at which a design meets the SLO, by bisection over a grid of rates."""
 
 import asyncio
 import math
@@ -20,6 +18,7 @@ _IDLE = 1 / 64  # share of the analytic bound at which a design is nearly idle
 class RateGrid(msgspec.Struct, frozen=True):
     """Grid of rates: step k is the rate `(1 + tolerance)^k`."""
 
+    # All designs use the same grid, so that simulations can be reused.
     tolerance: float = 0.02
 
     def rate(self, step: int) -> float:
@@ -38,32 +37,28 @@ class RateGrid(msgspec.Struct, frozen=True):
 
 
 class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Highest `rate` at which a design meets the SLO. `step` is the position of the rate on the grid, and `kept` the
-    evaluation. If the design meets the SLO at no rate tried, `rate` is 0, and `step` and `kept` are None.
-    """
+    """Highest rate (requests/s) at which a design meets the SLO; 0 if there is none."""
 
     design: Design
     rate: float
-    step: int | None
-    kept: Evaluation | None
+    step: int | None  # of the grid; None if there is no such rate
+    kept: Evaluation | None  # at this rate
 
 
 class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """Search for the highest rate on a grid at which a design meets the SLO, for random draw number `draw` of the
-    workload. `colocated_batching` has the (batcher, token budget) pairs to try in colocated designs.
-    """
+    """Search for the highest rate at which a design meets the SLO."""
 
     evaluate: Evaluate
     bound: UpperBound
     grid: RateGrid = RateGrid()
-    draw: int = 0
+    draw: int = 0  # number of the random draw of the workload
     colocated_batching: tuple[tuple[str, int | None], ...] = COLOCATED
 
     async def at(self, design: Design, step: int) -> Evaluation:
         return await self.evaluate(Trial(design, self.grid.rate(step), self.draw))
 
     def lowest(self, design: Design) -> int:
-        """Return the lowest step of the grid to try; at its rate, the design is nearly idle."""
+        """Return the lowest grid step to try for a design."""
         return self.grid.step(self.bound.upper(design) * _IDLE)
 
     def could(self, design: Design, rate: float) -> bool:
@@ -71,9 +66,9 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         return self.bound.upper(design) >= rate
 
     async def highest(self, design: Design, start: int | None = None) -> MaxRate:
-        """Find a design's highest rate, starting at step `start`, by default at the analytic estimate. Rates above the
-        analytic bound are not tried: a short simulation might meet the SLO there, before queues have grown.
-        """
+        """Find the highest rate at which a design meets the SLO, starting at grid step `start`."""
+        # Rates above the analytic bound are not tried: a short simulation might meet the SLO there, before queues have
+        # grown.
         step = self.grid.step(self.bound.estimate(design)) if start is None else start
         known = await self._bracket(design, step)
         kept = max((each for each, told in known.items() if told.met), default=None)
@@ -87,17 +82,16 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         return MaxRate(design=design, rate=self.grid.rate(kept), step=kept, kept=known[kept])
 
     async def highest_of(self, designs: Iterable[Design]) -> list[MaxRate]:
-        """Return the highest rate of each design, without designs that meet the SLO at no rate."""
+        """Return the highest rate of each design; leave out designs that meet the SLO at no rate."""
         found = await asyncio.gather(*map(self.highest, designs))
         return [each for each in found if each.kept is not None]
 
     async def _bracket(self, design: Design, start: int) -> dict[int, Evaluation]:
-        """Evaluate steps of the rate grid from `start` on, upward if the SLO is met at `start`, else downward, until
-        the result changes or the range ends. Strides double each time.
-        """
+        """Evaluate a design at grid steps from `start` on, until the SLO verdict changes."""
         lowest, highest = (self.lowest(design), max(self.grid.step(self.bound.upper(design)), self.lowest(design)))
         step, stride = min(max(start, lowest), highest), self.grid.stride
         known = {step: await self.at(design, step)}
+        # Upward if the SLO is met at `start`, else downward; strides double each time.
         up = known[step].met
         while known[step].met is up and step != (highest if up else lowest):
             step = min(step + stride, highest) if up else max(step - stride, lowest)

@@ -1,4 +1,4 @@
-"""Searches for the cheapest design, the highest rate, and the rate up to which splitting the phases does not pay."""
+"""Searches for the cheapest design, the highest rate, and the break-even rate of split and colocated designs."""
 
 import asyncio
 import math
@@ -18,12 +18,11 @@ _NEIGHBOURS = (1, 2, 4)
 async def find_passing(
     search: RateSearch, designs: Sequence[Design], rate: float, start: int | None = None
 ) -> Design | None:
-    """Find a design that meets the SLO at `rate` by bisection; return None if the search finds none.
-
-    `designs` are the largest allowed designs in ascending order of prefill machines. A miss caused by prefill rules out
-    all earlier designs; a miss caused by decode, all later designs. Designs with an analytic bound below `rate` are
-    skipped. `start` is the index of the first design tried, by default the design with the highest estimated rate.
+    """Find a design that meets the SLO at `rate`, by bisection; None if the search finds none. `designs` are in
+    ascending order of prefill machines; `start` is the index of the first design to try.
     """
+    # A miss caused by prefill rules out all earlier designs; a miss caused by decode, all later designs. Designs with
+    # an analytic bound below `rate` are skipped.
     open_places = [place for place, design in enumerate(designs) if search.could(design, rate)]
     if not open_places:
         return None
@@ -86,9 +85,8 @@ def by_accelerators(design: Design) -> tuple[float, ...]:
 async def cheapest(
     search: RateSearch, family: Family, rate: float, allows: Allows, weigh: CostFunction
 ) -> Design | None:
-    """Find the cheapest design of a family that meets the SLO at `rate`; None if there is none. The search removes
-    unneeded machines from a design that meets the SLO, then looks for a cheaper design that meets it, and repeats.
-    """
+    """Find the cheapest design of a family that meets the SLO at `rate`; None if there is none."""
+    # Remove unneeded machines from a design that meets the SLO, look for a cheaper one that meets it, and repeat.
     best = await _first(search, family, rate, allows)
     while best is not None:
         best = await _shrunk(search, best, rate)
@@ -102,7 +100,7 @@ async def cheapest(
 
 
 async def _first(search: RateSearch, family: Family, rate: float, allows: Allows) -> Design | None:
-    """Return a design within the limits that meets the SLO, if any, preferably near the analytic estimate."""
+    """Return an allowed design that meets the SLO; None if there is none."""
     suggested = search.bound.suggest(family, rate)
     most = _grown(family, suggested, _GROWTH[-1])
     for growth in _GROWTH:
@@ -116,8 +114,8 @@ async def _first(search: RateSearch, family: Family, rate: float, allows: Allows
 
 
 async def _shrunk(search: RateSearch, design: Design, rate: float) -> Design:
-    """Reduce the number of machines of each kind, the last kind first, to the fewest that meet the SLO."""
-    for place in reversed(range(len(design.counts))):
+    """Reduce a design to the fewest machines that meet the SLO."""
+    for place in reversed(range(len(design.counts))):  # the last kind first
         low, high = 0, design.counts[place]  # too few, enough
         while high - low > 1:
             middle = (low + high) // 2
@@ -149,9 +147,9 @@ def _cheapest_nearest(designs: list[Design], design: Design) -> int:
 
 
 async def most_throughput(search: RateSearch, designs: Sequence[Design]) -> MaxRate:
-    """Find the design with the highest rate among `designs`, a non-empty list. One simulation per design tests whether
-    it beats the best design so far by a step of the rate grid; only then is its highest rate searched.
-    """
+    """Find the design with the highest rate among `designs`, which must not be empty."""
+    # One simulation per design tests whether it beats the best design by a grid step; only then is its highest rate
+    # searched.
     best = await search.highest(designs[_best_estimate(search, designs, range(len(designs)))])
     while True:
         # If the first guess never meets the SLO, another design may, at the lowest step of all designs.
@@ -167,8 +165,8 @@ _CLOSE = 1.1  # precision of the break-even rate
 
 
 async def break_even(search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction) -> float | None:
-    """Find the approximate rate up to which the cheapest colocated design costs no more than any split design, at most
-    `rate`. Return None if splitting pays at all rates, down to the rate at which the smallest designs are nearly idle.
+    """Return the approximate highest rate, up to `rate`, at which no split design is cheaper than the best colocated
+    design; None if splitting always pays.
     """
     pays, step = search.grid.step(rate), search.grid.step(_RUNG)
     if not await _splitting_pays(search, families, search.grid.rate(pays), weigh):
@@ -176,7 +174,7 @@ async def break_even(search: RateSearch, families: Sequence[Family], rate: float
     lowest = min(search.lowest(family.smallest) for family in families)
     while True:
         lower = pays - step
-        if lower < lowest:
+        if lower < lowest:  # even the smallest designs are nearly idle
             return None
         if not await _splitting_pays(search, families, search.grid.rate(lower), weigh):
             break
@@ -214,8 +212,8 @@ async def _lighter(search: RateSearch, family: Family, rate: float, weigh: CostF
     return bool(lighter) and await find_passing(search, lighter, rate) is not None
 
 
+# The break-even search ignores the budget.
 def _anything(_: Design) -> bool:
-    """Allow every design: the break-even search ignores the budget."""
     return True
 
 
@@ -229,7 +227,7 @@ class Objective(StrEnum):
 
     @property
     def weigh(self) -> CostFunction:
-        """Cost function of the objective: price per hour, watts or accelerators of a design, then tie breakers."""
+        """Cost function of the objective: price, power or accelerators of a design."""
         if self is Objective.GOODPUT:
             return by_accelerators
         return by_power if self is Objective.POWER else by_price

@@ -29,8 +29,8 @@ _HEADROOM = 0.03
 
 
 class SplitPlanner:
-    """Finds the best split (see `ReplanSearch`) by simulating the cluster `spec`. With `replicas`, the split has the
-    fewest instances with which the share `attainment` of requests meets `slo`; otherwise, all running instances.
+    """Finds the best split into prefill and decode instances by simulating the cluster `spec`. With `replicas`, it also
+    minimizes the number of instances.
     """
 
     def __init__(
@@ -43,10 +43,13 @@ class SplitPlanner:
         self._enough, self._replicas = attainment + _HEADROOM, replicas
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """Find the best split of up to `stock` instances for `traffic`, and forecast the running split's attainment."""
+        """Simulate splits of up to `stock` instances under `traffic`; return forecasts of the best and the running
+        split.
+        """
         began = time.process_time()
         search = _Search(self._spec, self._catalog, self._slo, list(synthetic_requests(traffic)))
         now = search.forecast(running)
+        # With replicas, the fewest instances with which enough requests meet the SLO; otherwise, all running instances.
         best = self._fewest(search, stock) if self._replicas else search.best_of(running.instances)
         if now.attainment >= best.attainment and best.split.instances >= running.instances:
             best = now
@@ -59,7 +62,6 @@ class SplitPlanner:
         )
 
     def _fewest(self, search: "_Search", stock: int) -> SplitForecast:
-        """Return the best split on the fewest instances that give enough attainment, or else on `stock` instances."""
         best = search.best_of(stock)
         low, high = 2, stock
         while low < high and best.attainment >= self._enough:
@@ -73,7 +75,7 @@ class SplitPlanner:
 
 
 class _Search:
-    """Forecasts of splits, simulated with one sequence of requests. Each split is simulated at most once."""
+    """Simulated forecasts of splits, all with the same requests."""
 
     def __init__(self, spec: ClusterSpec, catalog: Catalog, slo: Slo, requests: list[Request]) -> None:
         self.known: dict[RoleSplit, SplitForecast] = {}
@@ -98,15 +100,14 @@ class _Search:
         return self.known[split]
 
     def best_of(self, instances: int) -> SplitForecast:
-        """Return the split of `instances` instances with the highest attainment; ties go to the lowest latencies."""
+        """Return the split of `instances` instances with the highest SLO attainment."""
         tried = range(1, instances) if instances - 1 <= _ALL else self._bisected(instances)
         forecasts = [self.forecast(RoleSplit(prefill, instances - prefill)) for prefill in tried]
         return max(forecasts, key=lambda each: (each.attainment, -self._strain[each.split]))
 
     def _bisected(self, instances: int) -> list[int]:
-        """Return the numbers of prefill instances to consider, by bisection: each step gives more instances to the
-        phase that is closer to missing the SLO. Both neighbours of the last number are included.
-        """
+        """Return the numbers of prefill instances to try, found by bisection."""
+        # Each step gives more instances to the phase closer to missing the SLO; both neighbours of the last are tried.
         low, high, tried = 1, instances - 1, list[int]()
         while low <= high:
             middle = (low + high) // 2
@@ -119,9 +120,8 @@ class _Search:
 
 
 def synthetic_requests(traffic: TrafficSample) -> Iterator[Request]:
-    """Generate requests with the rate, burstiness and lengths of `traffic`; equal traffic gives equal requests. Prompt
-    and output lengths are drawn independently, because `traffic` does not record which belong together.
-    """
+    """Generate requests with the rate, burstiness and lengths of `traffic`, reproducibly."""
+    # Prompt and output lengths are drawn independently: `traffic` does not record which belong together.
     count = round(min(max(_SIMULATED_S * traffic.rate, _FEWEST), _MOST))
     times = islice(gamma(traffic.rate, traffic.burstiness, 0), count)
     prompts = generator(0, RandomStream.PROMPTS).choice(traffic.prompt_tokens, count).tolist()

@@ -49,9 +49,7 @@ class SloUnreachable:
 
 
 def _beyond(histogram: Histogram, bounds: dict[int, float], total: int) -> bool:
-    """Return whether some percentile of all `total` values must exceed its bound, given the values in `histogram` so
-    far. `bounds` maps percentiles to bounds.
-    """
+    """Return whether the values so far force a percentile of all `total` values above its bound."""
     count = histogram.count
     for percentile, bound in bounds.items():
         needed = total - math.floor((total - 1) * percentile / 100)
@@ -116,7 +114,7 @@ def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool]
 
 
 def _ceilings(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float) -> Iterator[Check]:
-    """Yield a check of each latency bound of an SLO in seconds, at percentile 100 · `attainment`."""
+    """Yield a check of each latency bound, at the percentile that must meet it."""
     percentile = 100 * attainment
     if not isinstance(slo, Slo):
         return
@@ -132,12 +130,12 @@ def _ceilings(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: floa
 
 
 def bound_by(result: SimulationResult, slo: Slo | SlowdownSlo) -> Phase | None:
-    """Return the phase closer to missing its SLO bound. On a tie, return the busier phase, or None if there is none."""
+    """Return the phase closer to missing its SLO bound; None if both are equally close."""
     if isinstance(slo, Slo):
         prefill, decode = _misses(result.ttft_s, slo.ttft_s), _misses(result.tpot_s, slo.tpot_s)
     else:
         prefill, decode = _excess(result.ttft_slowdown, slo.ttft), _excess(result.tpot_slowdown, slo.tpot)
-    if prefill == decode:
+    if prefill == decode:  # the busier phase decides
         busy = {pool.role: pool.utilization for pool in result.pools}
         prefill, decode = busy.get(Phase.PREFILL.value, 0.0), busy.get(Phase.DECODE.value, 0.0)
     if prefill == decode:
@@ -151,7 +149,7 @@ def _misses(histogram: Histogram, bound_s: float | None) -> float:
 
 
 def _excess(histogram: Histogram | None, bounds: dict[int, float]) -> float:
-    """Return the largest ratio of a percentile to its bound. `bounds` maps percentiles to bounds."""
+    """Return the largest ratio of a percentile to its bound."""
     if histogram is None:
         return 0.0
     values = ((histogram.percentile(percentile), bound) for percentile, bound in bounds.items())

@@ -16,27 +16,27 @@ _SAMPLE = 4096  # requests averaged
 
 
 class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """Arguments of `twofold.workload.source.workload` except the rate. Requests arrive for `duration_s` seconds, or
-    longer until there are `min_requests`. The seed is the same at all rates, so that designs are compared fairly.
-    """
+    """Settings of a workload, except its rate."""
 
+    # Arguments of `twofold.workload.source.workload`.
     workload: str
-    duration_s: float = 120.0
+    duration_s: float = 120.0  # of arrivals, or longer until there are `min_requests`
     min_requests: int = 500
     start_s: float = 0.0
     arrival: str | None = None
     burstiness: float = 1.0
     length_scale: float = 1.0
     max_model_len: int | None = None
-    seed: int = 0
+    seed: int = 0  # the same at all rates, so that designs are compared fairly
 
     def drawn(self, draw: int) -> "WorkloadArguments":
-        """Return the workload of random draw number `draw`. Draw 0 is this workload itself."""
+        """Return this workload with another random seed, selected by `draw`."""
         return replace(self, seed=self.seed + draw) if draw else self
 
     @property
     def random(self) -> bool:
-        """Whether different seeds give different requests; False for a trace replayed with its own arrival times."""
+        """Whether different seeds give different requests."""
+        # A trace replayed with its own arrival times is not random.
         return is_named(self.workload) or self.arrival not in (None, REPLAY)
 
     def requests(self, rate: float) -> list[Request]:
@@ -65,13 +65,11 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean request of a workload, in tokens. `decode_tokens` are the output tokens after the first. `context_tokens`
-    are the KV tokens that the decode iterations of a request read in total.
-    """
+    """Mean request of a workload, in tokens."""
 
     prompt_tokens: float
-    decode_tokens: float
-    context_tokens: float
+    decode_tokens: float  # output tokens after the first
+    context_tokens: float  # KV tokens read by all decode iterations of a request
 
     @classmethod
     def of(cls, requests: list[Request]) -> "WorkloadShape":

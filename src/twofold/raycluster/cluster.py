@@ -39,7 +39,7 @@ class RayNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_nodes(ray: Any, *, with_room: bool = False) -> tuple[RayNode, ...]:  # noqa: ANN401  (the module, which has no types)
-    """Return the live nodes, sorted by id. Free resources are filled in only if `with_room` is set."""
+    """Return the live nodes, sorted by id. Free resources are included only if `with_room` is set."""
     free: dict[str, dict[str, float]] = {}
     if with_room:
         from ray._private.state import available_resources_per_node  # noqa: PLC0415  (an extra)
@@ -64,10 +64,10 @@ _PROBE_S: Final = 5.0
 
 
 def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which has no types)
-    """Connect this process to the Ray cluster at `address`, unless it is already connected, and return the `ray`
-    module. `address` is HOST:PORT, `auto`, `local`, or ray://HOST:PORT for Ray's client. Raises ConfigurationError if
-    there is no cluster or Ray is not installed; the error names `what`, the feature that needs Ray.
+    """Connect this process to a Ray cluster and return the `ray` module. Raises ConfigurationError if Ray or the
+    cluster is unavailable; the message names the feature `what`.
     """
+    # `address` is HOST:PORT, `auto`, `local`, or ray://HOST:PORT for Ray's client.
     try:
         import ray  # noqa: PLC0415  (an extra)
     except ImportError as error:
@@ -85,8 +85,8 @@ def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which
 
 
 def head_endpoint(address: str) -> TcpEndpoint:
-    """Return the endpoint of the head of the Ray cluster at `address`; for `auto`, of the cluster that Ray would
-    choose. Raises ConfigurationError for an invalid address or if there is no cluster.
+    """Return the endpoint of the head node of a Ray cluster. Raises ConfigurationError for an invalid address or if
+    there is no cluster.
     """
     found = _known_here() if address == AUTO_ADDRESS else address
     if "://" in found:
@@ -101,9 +101,7 @@ def head_endpoint(address: str) -> TcpEndpoint:
 
 
 def _known_here() -> str:
-    """Return the address in RAY_ADDRESS or, if unset, of the latest cluster on this host, as `ray.init` does. Raises
-    ConfigurationError if there is none.
-    """
+    """Return the address of the cluster that `ray.init` would choose on this host."""
     named = os.environ.get("RAY_ADDRESS")
     file = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")  # noqa: S108  (Ray's place)
     try:
@@ -115,8 +113,8 @@ def _known_here() -> str:
 
 
 def _probe(address: str) -> None:
-    """Raise ConfigurationError if the cluster's head is unreachable; Ray would retry for a long time."""
-    head = head_endpoint(address)
+    """Raise ConfigurationError if the cluster's head is unreachable."""
+    head = head_endpoint(address)  # `ray.init` would retry for a long time
     try:
         socket.create_connection((head.host.strip("[]"), head.port), _PROBE_S).close()
     except OSError as error:

@@ -71,12 +71,13 @@ def grid(rows: int, columns: int, axes: Sequence[tuple[Layout, Layout]], **more:
 
 
 def on(plot: int) -> dict[str, object]:
-    """Return the attributes that put a plotly trace on plot number `plot` of a grid, counted from 0."""
+    """Return the axis attributes of a plotly trace for plot number `plot` of a grid."""
+    # Plots are counted from 0.
     return {"xaxis": f"x{suffix(plot)}", "yaxis": f"y{suffix(plot)}"}
 
 
 def suffix(plot: int) -> str:
-    """Return the suffix of the axis names of plot number `plot`, counted from 0: plotly's x axes are x, x2, x3, …"""
+    """Return the suffix of plotly's axis names for plot number `plot`: x, x2, x3, …"""
     return "" if plot == 0 else str(plot + 1)
 
 
@@ -96,7 +97,7 @@ def line(
 
 
 def labelled(run: str, text: str, runs: int) -> str:
-    """Return the title or legend entry `text`, after the name of the simulation `run` if the page shows several."""
+    """Return a title or legend entry, with the name of the simulation if the page shows several."""
     return text if runs == 1 else f"{run}: {text}"
 
 

@@ -23,6 +23,6 @@ class JsonReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def same_fields(kind: type[msgspec.Struct], source: object, *, without: Container[str] = ()) -> dict[str, Any]:
-    """Return the fields of `source` that the struct type `kind` has too, by name, except the fields in `without`."""
+    """Return the fields that `source` has in common with the struct type `kind`, by name."""
     names = (name for name in kind.__struct_fields__ if name not in without)
     return {name: getattr(source, name) for name in names if hasattr(source, name)}

@@ -1,6 +1,4 @@
-"""HTML pages in a single file, with tables and charts, and PNG files of charts. Pages follow the light or dark mode of
-the reader's system; each chart has a PNG file for both.
-"""
+"""HTML pages in a single file, with tables and charts, and PNG files of charts."""
 
 from collections.abc import Sequence
 from html import escape
@@ -14,6 +12,7 @@ from twofold.reporting.chart import Layout, ReportChart
 
 Cell = tuple[str, str]  # text and CSS class
 
+# Pages follow the light or dark mode of the reader's system.
 _DARK_BACKGROUND, _DARK_TEXT, _DARK_GRID = "#16181d", "#dddddd", "#3a3d44"
 _WIDTH_PX, _SCALE = 800, 2
 _STYLE: Final = f"""
@@ -70,9 +69,10 @@ def _cell(text: str, kind: str, tag: str) -> str:
 
 
 def html_chart(chart: ReportChart) -> str:
-    """Return the HTML of a chart: a container, and a script element with its data, in which each `<` is escaped."""
+    """Return the HTML of a chart, including its data."""
     figure = {"traces": chart.traces, "layout": chart.layout, "dark": dark_changes(chart.layout)}
     name, safe = escape(chart.id), msgspec.json.encode(figure).decode().replace("<", "\\u003c")
+    # In the script element, each `<` must be escaped.
     note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
     script = f'<script type="application/json" data-picture="{name}">{safe}</script>'
     return html_section(chart.title, f'{note}<div id="{name}"></div>{script}')
@@ -90,8 +90,8 @@ def dark_changes(layout: Layout) -> dict[str, str]:
 
 
 def write_plots(charts: Sequence[ReportChart], folder: Path) -> list[Path]:
-    """Write each chart to `folder` as ID.png and ID-dark.png, 800 pixels wide at double resolution; return the paths.
-    Raises ConfigurationError if the package kaleido or a browser (Chrome or Chromium) is missing.
+    """Write each chart to `folder` as PNG files for light and dark mode; return the paths. Raises ConfigurationError if
+    kaleido or a browser (Chrome or Chromium) is missing.
     """
     import plotly.io  # noqa: PLC0415 (slow to import)
 
@@ -116,7 +116,7 @@ def write_plots(charts: Sequence[ReportChart], folder: Path) -> list[Path]:
 
 
 def _changed(layout: Layout, changes: dict[str, str]) -> dict[str, Any]:
-    """Return a copy of a plotly layout with new values, given by dotted path in `changes`."""
+    """Return a copy of a plotly layout with the changed values; the keys of `changes` are dotted paths."""
     made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(layout))
     for path, value in changes.items():
         *above, last = path.split(".")

@@ -15,7 +15,7 @@ from twofold.timeline import Moment, Timeline
 
 
 class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean, percentiles and maximum of a latency, in seconds. Percentiles are interpolated linearly (as in numpy)."""
+    """Mean, percentiles and maximum of a latency, in seconds."""
 
     mean: float
     p50: float
@@ -25,7 +25,7 @@ class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "LatencyDistribution | None":
-        """Return the distribution of the numbers in `values` (seconds), without None; None if there are no numbers."""
+        """Compute the distribution of `values`, in seconds; None if no value is known."""
         array = np.fromiter((value for value in values if value is not None), dtype=np.float64)
         if array.size == 0:
             return None
@@ -34,18 +34,13 @@ class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts, rates and latencies of a run. Values without measurements are None.
+    """Counts, rates and latencies of a run. Tokens, rates and latencies cover only completed requests."""
 
-    `sent` is the sum of `completed`, `failed` and `unfinished`. `errors` maps reasons to numbers of failed requests.
-    Tokens and latencies cover only completed requests. Rates are per second of `duration_s`. `itl_s` covers all gaps
-    between tokens. `slo_attainment` is the share of completed and failed requests that meet all bounds of `slo`.
-    """
-
-    sent: int
+    sent: int  # completed, failed or unfinished
     completed: int
     failed: int
     unfinished: int
-    errors: dict[str, int]
+    errors: dict[str, int]  # numbers of failed requests by reason
     duration_s: float
     prompt_tokens: int
     output_tokens: int
@@ -53,11 +48,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     output_token_throughput: float | None
     total_token_throughput: float | None
     ttft_s: LatencyDistribution | None
-    itl_s: LatencyDistribution | None
+    itl_s: LatencyDistribution | None  # all gaps between tokens
     tpot_s: LatencyDistribution | None
     e2e_s: LatencyDistribution | None
     slo: Slo | None
-    slo_attainment: float | None
+    slo_attainment: float | None  # share of completed and failed requests that meet all bounds
     goodput: float | None
 
 
@@ -68,13 +63,12 @@ def summarize(
     slo: Slo | None = None,
     errors: Mapping[str, str] | None = None,
 ) -> Summary:
-    """Summarize the timelines of a run. `duration_s` defaults to the time from the first arrival to the last event.
-    `errors` maps ids of failed requests to reasons; the default reason is "error".
-    """
+    """Summarize the timelines of a run. `errors` maps ids of failed requests to reasons."""
     ended = list(timelines)
     completed = [timeline for timeline in ended if timeline.complete]
     failed = [timeline for timeline in ended if timeline.finish_reason is FinishReason.ERROR]
     reasons = Counter((errors or {}).get(timeline.request.id, "error") for timeline in failed)
+    # By default, from the first arrival to the last event.
     seconds = _duration(ended) if duration_s is None else duration_s
     prompt_tokens = sum(timeline.request.prompt_tokens for timeline in completed)
     output_tokens = sum(timeline.output_tokens for timeline in completed)
@@ -154,7 +148,7 @@ def seconds(value: float | None) -> str:
 
 
 def bounds(slo: Slo) -> list[tuple[str, str]]:
-    """Return the bounds of an SLO as pairs (name of the latency, bound as text)."""
+    """Return the bounds of an SLO as (latency name, bound as text) pairs."""
     named = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s))
     return [(name, seconds(bound)) for name, bound in named if bound is not None]
 

@@ -27,9 +27,7 @@ Context = zmq.Context[Socket]
 
 
 class Guard:
-    """Protection of a ZeroMQ context's sockets: CURVE encryption, and authentication by the cluster key. `refused`
-    counts refused connections. A refusal is logged when the count is a power of two.
-    """
+    """CURVE encryption of a ZeroMQ context's sockets, and authentication of peers by the cluster key."""
 
     def __init__(self, context: Context, key: ClusterKey) -> None:
         self._context = context
@@ -39,14 +37,12 @@ class Guard:
         self._zap.bind(_ZAP)
         self._monitors: list[Socket] = []
         self._closing = threading.Event()
-        self.refused = 0
+        self.refused = 0  # connections; logged when the count is a power of two
         self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
         self._thread.start()
 
     def listen(self, socket: Socket, address: str, *, bulk: bool = False) -> None:
-        """Require the cluster key from clients of `socket`. Call this before binding `socket` to `address`. Connections
-        whose heartbeats stop are dropped; `bulk` turns heartbeats off, because large messages would delay them.
-        """
+        """Require the cluster key from clients of `socket`. Call this before binding `socket` to `address`."""
         socket.curve_secretkey = self._server_secret
         socket.curve_server = True
         socket.zap_domain = _DOMAIN
@@ -80,7 +76,7 @@ class Guard:
                     self._refuse(f"to {endpoint.decode()}", "missing or wrong cluster key")
 
     def _answer(self, request: list[bytes]) -> None:
-        """Accept the client of a ZAP request if its public key was derived from the cluster key, else refuse it."""
+        """Answer a ZAP request: accept the client if it has the cluster key, else refuse it."""
         version, number, domain, address, _, mechanism, *credentials = request
         known = [domain, mechanism] == [_DOMAIN, b"CURVE"] and len(credentials) == 1
         admitted = known and hmac.compare_digest(z85.encode(credentials[0]), self._client_public)
@@ -99,7 +95,7 @@ def _set_up(socket: Socket, address: str, *, bulk: bool) -> None:
     if "[" in address:
         socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _CALL_MS)
-    if bulk:
+    if bulk:  # no heartbeats: large messages would delay them
         return
     socket.setsockopt(zmq.HEARTBEAT_IVL, _DEAD_MS // 2)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _DEAD_MS // 2)

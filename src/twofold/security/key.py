@@ -15,13 +15,12 @@ _NOTE = "# Twofold cluster key. Its holders can join the service and read and wr
 
 
 class ClusterKey:
-    """Curve25519 secret keys (32 bytes each) of servers and clients, derived from one secret. Servers and clients have
-    different keys, so a server's message cannot be replayed as a client's, or vice versa. `repr` shows no secrets.
-    """
+    """Curve25519 secret keys (32 bytes each) of servers and clients, derived from one secret."""
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) != SECRET_BYTES:
             raise ValueError(f"a cluster key needs {SECRET_BYTES} bytes")
+        # Different keys, so a server's message cannot be replayed as a client's, or vice versa.
         self.server_secret = _derived(secret, b"twofold server")
         self.client_secret = _derived(secret, b"twofold client")
 
@@ -43,7 +42,7 @@ def write_key(path: Path) -> None:
 
 
 def read_key(path: Path) -> ClusterKey:
-    """Read a key file. Raises ConfigurationError, without the file's contents, if the file is invalid."""
+    """Read a key file. Raises ConfigurationError if the file is invalid or accessible to other users."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
@@ -64,7 +63,7 @@ def read_key(path: Path) -> ClusterKey:
 
 @contextmanager
 def held_key(text: str) -> Iterator[Path]:
-    """Yield the path of an in-memory file with the key `text`, which this process and its children can read."""
+    """Yield the path of an in-memory key file, which this process and its children can read."""
     fd = os.memfd_create("twofold-key", os.MFD_CLOEXEC)
     try:
         os.fchmod(fd, 0o600)

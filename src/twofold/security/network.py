@@ -12,12 +12,12 @@ _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<p
 
 
 class HostNetwork(msgspec.Struct, frozen=True, kw_only=True):
-    """Network settings of one host of a service: host name, address for other hosts, key file, controller's inbox."""
+    """Network settings of one host of a service."""
 
     host: str
-    address: str
+    address: str  # for other hosts
     key_file: str
-    controller: str
+    controller: str  # inbox of the controller
 
 
 class TcpEndpoint(msgspec.Struct, frozen=True):
@@ -50,8 +50,8 @@ class TcpEndpoint(msgspec.Struct, frozen=True):
 
 
 def own_host(host: str, flag: str) -> str:
-    """Return the numeric address of this host, for binding sockets. Raises ConfigurationError for an unknown name or a
-    wildcard address, to which other hosts cannot connect.
+    """Resolve the address of this host, for binding sockets. Raises ConfigurationError for an unknown name or a
+    wildcard.
     """
     if host in {"*", "0.0.0.0", "[::]"}:  # noqa: S104  (refused here)
         raise ConfigurationError(f"{flag} {host} is a wildcard: use the address at which other hosts reach this one")

@@ -27,36 +27,32 @@ DEFAULT_VOCAB_SIZE = 32_000  # of emulated models
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of the engine in each worker.
+    """Configuration of the engine in each worker."""
 
-    `engine` is a key of `engine.registry.ENGINES`. For the emulated engine, `model` is a name in the catalog.
-    `tokenizer` is a directory, by default the model directory. `kv_cache_bytes` is per worker; None selects a default
-    for the device. With `swap_bytes`, sequences allocate KV blocks as they grow, and decode workers swap to this much
-    host memory. With `prefix_caching`, prompt KV stays cached until its blocks are needed. Requests may pin up to
-    `retained_share` of the blocks. `eviction` is a policy of `kvcache.eviction`, for engine memory and host stores.
-    """
-
-    model: str
-    engine: str = "torch"
-    tokenizer: str | None = None
+    model: str  # directory or, for the emulated engine, name in the catalog
+    engine: str = "torch"  # key of `engine.registry.ENGINES`
+    tokenizer: str | None = None  # directory; default: the model directory
     vocab_size: int | None = None
     dtype: str = "auto"
     device: str = "cpu"
     block_size: int = 16
-    kv_cache_bytes: int | None = None
+    kv_cache_bytes: int | None = None  # per worker; None selects a default for the device
+    # Host memory of decode workers for swapping. If set, sequences allocate KV blocks as they grow.
     swap_bytes: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
-    prefix_caching: bool = False
-    retained_share: float = 0.25
-    eviction: str = "lru"
+    prefix_caching: bool = False  # keep prompt KV until its blocks are needed
+    retained_share: float = 0.25  # of the blocks, which requests may pin
+    eviction: str = "lru"  # policy of `kvcache.eviction`, for engine memory and host stores
 
     @property
     def traits(self) -> EngineTraits:
         return ENGINES[self.engine]
 
     def context(self, model_len: int) -> int:
-        """Return `max_model_len` (default: `model_len` of the model). Raises ConfigurationError above `model_len`."""
+        """Return the configured context length, by default `model_len`. Raises ConfigurationError if it exceeds
+        `model_len`.
+        """
         if self.max_model_len is None:
             return model_len
         if self.max_model_len > model_len:
@@ -65,31 +61,29 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of one worker. Empty `cores` mean all CPU cores. With `measures_budget`, the worker measures its
-    token budget at start, up to `max_num_batched_tokens`. `split` is its tensor and pipeline parallelism. Its ranks are
-    numbered from `first_rank`; no two ranks of the service have the same number.
-    """
+    """Configuration of one worker."""
 
     instance: str
     role: Role
     batcher: str
     max_num_batched_tokens: int
-    measures_budget: bool = False
-    cores: tuple[int, ...] = ()
+    measures_budget: bool = False  # measure the token budget at start, up to `max_num_batched_tokens`
+    cores: tuple[int, ...] = ()  # empty means all CPU cores
     threads: int = 1
-    split: Sharding = UNSHARDED
-    first_rank: int = 0
+    split: Sharding = UNSHARDED  # tensor and pipeline parallelism
+    first_rank: int = 0  # number of its first rank, unique in the service
 
 
 class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration for workers that join from other hosts: batcher per role, and token budget per batch."""
+    """Batchers and token budget of workers that join from other hosts."""
 
     batchers: dict[Role, str]
     max_num_batched_tokens: TokenBudget | None = None
 
     def worker(self, instance: str, role: Role) -> WorkerConfig:
-        """Return the configuration of a joining worker, without CPU cores, which its host assigns later."""
+        """Return the configuration of a joining worker."""
         batcher, budget = self.batchers[role], self.max_num_batched_tokens
+        # Its host assigns CPU cores later.
         return WorkerConfig(
             instance=instance,
             role=role,
@@ -100,44 +94,38 @@ class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplanConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of re-planning: cluster to simulate, SLO and attainment to reach. With `replicas`, workers may also
-    be retired and restarted. `catalog` lists files that extend the catalog. A search ends after `search_limit_s`.
-    """
+    """Configuration of re-planning: cluster to simulate, SLO and required attainment."""
 
     cluster: ClusterSpec
     slo: Slo
     attainment: float = 0.9
-    replicas: bool = False
+    replicas: bool = False  # workers may also be retired and restarted
     rules: ReplanRules = ReplanRules()
-    catalog: tuple[str, ...] = ()
-    search_limit_s: float = 60.0
+    catalog: tuple[str, ...] = ()  # files that extend the catalog
+    search_limit_s: float = 60.0  # maximum duration of a search
 
 
 class OverloadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of overload control, which rejects requests that would miss the SLO. `rule` is a name in
-    `scheduling.admission.overload`. `cluster` describes the speed of the workers; `catalog` lists more catalog files.
-    """
+    """Configuration of overload control, which rejects requests that would miss the SLO."""
 
-    rule: str
-    cluster: ClusterSpec
+    rule: str  # name in `scheduling.admission.overload`
+    cluster: ClusterSpec  # describes the speed of the workers
     slo: Slo
-    catalog: tuple[str, ...] = ()
+    catalog: tuple[str, ...] = ()  # files that extend the catalog
 
 
 class InlineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of the batcher `inlined`: limits iteration times, as predicted by `times`, to `tbt_s` seconds."""
+    """Configuration of the batcher `inlined`, which limits predicted iteration times."""
 
-    times: IterationTimes
-    tbt_s: float
+    times: IterationTimes  # predictions
+    tbt_s: float  # limit
 
 
 class ForecastConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Source of predicted prefill times for routers: the performance models of `cluster` or, if None, measurements of
-    the workers. `catalog` lists files that extend the catalog for `cluster`.
-    """
+    """Source of predicted prefill times for routers: performance models or measurements."""
 
-    cluster: ClusterSpec | None = None
-    catalog: tuple[str, ...] = ()
+    cluster: ClusterSpec | None = None  # with the performance models; None means measurements of the workers
+    catalog: tuple[str, ...] = ()  # files that extend the catalog
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,36 +137,28 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of a complete service.
-
-    `run_dir` holds the service's sockets. Journals of scheduling decisions are written to `journal_dir`, if set. The
-    delay before a failing worker restarts grows up to `max_restart_delay_s`. `cluster` and `catalog` describe the
-    cluster of an emulated service. Features are None if off: `network` (name of this host among several), `terms`
-    (workers that join from other hosts), `replan` (role changes when traffic shifts), `overload` (rejection of requests
-    that would miss the SLO), `inline` (limited time of mixed iterations), `forecast` (prediction-based routers),
-    `store` (prefixes kept on this host).
-    """
+    """Configuration of a complete service. Optional features are None if off."""
 
     engine: EngineConfig
     workers: tuple[WorkerConfig, ...]
-    run_dir: str
+    run_dir: str  # private directory with the service's sockets
     router: str = "jsq"
     handoff: str = HandoffMode.LAYER_WISE.value
     transport: str = DEFAULT_TRANSPORT
     kv_checksums: bool = False
     lease_s: float = 30.0
-    max_restart_delay_s: float = LONGEST_S
-    journal_dir: str | None = None
-    cluster: ClusterSpec | None = None
+    max_restart_delay_s: float = LONGEST_S  # limit of the growing delay before a failing worker restarts
+    journal_dir: str | None = None  # for journals of scheduling decisions
+    cluster: ClusterSpec | None = None  # of an emulated service
     catalog: tuple[str, ...] = ()
     log_format: str = "text"
-    network: HostNetwork | None = None
-    terms: JoinTerms | None = None
-    replan: ReplanConfig | None = None
-    overload: OverloadConfig | None = None
-    inline: InlineConfig | None = None
-    forecast: ForecastConfig | None = None
-    store: StoreConfig | None = None
+    network: HostNetwork | None = None  # one of several hosts
+    terms: JoinTerms | None = None  # workers that join from other hosts
+    replan: ReplanConfig | None = None  # role changes when traffic shifts
+    overload: OverloadConfig | None = None  # rejection of requests that would miss the SLO
+    inline: InlineConfig | None = None  # limited time of mixed iterations
+    forecast: ForecastConfig | None = None  # prediction-based routers
+    store: StoreConfig | None = None  # prefixes kept on this host
 
     @property
     def host(self) -> str:
@@ -186,9 +166,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return HOME if self.network is None else self.network.host
 
     def measures(self, worker: WorkerConfig) -> bool:
-        """Return whether `worker` measures prefill speed and links. This needs a worker that may hand off KV, and an
-        engine that runs a model.
-        """
+        """Return whether `worker` measures prefill speed and links."""
+        # This needs a worker that may hand off KV, and an engine that runs a model.
         roles = {each.role for each in self.workers}
         moves = self.router not in FIXED_ROLE_ROUTERS
         # A decoding worker may join later from another host.
@@ -196,9 +175,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.engine.traits.runs_model and splits and (moves or worker.role is Role.PREFILL)
 
     def reuses(self, worker: WorkerConfig) -> bool:
-        """Return whether `worker` caches prefixes. This needs prefix caching, a worker that may prefill, and a batcher
-        that supports prefix reuse.
-        """
+        """Return whether `worker` caches prefixes."""
         prefills = worker.role.prefills or self.router not in FIXED_ROLE_ROUTERS
         return self.engine.prefix_caching and prefills and BATCHERS[worker.batcher].reuses_prefix
 
@@ -212,12 +189,12 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def inbox(self, name: str) -> str:
-        """Return the inbox address of process `name` on this host: a socket in the private directory `run_dir`."""
+        """Return the inbox address of process `name` on this host."""
         return f"ipc://{self.run_dir}/{name}.sock"
 
     def worker_inbox(self, instance: str, pid: int) -> str:
-        """Return the inbox address of a worker. It contains the process id `pid`, so it changes with each restart."""
-        return self.inbox(f"{instance}-{pid}")
+        """Return the inbox address of a worker."""
+        return self.inbox(f"{instance}-{pid}")  # changes with each restart
 
     @property
     def controller(self) -> str:
@@ -228,7 +205,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def store_inbox(self) -> str:
-        """Inbox address of this host's KV store, unchanged by a restart of the store."""
+        """Inbox address of this host's KV store."""
         return self.inbox(STORE)
 
 

@@ -1,8 +1,7 @@
 """Hit rate of a cache tier, and accelerator time saved by its hits, at every capacity of the tier.
 
 A larger LRU cache holds all blocks of a smaller LRU cache (Mattson et al., Evaluation techniques for storage
-hierarchies, IBM Systems Journal 1970). For each use of a block, there is thus a smallest capacity with a hit. Several
-tiers are modelled as one LRU cache, with its most recently used blocks in the first tier.
+hierarchies, IBM Systems Journal 1970). Each use of a block thus has a smallest capacity at which it hits.
 """
 
 from collections.abc import Sequence
@@ -22,13 +21,12 @@ NEVER = np.iinfo(np.int64).max
 
 
 def least_capacities(prompts: Sequence[Sequence[BlockKey]]) -> Blocks:
-    """Return, for each block of each prompt, the smallest capacity of an LRU cache, in blocks, at which the block hits;
-    NEVER if it hits at no capacity. A block hits only if all earlier blocks of its prompt hit. The result is
-    approximate for caches smaller than a prompt.
-    """
+    """Return the smallest LRU cache, in blocks, in which each block of each prompt hits; NEVER if there is none."""
+    # The result is approximate for caches smaller than a prompt.
     keys = list(chain.from_iterable(prompts))
     distances = np.minimum(stack_distances(keys), len(keys) + 1)
-    # Running maximum within each prompt: later prompts are lifted above all earlier ones.
+    # A block hits only if all earlier blocks of its prompt hit, hence the running maximum within each prompt: later
+    # prompts are lifted above all earlier ones.
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
     lift = np.repeat(np.arange(len(prompts)), lengths) * (len(keys) + 2)
     least = np.maximum.accumulate(distances + lift) - lift
@@ -36,7 +34,7 @@ def least_capacities(prompts: Sequence[Sequence[BlockKey]]) -> Blocks:
 
 
 def stack_distances(keys: Sequence[BlockKey]) -> Blocks:
-    """Return, for each use of a key, the size of the smallest LRU cache in which it hits; NEVER for the first use."""
+    """Return the smallest LRU cache in which each use of a key hits; NEVER for the first use of a key."""
     previous = _previous(keys)
     again = np.flatnonzero(previous >= 0)
     last = previous[again]
@@ -47,7 +45,7 @@ def stack_distances(keys: Sequence[BlockKey]) -> Blocks:
 
 
 def _previous(keys: Sequence[BlockKey]) -> Blocks:
-    """Return, for each position in `keys`, the previous position of the same key; −1 for its first position."""
+    """Return the previous position of the key at each position in `keys`; −1 if there is none."""
     latest: dict[BlockKey, int] = {}
     previous = []
     for place, key in enumerate(keys):
@@ -57,10 +55,9 @@ def _previous(keys: Sequence[BlockKey]) -> Blocks:
 
 
 def _greater_before(values: Blocks) -> Blocks:
-    """Return, for each value, the number of greater values before it. Values must be distinct and not negative. The
-    function takes O(n log n) time. It goes through the bits from the highest to the lowest, in groups of values that
-    agree in all higher bits. A value with a 0 in this bit is smaller than all values of its group with a 1.
-    """
+    """Return, for each value, the number of greater values before it."""
+    # For distinct values of at least 0, in O(n log n) time. From the highest to the lowest bit, values that agree in
+    # all higher bits form a group: a value with a 0 in this bit is smaller than all values of its group with a 1.
     count = np.zeros(len(values), dtype=np.int64)
     order = np.arange(len(values))
     for bit in reversed(range(int(values.max(initial=0)).bit_length())):
@@ -75,16 +72,15 @@ def _greater_before(values: Blocks) -> Blocks:
 
 
 def savings_s(model: PerformanceModel, prompt_tokens: int, loads_s: Sequence[float]) -> list[float]:
-    """Return, for each block of a cached prefix, the prefill seconds saved by loading this block after all earlier
-    blocks. `loads_s` has the load time of each block in seconds. Loads overlap with computing the rest of the prompt;
-    the last token is always computed. A block that loads more slowly than it is computed saves nothing.
-    """
+    """Return the prefill seconds saved by each block of a cached prefix. `loads_s` has the load time of each block."""
     whole_s = model.prefill_s(prompt_tokens, prompt_tokens * prompt_tokens)
     most_s = load_s = 0.0
     gains = []
     for number, block_s in enumerate(loads_s, start=1):
         load_s += block_s
+        # The last token is always computed. Loads overlap with computing the rest of the prompt.
         reused = min(number * BLOCK_TOKENS, prompt_tokens - 1)
+        # A block that loads more slowly than it is computed saves nothing.
         saved_s = max(most_s, whole_s - reuse_s(model, prompt_tokens, reused, load_s))
         gains.append(saved_s - most_s)
         most_s = saved_s
@@ -96,40 +92,34 @@ _ROUNDING = 1e-6  # of a block, so that converting blocks to GB and back is exac
 
 
 class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Factors that convert cache blocks to GB, and saved time to accelerators and dollars. The cache tier has `caches`
-    equal caches, one per node or one for all `nodes`, and costs `gb_price` dollars per GB and hour. The trace has
-    `blocks` blocks in `duration_s` s. An instance has `accelerators` accelerators and costs `second_price` dollars/s.
-    """
+    """Sizes and prices for converting cache blocks to GB, and saved time to accelerators and dollars."""
 
-    caches: int
+    caches: int  # equal caches of the tier: one per node, or one for all nodes
     nodes: int
-    blocks: int
+    blocks: int  # of the trace
     block_gb: float
-    duration_s: float
-    accelerators: int
-    second_price: float
-    gb_price: float
+    duration_s: float  # of the trace
+    accelerators: int  # per instance
+    second_price: float  # of an instance, in dollars
+    gb_price: float  # of the tier, in dollars per hour
 
     def blocks_of(self, gb_per_node: float) -> int:
-        """Return the number of blocks that fit into each cache if the tier has `gb_per_node` GB per node."""
+        """Return the number of blocks per cache for a tier of `gb_per_node` GB per node."""
         return int(gb_per_node * self.nodes / self.caches / self.block_gb + _ROUNDING)
 
     def gb_of(self, blocks: int) -> float:
-        """Return the GB per node that the tier needs if each cache has room for `blocks` blocks."""
+        """Return the tier's GB per node for caches of `blocks` blocks each."""
         return blocks * self.block_gb * self.caches / self.nodes
 
 
 class CapacityPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Hit rate and value of a cache tier at one capacity. `hit_rate` is the share of the trace's blocks found in this
-    or a higher tier. Hits in this tier free `accelerators` accelerators on average, worth `saved_per_h` dollars per
-    hour. The tier costs `price_per_h` dollars per hour.
-    """
+    """Hit rate, savings and price of a cache tier at one capacity."""
 
     gb_per_node: float
-    hit_rate: float
-    accelerators: float
-    saved_per_h: float
-    price_per_h: float
+    hit_rate: float  # share of the trace's blocks found in this or a higher tier
+    accelerators: float  # freed on average by hits in this tier
+    saved_per_h: float  # price of the freed accelerators, in dollars
+    price_per_h: float  # of the tier, in dollars
 
     @property
     def gain_per_h(self) -> float:
@@ -138,12 +128,10 @@ class CapacityPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapacityCurve:
-    """Hit rate and value of one cache tier at every capacity. `least` is the smallest capacity of this tier, in blocks,
-    at which each block of the trace hits: 0 if a higher tier holds the block, NEVER if no capacity suffices. `saved_s`
-    is the instance time saved by each hit, in seconds.
-    """
+    """Hit rate, savings and price of a cache tier at every capacity."""
 
     def __init__(self, terms: CapacityTerms, least: Blocks, saved_s: Seconds) -> None:
+        # `least` is in blocks of this tier: 0 if a higher tier holds the block. `saved_s` is instance time per hit.
         self.terms = terms
         found = least < NEVER
         places = least[found]
@@ -169,7 +157,7 @@ class CapacityCurve:
         )
 
     def best(self) -> CapacityPoint:
-        """Return the point with the highest net savings, which is the point at 0 GB if no capacity saves money."""
+        """Return the point with the highest net savings."""
         terms = self.terms
         saved = self._saved_s / terms.duration_s * terms.second_price * 3600
         paid = np.arange(len(saved)) * (terms.caches * terms.block_gb * terms.gb_price)

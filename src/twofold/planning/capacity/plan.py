@@ -23,25 +23,21 @@ from twofold.workload.rescale import BLOCK_TOKENS
 
 
 class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefill nodes and cache tiers of a capacity plan. Each node is a `machine` with instances of `accelerators`
-    accelerators. The default of `nodes` is the number that prefilling the trace without reuse keeps busy. `dram_gb` is
-    the DRAM per node; its default is the size with the highest net savings. An instance reads from other nodes at
-    `link_bytes_per_s`; the default is its share of the machine's network bandwidth.
-    """
+    """Prefill nodes and cache tiers of a capacity plan."""
 
     model: Model
     machine: Machine
     performance: PerformanceModel
-    accelerators: int
+    accelerators: int  # per instance
     dram: StorageTier
     disk: StorageTier
-    nodes: int | None = None
-    dram_gb: float | None = None
-    link_bytes_per_s: float | None = None
+    nodes: int | None = None  # default: as many as prefilling the trace without reuse keeps busy
+    dram_gb: float | None = None  # per node; default: the size with the highest net savings
+    link_bytes_per_s: float | None = None  # per instance; default: its share of the machine's network bandwidth
 
     @property
     def share(self) -> float:
-        """Share of the machine's accelerators that one instance uses."""
+        """Fraction of the machine's accelerators in one instance."""
         return self.accelerators / self.machine.count
 
     @property
@@ -50,14 +46,12 @@ class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curves of one cache tier below `behind_gb` GB of DRAM per node, whose hits do not count. `local` assumes
-    one cache per node and round-robin routing. `pool` assumes one cache for all nodes; None for a single node.
-    """
+    """Capacity curves of a cache tier, for one cache per node and for one cache shared by all nodes."""
 
     tier: StorageTier
-    behind_gb: float
-    local: CapacityCurve
-    pool: CapacityCurve | None
+    behind_gb: float  # DRAM per node in front of the tier, whose hits do not count
+    local: CapacityCurve  # one cache per node, with round-robin routing
+    pool: CapacityCurve | None  # one cache for all nodes; None for a single node
 
     @property
     def preferred(self) -> CapacityCurve:
@@ -66,20 +60,17 @@ class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curves of all cache tiers for one trace. `busy` is the mean number of accelerators that prefilling the
-    trace without reuse keeps busy. `disk_alone` is the disk tier without a DRAM tier. `highest_reuse` is the share of
-    blocks seen earlier in the trace: the highest possible hit rate.
-    """
+    """Capacity curves of all cache tiers for one trace."""
 
     query: CapacityQuery
     nodes: int
     requests: int
     blocks: int
-    highest_reuse: float
+    highest_reuse: float  # share of blocks seen earlier in the trace: the highest possible hit rate
     duration_s: float
-    busy: float
+    busy: float  # mean number of accelerators that prefilling the trace without reuse keeps busy
     tiers: tuple[TierPlan, ...]
-    disk_alone: TierPlan
+    disk_alone: TierPlan  # without a DRAM tier
 
 
 def capacity_plan(requests: Sequence[Request], query: CapacityQuery) -> CapacityPlan:
@@ -115,20 +106,19 @@ def _whole_s(query: CapacityQuery, request: Request) -> float:
 
 
 class _Trace:
-    """Requests of a trace, and the smallest cache in which each block hits, with one cache and with one per node."""
-
     def __init__(
         self, requests: Sequence[Request], query: CapacityQuery, nodes: int, blocks: int, duration_s: float
     ) -> None:
         self._query, self._nodes, self._blocks, self._duration_s = query, nodes, blocks, duration_s
+        # Requests per cache, for one cache and for one cache per node.
         self._of_caches = {caches: [list(requests[start::caches]) for start in range(caches)] for caches in {1, nodes}}
+        # Smallest cache in which each block hits.
         self._least = {
             caches: [least_capacities([request.prefix_blocks for request in group]) for group in groups]
             for caches, groups in self._of_caches.items()
         }
 
     def tier(self, tier: StorageTier, behind_gb: float) -> TierPlan:
-        """Compute the capacity curves of a tier below `behind_gb` GB of DRAM per node, whose hits do not count."""
         pool = self._curve(tier, behind_gb, 1) if self._nodes > 1 else None
         return TierPlan(tier=tier, behind_gb=behind_gb, local=self._curve(tier, behind_gb, self._nodes), pool=pool)
 
@@ -144,6 +134,7 @@ class _Trace:
             second_price=query.machine.price_per_h * query.share / 3600,
             gb_price=tier.price_per_gb_h,
         )
+        # DRAM and this tier are modelled as one LRU cache, with its most recently used blocks in DRAM.
         above = terms.blocks_of(behind_gb)
         first_s, tier_s = (self._block_s(each, caches) for each in (query.dram, tier))
         saved = [
@@ -155,21 +146,20 @@ class _Trace:
         return CapacityCurve(terms, np.where(least < NEVER, np.maximum(least - above, 0), NEVER), np.concatenate(saved))
 
     def _saved_s(self, request: Request, least: Blocks, above: int, first_s: float, tier_s: float) -> Seconds:
-        """Return, for each block of a request, the prefill seconds saved by a hit in this tier; 0 for a block found in
-        DRAM, which holds `above` blocks. Loading a block takes `first_s` s from DRAM and `tier_s` s from this tier.
-        """
+        """Return the prefill seconds saved by the hit of each block in this tier."""
         there, in_first = int((least < NEVER).sum()), int((least <= above).sum())
         saved_s = np.zeros(len(least))
         loads_s = [first_s] * in_first + [tier_s] * (there - in_first)
         saved_s[:there] = savings_s(self._query.performance, request.prompt_tokens, loads_s)
-        saved_s[:in_first] = 0.0
+        saved_s[:in_first] = 0.0  # found in DRAM
         return saved_s
 
     def _block_s(self, tier: StorageTier, caches: int) -> float:
-        """Return the mean seconds to load a block from `tier`. A single cache is spread evenly over all nodes."""
+        """Return the mean seconds to load a block from `tier`."""
         query = self._query
         own = tier.bytes_per_s * query.share
         network = query.link_bytes_per_s or query.machine.network_bytes_per_s * query.share
+        # A single cache is spread evenly over all nodes.
         here = 1 / self._nodes if caches == 1 else 1.0
         return query.block_bytes * (here / own + (1 - here) / min(own, network))
 

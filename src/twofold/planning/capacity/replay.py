@@ -10,28 +10,28 @@ from twofold.request import BlockKey, Request
 
 
 class HitRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Hits and evictions of a simulated prefix cache of `capacity` blocks. `rate` is the share of blocks that hit."""
+    """Hits and evictions of a simulated prefix cache of `capacity` blocks."""
 
     eviction: str
     capacity: int
     hits: int
     evicted: int
-    rate: float
+    rate: float  # share of blocks that hit
 
 
 class TraceReuse(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefix reuse of a trace. `highest` is the share of blocks seen earlier in the trace; None without blocks."""
+    """Prefix reuse of a trace, in total and in simulated prefix caches."""
 
     requests: int
     blocks: int
     distinct_blocks: int
-    highest: float | None
+    highest: float | None  # share of blocks seen earlier in the trace; None without blocks
     caches: tuple[HitRate, ...]
 
 
 def trace_reuse(requests: Iterable[Request], capacities: Sequence[int], evictions: Sequence[str]) -> TraceReuse:
-    """Replay a trace through a prefix cache of each capacity (in blocks) and eviction policy. Raises ConfigurationError
-    for an unknown eviction policy.
+    """Replay a trace through simulated prefix caches, one for each capacity (in blocks) and eviction policy. Raises
+    ConfigurationError for an unknown policy.
     """
     caches = {
         (name, capacity): PrefixCache(capacity, create_eviction(name)) for name in evictions for capacity in capacities

@@ -44,7 +44,8 @@ class LocalExecutor(Executor):
 
 
 def _start_server() -> None:
-    """Start the fork server with SIGINT blocked: Ctrl-C during its start would print a traceback."""
+    """Start the fork server with SIGINT blocked."""
+    # Ctrl-C during the start would print a traceback.
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         ensure_running()
@@ -59,7 +60,7 @@ _abandoned: Callable[[], bool]
 
 
 def _begin(problem: Problem, leaving: "ctypes.c_bool") -> None:
-    """Initialize a worker process: store the planning problem, ignore Ctrl-C, and exit when the parent exits."""
+    """Initialize a worker process."""
     global _problem, _abandoned  # noqa: PLW0603 (state of the worker process)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _problem = problem

@@ -18,15 +18,15 @@ _MAKERS = ("nvidia-", "tesla-", "amd-", "instinct-")
 
 
 class RayInventory(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of machines and accelerators in a Ray cluster, by catalog machine. `left_out` explains ignored nodes."""
+    """Numbers of machines and accelerators in a Ray cluster, by machine type."""
 
     machines: dict[str, int]
     accelerators: dict[str, int]
-    left_out: tuple[str, ...]
+    left_out: tuple[str, ...]  # explanations of ignored nodes
 
 
 def ray_inventory(nodes: Iterable[RayNode], catalog: Catalog) -> RayInventory:
-    """Count the machines and accelerators of a Ray cluster by catalog machine."""
+    """Count the machines and accelerators of a Ray cluster by machine type in the catalog."""
     machines, accelerators, left_out = Counter[str](), Counter[str](), []
     for node in nodes:
         if not node.accelerators:
@@ -44,11 +44,10 @@ def ray_inventory(nodes: Iterable[RayNode], catalog: Catalog) -> RayInventory:
 
 
 def _machine_of(node: RayNode, catalog: Catalog) -> Machine | None:
-    """Return the catalog machine with the accelerator of a Ray node, no power cap and, if possible, the node's number
-    of accelerators. Return None if the catalog has no machine with this accelerator.
-    """
+    """Return the catalog's machine type that matches a Ray node; None if there is none."""
     if node.accelerator is None:
         return None
+    # The accelerator must match; the number of accelerators decides between several machines.
     fits = [
         machine
         for machine in catalog.machines.values()
@@ -58,7 +57,7 @@ def _machine_of(node: RayNode, catalog: Catalog) -> Machine | None:
 
 
 def _is(ray_type: str, name: str) -> bool:
-    """Return whether a Ray accelerator type, such as H100 or A100-80G, denotes the catalog accelerator `name`."""
+    """Return whether a Ray accelerator type, such as A100-80G, matches the catalog accelerator `name`."""
     word = ray_type.lower().removesuffix("-oam")
     for maker in _MAKERS:
         word = word.removeprefix(maker)
@@ -66,14 +65,12 @@ def _is(ray_type: str, name: str) -> bool:
 
 
 class RayExecutor(Executor):
-    """Executor that runs trials as one-core tasks on the Ray cluster at `address`, where the same version of Twofold
-    must be installed. Raises ConfigurationError if Ray is not installed or the cluster is unreachable.
-    """
+    """Executor that runs trials on a Ray cluster. Raises ConfigurationError if Ray or the cluster is unavailable."""
 
     def __init__(self, problem: Problem, address: str) -> None:
         ray = self._ray = connect(address, "--ray")
         self._problem = ray.put(problem)
-        self._task = ray.remote(num_cpus=1)(try_trial)
+        self._task = ray.remote(num_cpus=1)(try_trial)  # the cluster needs the same version of Twofold
 
     def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
         future: Future[SimulatedTrial | str] = self._task.remote(self._problem, trial).future()

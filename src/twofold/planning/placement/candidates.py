@@ -1,6 +1,5 @@
-"""Placement candidates: the goodput of each phase alone, and combinations of both phases to simulate. Unlike DistServe,
-Twofold also places on a stock of several machine types. The accelerators of each type are divided between the phases;
-the instances of a phase with the highest total goodput are found as in a knapsack problem.
+"""Candidate placements, from the goodput of each phase alone. Unlike DistServe, Twofold also divides a stock of several
+machine types between the phases.
 """
 
 import math
@@ -32,10 +31,8 @@ class PhaseGoodput(msgspec.Struct, frozen=True, kw_only=True):
 async def goodputs(
     search: RateSearch, kinds: Sequence[MachineKind], *, shared: bool = False
 ) -> tuple[tuple[PhaseGoodput, ...], tuple[PhaseGoodput, ...]]:
-    """Return the simulated goodputs of prefill and of decode on each instance kind (DistServe, Algorithm 1), both
-    sorted by goodput per accelerator, highest first. Kinds that meet the SLO bound at no rate are left out. Prefill is
-    simulated with outputs of one token. If `shared` is set, KV transfers use the links within a node.
-    """
+    """Return the simulated goodputs of prefill and of decode on each instance type (DistServe, Algorithm 1)."""
+    # Both results are in descending order of goodput per accelerator, without kinds that meet the bound at no rate.
     prefills = await _of_phase(search, [_prefill(kind) for kind in kinds])
     if not prefills:
         return (), ()
@@ -68,10 +65,10 @@ def _decode(search: RateSearch, feeder: PhaseGoodput, kind: MachineKind, *, shar
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A design and its predicted rate: the lower goodput of its two phases."""
+    """A design and its predicted goodput in requests/s."""
 
     design: Design
-    rate: float
+    rate: float  # lower goodput of the two phases
 
     @property
     def per_accelerator(self) -> float:
@@ -85,9 +82,8 @@ def balanced(
     *,
     node: int | None = None,
 ) -> list[Candidate]:
-    """Return candidates for all pairs of prefill and decode kinds, with numbers of instances that balance the phases.
-    They are sorted by predicted goodput per accelerator, then size, highest first. If `node` (accelerators per node) is
-    set, both phases share nodes, and designs that do not fit (see `shares_nodes`) are left out.
+    """Return designs with balanced goodputs of prefill and decode, highest goodput per accelerator first. If `node` is
+    set, both phases share nodes of `node` accelerators.
     """
     found = {
         candidate.design: candidate
@@ -109,9 +105,7 @@ def replicated(
     *,
     shared: bool = False,
 ) -> list[Candidate]:
-    """Return a candidate design for `rate` for each pair of prefill and decode kinds, fewest accelerators first. Each
-    design has ⌈rate / goodput⌉ instances per phase. Designs over `most_accelerators` accelerators are left out.
-    """
+    """Return designs with enough instances of each phase for `rate`, fewest accelerators first."""
     found = []
     for prefill in prefills:
         for decode in decodes:
@@ -141,7 +135,7 @@ Counts = tuple[tuple[MachineKind, int], ...]
 
 
 class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
-    """Division of a stock of accelerators into prefill and decode instances, with each phase's goodput (requests/s)."""
+    """Prefill and decode instances on a stock of accelerators, with each phase's goodput in requests/s."""
 
     prefill: float = 0.0
     decode: float = 0.0
@@ -150,7 +144,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> float:
-        """Lower of the goodputs of the two phases, in requests/s."""
+        """Lower goodput of the two phases, in requests/s."""
         return min(self.prefill, self.decode)
 
     @property
@@ -158,7 +152,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
         return sum(kind.accelerators * count for kind, count in (*self.prefills, *self.decodes))
 
     def beside(self, other: "StockDivision") -> "StockDivision":
-        """Return the sum of this division and `other`: the instances of both, with added goodputs."""
+        """Return the sum of two divisions: the instances and the goodputs of both."""
         return StockDivision(
             prefill=self.prefill + other.prefill,
             decode=self.decode + other.decode,
@@ -176,8 +170,8 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
 def divided(
     stock: Mapping[str, int], prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput], most: int
 ) -> list[Candidate]:
-    """Return the best `most` divisions of a stock between the phases, best first. `stock` maps machine types to numbers
-    of accelerators. `prefills` and `decodes` are the goodputs of each phase on each instance kind.
+    """Divide a stock of accelerators between the phases; return up to `most` designs with the highest goodput, best
+    first. `stock` maps machine types to numbers of accelerators.
     """
     whole = [StockDivision()]
     for machine, accelerators in sorted(stock.items()):
@@ -197,7 +191,7 @@ def divided(
 def _splits(
     accelerators: int, prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput]
 ) -> list[StockDivision]:
-    """Return the Pareto-optimal divisions of the accelerators of one machine type between the phases."""
+    """Return the Pareto-optimal divisions of one machine type's accelerators between the phases."""
     first, second = _packed(accelerators, prefills), _packed(accelerators, decodes)
     return _unbettered(
         StockDivision(
@@ -211,9 +205,8 @@ def _splits(
 
 
 def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[float, Counts]]:
-    """Return the highest total goodput of one phase, and its instances, for 0, 1, … `accelerators` accelerators. This
-    is an unbounded knapsack problem over the instance kinds.
-    """
+    """Return the instances of one phase with the highest total goodput, for each number of accelerators."""
+    # This is an unbounded knapsack problem over the instance kinds.
     best: list[tuple[float, dict[MachineKind, int]]] = [(0.0, {})]
     for given in range(1, accelerators + 1):
         found = best[given - 1]
@@ -227,7 +220,8 @@ def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[f
 
 
 def _unbettered(splits: Iterable[StockDivision]) -> list[StockDivision]:
-    """Return the divisions with Pareto-optimal goodputs of the two phases; of equals, one with fewest accelerators."""
+    """Return the divisions with Pareto-optimal goodputs of the two phases."""
+    # Of divisions with equal goodputs, one with the fewest accelerators is kept.
     kept: list[StockDivision] = []
     for split in sorted(splits, key=lambda each: (-each.prefill, -each.decode, each.accelerators)):
         if not kept or split.decode > kept[-1].decode:

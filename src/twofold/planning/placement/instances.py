@@ -1,8 +1,7 @@
-"""Instance kinds that fit on a machine, and node affinity: whether both phases must share nodes.
+"""Instance types that fit on a machine, and DistServe's node affinity (OSDI'24, section 4.2).
 
-DistServe (OSDI'24, section 4.2) has two algorithms. With fast links between nodes (high affinity), Algorithm 1 places
-each phase separately. With slow links (low affinity), Algorithm 2 puts stage i of prefill and stage i of decode on the
-same node, so that hand-offs stay within nodes.
+With high affinity (fast links between nodes), Algorithm 1 places each phase separately. With low affinity (slow links),
+Algorithm 2 puts stage i of prefill and stage i of decode on the same node, so that hand-offs stay within nodes.
 """
 
 from collections.abc import Iterator
@@ -18,9 +17,8 @@ from twofold.planning.problem import Problem
 def instances_of(
     problem: Problem, machine: str, most_accelerators: int, most_stages: int | None = None
 ) -> list[MachineKind]:
-    """List the instance kinds that fit on `machine`, smallest first. The tensor parallelism divides the LLM's number of
-    heads and stays within a machine; the pipeline parallelism divides the number of layers. Kinds with too little
-    memory or without a performance model are left out. Raises ConfigurationError if no kind remains.
+    """List the tensor and pipeline parallelisms that fit on `machine`, smallest first. Raises ConfigurationError if
+    there are none.
     """
     found: list[MachineKind] = []
     reason: ConfigurationError | None = None
@@ -29,7 +27,7 @@ def instances_of(
         try:
             problem.kv_capacity_tokens(kind)
             problem.performance(kind)
-        except ConfigurationError as error:
+        except ConfigurationError as error:  # too little memory, or no performance model
             reason = error
         else:
             found.append(kind)
@@ -39,6 +37,7 @@ def instances_of(
 
 
 def _degrees(problem: Problem, machine: str, most: int, most_stages: int | None) -> Iterator[tuple[int, int]]:
+    # Tensor parallelism divides the heads and stays within a machine; pipeline parallelism divides the layers.
     model, whole = problem.catalog.model(problem.template.model), problem.catalog.machine(machine)
     tensors = [degree for degree in range(1, whole.count + 1) if model.heads % degree == 0]
     deepest = most if most_stages is None else min(most, most_stages)
@@ -58,9 +57,9 @@ class Affinity(StrEnum):
 
 
 class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """Link bandwidths per accelerator between and within nodes, and the peak KV output `kv` of prefill, in bytes/s."""
+    """Link bandwidths between and within nodes, and peak KV production of prefill: bytes/s per accelerator."""
 
-    kv: float
+    kv: float  # peak KV production
     between_nodes: float
     within_node: float
 
@@ -71,7 +70,7 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def affinity(self) -> Affinity:
-        """Low if links between nodes are slower than KV production and than links within a node, else high."""
+        """Node affinity for these bandwidths."""
         narrow = self.between_nodes < self.kv and self.between_nodes < self.within_node
         return Affinity.LOW if narrow else Affinity.HIGH
 
@@ -88,7 +87,7 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
-    """Return the link bandwidths of the machine type of `kinds`, and the highest KV production of these kinds."""
+    """Return the link bandwidths and the peak KV production of a machine type."""
     machine = problem.catalog.machine(kinds[0].name)
     model = problem.catalog.model(problem.template.model)
     per_token = problem.template.kv_bytes_per_token or model.kv_bytes_per_token
@@ -104,9 +103,10 @@ def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
 
 
 def shares_nodes(design: Design, node: int) -> bool:
-    """Return whether a design fits on one node of `node` accelerators, or on one such node per pipeline stage."""
+    """Return whether both phases of a design fit on the same nodes, each with `node` accelerators."""
     if design.accelerators <= node:
         return True
+    # A larger design needs one node per pipeline stage.
     stages = {kind.pipeline_parallel for kind in design.family.kinds}
     if len(stages) > 1:
         return False

@@ -1,7 +1,7 @@
 """DistServe placement plans: the best placement, the confidence in its goodput, and the best parallelism for prefill.
 
-On the same accelerators, tensor parallelism has the lower TTFT at low rates because it speeds up each prefill; pipeline
-parallelism has the lower TTFT at high rates because it processes more prompts at a time (DistServe, section 3.1).
+On the same accelerators, tensor parallelism has the lower TTFT at low rates, and pipeline parallelism at high rates
+(DistServe, section 3.1).
 """
 
 import asyncio
@@ -34,9 +34,7 @@ DRAWS = 6
 
 
 class Confidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Goodputs of a design for n random draws of the workload, in ascending order. For any distribution, the median
-    over all draws lies between the lowest and the highest with probability 1 − 2^(1−n).
-    """
+    """Goodputs of a design for several random seeds of the workload, in ascending order."""
 
     rates: tuple[float, ...]
 
@@ -46,26 +44,26 @@ class Confidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def level(self) -> float:
-        """Probability that the median goodput over all random draws is between the lowest and highest of `rates`."""
+        """Probability that the median goodput over all seeds is between the lowest and the highest of `rates`."""
+        # For n draws from any distribution: 1 − 2^(1−n).
         return 1.0 - 2.0 ** (1 - len(self.rates))
 
 
 async def confidence(search: RateSearch, design: Design, rate: float, draws: Sequence[int]) -> Confidence:
-    """Find a design's goodput for each random draw of the workload: 0 if no rate meets the SLO. Try `rate` first."""
-    start = search.grid.step(rate)
+    """Find a design's goodput for several random seeds of the workload."""
+    start = search.grid.step(rate)  # tried first
     told = await asyncio.gather(*(replace(search, draw=draw).highest(design, start) for draw in draws))
     return Confidence(rates=tuple(sorted(each.rate for each in told)))
 
 
 class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Available accelerators and goal of a placement search. `stock` maps machine types to numbers of accelerators.
-    With a `rate` (requests/s), the goal is the fewest accelerators. Without, it is the highest goodput: per accelerator
-    for one machine type, of the whole stock for several. If `affinity` is None, link bandwidths decide it.
+    """Available accelerators and goal of a placement search. With a `rate` (requests/s), the goal is the fewest
+    accelerators; otherwise, the highest goodput.
     """
 
-    stock: dict[str, int]
-    rate: float | None = None
-    affinity: Affinity | None = None
+    stock: dict[str, int]  # numbers of accelerators by machine type
+    rate: float | None = None  # without: goodput per accelerator of one machine type, or of the whole stock of several
+    affinity: Affinity | None = None  # None: decided by the link bandwidths
     most_stages: int | None = None
 
     @property
@@ -78,27 +76,23 @@ class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """Inputs of a placement search. `kinds` are the instance kinds that fit, and `node` is the number of accelerators
-    per node. `links` belongs to the machine type with the lowest ratio of link bandwidth to KV production.
-    """
+    """Inputs of a placement search."""
 
     query: PlacementQuery
     problem: Problem
-    kinds: tuple[MachineKind, ...]
-    links: NodeLinks
+    kinds: tuple[MachineKind, ...]  # instance kinds that fit
+    links: NodeLinks  # of the machine type with the lowest ratio of link bandwidth to KV production
     affinity: Affinity
-    node: int
+    node: int  # accelerators per node
 
 
 class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a placement search. `best` is the best split placement, in several copies if the rate requires them.
-    `sure` is the confidence in the goodput of `best`; None if the workload is not random.
-    """
+    """Result of a placement search: the best split placement, and all simulated placements."""
 
     prepared: PreparedPlacement
     placement: PlacementResults
-    best: SimulatedPlacement
-    sure: Confidence | None
+    best: SimulatedPlacement  # in several copies if the rate requires them
+    sure: Confidence | None  # in the goodput of `best`; None if the workload is not random
 
     @property
     def algorithm(self) -> str:
@@ -108,9 +102,7 @@ class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(problem: Problem, query: PlacementQuery) -> PreparedPlacement:
-    """Prepare a placement search. Raises ConfigurationError if no instance kind fits, the SLO lacks a TTFT or TPOT
-    bound, all outputs have one token, or `query` sets a rate or low affinity for several machine types.
-    """
+    """Prepare a placement search. Raises ConfigurationError for an unsuitable query, SLO or workload."""
     slo = problem.slo
     if not isinstance(slo, Slo) or slo.ttft_s is None or slo.tpot_s is None:
         raise ConfigurationError(
@@ -155,7 +147,6 @@ async def make_placement(search: RateSearch, prepared: PreparedPlacement) -> Pla
 
 
 def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlacement:
-    """Replicate a placement to reach the rate of `query`. Raises ConfigurationError if the stock is too small."""
     copies = math.ceil((query.rate or best.rate) / best.rate)
     found = msgspec.structs.replace(best, copies=copies)
     if found.accelerators > query.accelerators:
@@ -167,15 +158,12 @@ def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlaceme
 
 
 class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
-    """Parallelism with the lowest mean TTFT of a prefill instance at each rate, by queueing theory. `best` lists
-    parallelisms in ascending order of rate, each with the rate from which it is best. `rate` is the rate of each
-    prefill instance in the placement. Rates are in requests/s.
-    """
+    """Parallelism of a prefill instance with the lowest mean TTFT at each rate, by queueing theory."""
 
     accelerators: int
     prompt_tokens: int
-    rate: float
-    best: tuple[tuple[float, str], ...]
+    rate: float  # of each prefill instance in the placement, in requests/s
+    best: tuple[tuple[float, str], ...]  # parallelisms with the requests/s from which they are best, ascending
 
     @property
     def text(self) -> str:
@@ -189,16 +177,14 @@ class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preference(plan: PlacementPlan) -> ParallelismPreference | None:
-    """Return the best parallelism of a prefill instance at each rate, for the mean prompt. Return None if no other
-    parallelism has as many accelerators, or if the placement has several prefill kinds.
-    """
+    """Return the best parallelism of the prefill instances at each rate; None if there is no alternative."""
     prepared, placed = plan.prepared, plan.best
     prefill = list(placed.design.parts_of(Role.PREFILL))
-    if len(prefill) != 1:
+    if len(prefill) != 1:  # several prefill kinds
         return None
     ((kind, count),) = prefill
     same = [each for each in prepared.kinds if (each.name, each.accelerators) == (kind.name, kind.accelerators)]
-    if len(same) < 2:
+    if len(same) < 2:  # no other parallelism has as many accelerators
         return None
     problem = prepared.problem
     tokens = round(problem.workload.shape().prompt_tokens)

@@ -17,16 +17,16 @@ BREADTH = 6  # placements and colocated designs simulated jointly
 
 
 class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """A placement with its highest rate (requests/s) that meets the SLO. The requested rate needs `copies` copies."""
+    """A placement and a rate (requests/s) at which it meets the SLO."""
 
     design: Design
     rate: float
     evaluation: Evaluation
-    copies: int = 1
+    copies: int = 1  # needed for the requested rate
 
     @property
     def per_accelerator(self) -> float:
-        """Goodput per accelerator in requests/s, by which DistServe ranks placements."""
+        """Goodput per accelerator in requests/s, DistServe's criterion for placements."""
         return self.rate / self.design.accelerators
 
     @property
@@ -35,9 +35,7 @@ class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementResults(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of a placement search. `split` and `colocated` are placements that meet the SLO, best first. `prefills`
-    and `decodes` are the goodputs of each phase on each instance kind.
-    """
+    """Placements that meet the SLO, best first, and the goodput of each phase alone."""
 
     prefills: tuple[PhaseGoodput, ...]
     decodes: tuple[PhaseGoodput, ...]
@@ -48,9 +46,8 @@ class PlacementResults(msgspec.Struct, frozen=True, kw_only=True):
 async def most_goodput(
     search: RateSearch, kinds: Sequence[MachineKind], most_accelerators: int, *, node: int | None = None
 ) -> PlacementResults:
-    """Find the placements with the highest goodput per accelerator, on up to `most_accelerators` accelerators. If
-    `node` is None, instances may be on any node (Algorithm 1). Otherwise, a node has `node` accelerators, and both
-    phases are on the same nodes (Algorithm 2).
+    """Find the placements with the highest goodput per accelerator. If `node` is None, instances may be on any node
+    (DistServe's Algorithm 1); otherwise, both phases share nodes of `node` accelerators (Algorithm 2).
     """
     prefills, decodes = await goodputs(search, kinds, shared=node is not None)
     candidates = balanced(prefills, decodes, most_accelerators, node=node)
@@ -62,11 +59,12 @@ async def most_goodput(
 async def for_rate(
     search: RateSearch, kinds: Sequence[MachineKind], rate: float, most_accelerators: int, *, shared: bool = False
 ) -> PlacementResults:
-    """Find the placements with the fewest accelerators that meet the SLO at `rate`. If `shared` is set, both phases
-    share nodes. The search starts with ⌈rate / goodput⌉ instances per phase. The optimum may have more, because a
-    request must meet the bounds of both phases, or fewer, because several instances balance load.
+    """Find the placements with the fewest accelerators that meet the SLO at `rate`. If `shared` is set, both phases are
+    on the same nodes.
     """
     prefills, decodes = await goodputs(search, kinds, shared=shared)
+    # The search starts with ⌈rate / goodput⌉ instances per phase. The optimum may have more, because a request must
+    # meet the bounds of both phases, or fewer, because several instances balance load.
     found = replicated(prefills, decodes, rate, most_accelerators, shared=shared)
     families = [each.design.family for each in found[:BREADTH]]
 
@@ -103,7 +101,7 @@ async def whole_stock(search: RateSearch, kinds: Sequence[MachineKind], stock: M
 
 
 def best_of(placement: PlacementResults) -> SimulatedPlacement:
-    """Return the best split placement. If there is none, raise ConfigurationError with the limiting phase."""
+    """Return the best split placement. Raises ConfigurationError if there is none."""
     if placement.split:
         return placement.split[0]
     if not placement.prefills:
@@ -116,7 +114,7 @@ def best_of(placement: PlacementResults) -> SimulatedPlacement:
 
 
 async def _highest(search: RateSearch, designs: Sequence[Design]) -> tuple[SimulatedPlacement, ...]:
-    """Find the highest rate of each design; return placements by goodput per accelerator, highest first."""
+    """Simulate designs at their highest rates; return them by goodput per accelerator, highest first."""
     placed = [
         SimulatedPlacement(design=each.design, rate=each.rate, evaluation=each.kept)
         for each in await search.highest_of(designs)
@@ -132,7 +130,6 @@ async def _at(search: RateSearch, design: Design, rate: float) -> SimulatedPlace
 async def _colocated(
     search: RateSearch, kinds: Sequence[MachineKind], accelerators: int
 ) -> tuple[SimulatedPlacement, ...]:
-    """Return a placement for each of the best colocated families, with as many instances as `accelerators` allows."""
     designs = [
         Design(family=family, counts=(max(1, accelerators // family.kinds[0].accelerators),))
         for family in await _best_colocated(search, kinds)
@@ -141,21 +138,21 @@ async def _colocated(
 
 
 async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> list[Family]:
-    """Return the colocated families with the highest goodput per accelerator of a single instance."""
+    """Return the colocated families with the highest goodput per accelerator."""
+    # Single instances are compared.
     alone = [_alone(kind, batcher, budget) for kind in kinds for batcher, budget in search.colocated_batching]
     return [each.design.family for each in (await _highest(search, alone))[:BREADTH]]
 
 
 def _alone(kind: MachineKind, batcher: str, budget: int | None) -> Design:
-    """Return the design of one colocated instance of kind `kind` with batcher `batcher` and token budget `budget`."""
     return Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget).smallest
 
 
 async def _all_colocated(search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]) -> list[Design]:
-    """Return a colocated design per batcher. It fills the stock with the best instance kind of each machine type."""
+    """Return the colocated designs that use the whole stock, one per batcher."""
     designs = []
     for batcher, budget in search.colocated_batching:
-        best: dict[str, MachineKind] = {}
+        best: dict[str, MachineKind] = {}  # instance kind of each machine type
         for placed in await _highest(search, [_alone(kind, batcher, budget) for kind in kinds]):
             (kind,) = placed.design.family.kinds
             best.setdefault(kind.name, kind)

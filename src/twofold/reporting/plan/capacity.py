@@ -24,16 +24,17 @@ def capacity_tables(plan: CapacityPlan, title: str) -> Group:
 
 
 def capacity_text(plan: CapacityPlan) -> str:
-    """Summarize a plan: possible reuse, capacity up to which each tier pays off, and gain from a shared cache."""
+    """Summarize a capacity plan in a few sentences."""
     busy = f"Without reuse, prefill keeps {plan.busy:,.1f} accelerators busy"
     repeated = f"{plan.highest_reuse:.1%} of its blocks are repeated"
     return " ".join(filter(None, (f"{busy}; {repeated}.", *map(_pays, plan.tiers), _pooling(plan), _alone(plan))))
 
 
 def capacities(each: TierPlan) -> list[float]:
-    """Return the capacities to tabulate, in GB per node: 0, and powers of two until the hit rate is at its highest."""
+    """Return the capacities to tabulate, in GB per node."""
     full = max(curve.full_gb_per_node for curve in _curves(each).values())
     last = math.ceil(math.log2(full)) if full > 0 else 0
+    # Zero, and powers of two until the hit rate is at its highest.
     return [0.0, *(2.0**power for power in range(last - _ROWS + 1, last + 1))]
 
 
@@ -49,7 +50,6 @@ def _pays(each: TierPlan) -> str:
 
 
 def _pooling(plan: CapacityPlan) -> str:
-    """Compare the hit rates of one cache for all nodes and of one cache per node, at equal total size."""
     last = plan.tiers[-1]
     if last.pool is None:
         return ""
@@ -61,7 +61,6 @@ def _pooling(plan: CapacityPlan) -> str:
 
 
 def _alone(plan: CapacityPlan) -> str:
-    """Compare the net savings of the disk tier alone and of DRAM and disk together."""
     dram, disk = plan.tiers
     if not disk.behind_gb:
         return ""
@@ -95,12 +94,10 @@ def _cells(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) -> t
 
 
 class MarginalGain(msgspec.Struct, frozen=True, kw_only=True):
-    """Gain from a larger tier: accelerator seconds saved per hour by each added GB, and dollars saved by each dollar
-    spent on the added capacity (None for a free tier).
-    """
+    """Gain from the last enlargement of a cache tier."""
 
-    accelerator_s_per_gb_h: float
-    returns: float | None
+    accelerator_s_per_gb_h: float  # accelerator seconds saved per hour by each added GB
+    returns: float | None  # dollars saved by each dollar spent; None for a free tier
 
 
 def added_by(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) -> MarginalGain:
@@ -113,28 +110,28 @@ def added_by(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) ->
 
 
 class CapacityPointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A point of a capacity curve. `added` is the gain over the next smaller capacity in the report."""
+    """A point of a capacity curve, with the gain over the next smaller capacity."""
 
     point: CapacityPoint
     added: MarginalGain
 
 
 class CurveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curve of a tier. `best` is the point with the highest net savings."""
+    """Capacity curve of a cache tier."""
 
-    best: CapacityPoint
+    best: CapacityPoint  # with the highest net savings
     full_gb_per_node: float
     points: tuple[CapacityPointReport, ...]
 
 
 class TierReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curves of a cache tier: `local` for a cache per node, `pool` for a shared cache; None for one node."""
+    """Capacity curves of a cache tier, for one cache per node and for one shared cache."""
 
     tier: str
     price_per_gb_h: float
     behind_gb: float
-    local: CurveReport
-    pool: CurveReport | None
+    local: CurveReport  # one cache per node
+    pool: CurveReport | None  # one shared cache; None for a single node
 
 
 class CapacityReport(JsonReport, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ _SYMBOLS = {True: "circle", False: "square"}
 
 
 def pareto_chart(plan: Plan, front: Sequence[ParetoPoint]) -> ReportChart:
-    """Plot price and power over rate: Pareto front (small points) and best design of each family (large points)."""
+    """Plot price and power over rate, for the Pareto front and the best design of each family."""
     traces: list[Trace] = []
     families = list(dict.fromkeys(point.design.family.name for point in front))
     for index, family in enumerate(families):
@@ -39,9 +39,7 @@ def pareto_chart(plan: Plan, front: Sequence[ParetoPoint]) -> ReportChart:
 
 
 def rates_chart(curves: Mapping[str, RateCurve], slo: Slo | SlowdownSlo) -> ReportChart:
-    """Plot P50 (solid) and P90 (dashed) of TTFT and TPOT over rate, with SLO bounds if they are in seconds. `curves`
-    maps each design to its evaluations by rate.
-    """
+    """Plot TTFT and TPOT over rate for each design, with the bounds of the SLO."""
     traces: list[Trace] = []
     for index, (name, curve) in enumerate(curves.items()):
         for plot, field in enumerate(("ttft_s", "tpot_s")):

@@ -23,7 +23,7 @@ from twofold.request import Phase
 
 
 def placement_tables(plan: PlacementPlan, effort: Effort, title: str) -> Group:
-    """Return the tables of the goodputs per phase and of the simulated placements, the verdict and the effort."""
+    """Return a placement plan as tables, with the verdict and the simulation effort."""
     phases = _phases(plan.placement.prefills, plan.placement.decodes)
     joint = _joint((*plan.placement.split, *plan.placement.colocated), title)
     parts: list[RenderableType] = [phases, joint, Text(verdict_text(plan), style="bold")]
@@ -31,7 +31,7 @@ def placement_tables(plan: PlacementPlan, effort: Effort, title: str) -> Group:
 
 
 def verdict_text(plan: PlacementPlan) -> str:
-    """Summarize a placement plan: instances, confidence in the goodput, best colocated design and parallelism."""
+    """Summarize a placement plan in a few sentences."""
     best, query = plan.best, plan.prepared.query
     each = ", ".join(
         f"{count} {role} {kind.short}"
@@ -116,14 +116,14 @@ class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacedReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A simulated placement, which the plan uses `copies` times."""
+    """A simulated placement."""
 
     name: str
     split: bool
     rate: float
     accelerators: int
     per_accelerator: float
-    copies: int
+    copies: int  # that the plan uses
     cluster: ClusterSpec
 
 

@@ -16,12 +16,12 @@ from twofold.reporting.output import JsonReport, same_fields
 
 
 class DesignReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A design with its price and power. `machines` has the number of machines of each type, prefill first."""
+    """A design with its price and power."""
 
     name: str
     family: str
     split: bool
-    machines: tuple[tuple[str, int], ...]
+    machines: tuple[tuple[str, int], ...]  # numbers of machines by type, prefill first
     price_per_h: float
     tdp_w: float
 
@@ -67,9 +67,7 @@ class ParetoPointReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanReport(JsonReport, frozen=True, kw_only=True):
-    """JSON output of `twofold plan --json`, reproducible except for `effort`. `choices` has the best design of each
-    family, best first. `without` names the families without a design that meets the SLO.
-    """
+    """JSON output of `twofold plan --json`."""
 
     twofold_version: str
     objective: str
@@ -79,10 +77,10 @@ class PlanReport(JsonReport, frozen=True, kw_only=True):
     slo: str
     attainment: float
     advice: Advice
-    choices: tuple[ChoiceReport, ...]
-    without: tuple[str, ...]
+    choices: tuple[ChoiceReport, ...]  # best design of each family, best first
+    without: tuple[str, ...]  # names of the families without a design that meets the SLO
     pareto: tuple[ParetoPointReport, ...]
-    effort: dict[str, int | float | None]
+    effort: dict[str, int | float | None]  # all other fields are reproducible
 
     @classmethod
     def of(

@@ -34,7 +34,8 @@ HEADINGS = (
 
 
 def choice_row(choice: DesignChoice) -> tuple[str, ...]:
-    """Format a design as a table row with the columns HEADINGS. Latencies and mean power are at `choice.rate`."""
+    """Format a design as a table row with the columns HEADINGS."""
+    # Latencies and mean power are at `choice.rate`, which may be below the highest rate.
     design, evaluation = choice.design, choice.evaluation
     return (
         design.name,
@@ -51,7 +52,7 @@ def choice_row(choice: DesignChoice) -> tuple[str, ...]:
 
 
 def check_texts(check: Check) -> tuple[str, str]:
-    """Format the value and the bound of an SLO check: attainment in percent, slowdowns as multiples, else seconds."""
+    """Format the value and the bound of an SLO check."""
     if check.at_least or "slowdown" in check.name:
         return check_text(check)
     return seconds(check.value), f"≤ {seconds(check.bound)}"

@@ -56,7 +56,7 @@ def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | 
 
 
 def cumulative(results: Mapping[str, SimulationResult], distribution: LatencyMetric, plot: int) -> Iterator[Trace]:
-    """Yield the cumulative distribution of a metric as one line for each run that measured the metric."""
+    """Yield the cumulative distribution of a metric, as one line per simulation."""
     for index, (name, result) in enumerate(results.items()):
         points = _points(distribution.of(result))
         if points:
@@ -65,11 +65,10 @@ def cumulative(results: Mapping[str, SimulationResult], distribution: LatencyMet
 
 
 def _points(histogram: Histogram | None) -> list[tuple[float, float]]:
-    """Return the points (value, share of measurements up to this value) of a cumulative distribution. The value 0 is
-    left out, because a logarithmic axis cannot show it.
-    """
+    """Return the points of a cumulative distribution for a logarithmic axis."""
     if histogram is None or histogram.count == 0:
         return []
+    # A logarithmic axis cannot show the value 0.
     return [(value, share) for value, share in histogram.cdf(POINTS) if value > 0]
 
 
@@ -81,7 +80,7 @@ def _bounds(slo: Slo) -> Iterator[Trace]:
 
 
 def slowdowns(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart | None:
-    """Plot the cumulative distributions of slowdowns, with the bounds of the SLO; None if no run measured slowdowns."""
+    """Plot the cumulative distributions of slowdowns, with the bounds of the SLO; None without slowdowns."""
     traces = [trace for plot, known in enumerate(SLOWDOWNS) for trace in cumulative(results, known, plot)]
     if not traces:
         return None
@@ -112,7 +111,7 @@ def _slowdowns_bounds(slo: SlowdownSlo) -> Iterator[Trace]:
 
 
 def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]]:
-    """Yield roles with their time series of kind `kind`, such as `queue/decode` for the kind `queue`; prefill first."""
+    """Yield each role with its time series of kind `kind`, such as `queue`."""
     for role in Role:
         series = result.series.get(f"{kind}/{role}")
         if series is not None:
@@ -120,7 +119,7 @@ def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]
 
 
 def role_lines(result: SimulationResult, kind: str, where: dict[str, object], *, legend: bool) -> Iterator[Trace]:
-    """Yield two lines per role: mean (solid) and maximum (thin) of its time series of kind `kind` (see `by_role`)."""
+    """Yield lines for the mean and the maximum of each role's time series of kind `kind`."""
     for role, series in by_role(result, kind):
         colour, group = PHASE_COLOURS[role], {"legendgroup": role.value, **where}
         times, means, highest = steps(series)
@@ -131,9 +130,9 @@ def role_lines(result: SimulationResult, kind: str, where: dict[str, object], *,
 
 
 def steps(series: Series) -> tuple[list[float], list[float], list[float]]:
-    """Return the times, means and maxima of a time series for a step line, which lasts until the end of the series."""
+    """Return the times, means and maxima of a time series, for plotting it as steps."""
     points = series.points()
-    if points:
+    if points:  # the last step lasts until the end of the series
         points.append((series.at_ps / _PS_PER_S, points[-1][1], points[-1][2]))
     times, means, highest = ([point[column] for point in points] for column in range(3))
     return times, means, highest
@@ -199,7 +198,7 @@ def overload(results: Mapping[str, SimulationResult]) -> ReportChart | None:
 
 
 def power(results: Mapping[str, SimulationResult]) -> ReportChart | None:
-    """Plot drawn (solid) and provisioned (dashed) power over time for each run; None if no run measured power."""
+    """Plot drawn and provisioned power over time; None if no simulation measured power."""
     traces: list[Trace] = []
     for index, (name, result) in enumerate(results.items()):
         series = result.series.get("power_w")
@@ -217,7 +216,7 @@ def power(results: Mapping[str, SimulationResult]) -> ReportChart | None:
 
 
 def utilization(results: Mapping[str, SimulationResult]) -> ReportChart:
-    """Plot the utilization of each pool as a bar, coloured by role or, with several runs, by run."""
+    """Plot the utilization of each pool as a bar."""
     traces: list[Trace] = []
     for index, (name, result) in enumerate(results.items()):
         roles = [PHASE_COLOURS[Role(pool.role)] for pool in result.pools]

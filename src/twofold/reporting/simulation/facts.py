@@ -16,22 +16,19 @@ from twofold.slo import Slo, SlowdownSlo
 
 
 class ReuseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefix reuse in a simulation. `hits` maps each tier to its hit rate. `fetched` is the share of blocks fetched
-    from other caches. `requests` maps each instance to its number of prompts. `hottest` lists the most used blocks,
-    each with its numbers of uses and of caches. `ttft_error` is the relative error of the router's predicted TTFT.
-    """
+    """Prefix reuse in a simulation."""
 
     caches: int
     blocks: int
-    hits: dict[str, float]
-    fetched: float
+    hits: dict[str, float]  # hit rates by tier
+    fetched: float  # share of blocks fetched from other caches
     hit_rate: float
     prompt_tokens: int
     reused_tokens: int
-    requests: dict[str, int]
+    requests: dict[str, int]  # numbers of prompts by instance
     largest_share: float
-    hottest: list[tuple[int, int]]
-    ttft_error: DistributionSummary | None
+    hottest: list[tuple[int, int]]  # numbers of uses and of caches of the most used blocks
+    ttft_error: DistributionSummary | None  # relative error of the router's predicted TTFT
 
     @classmethod
     def of(cls, result: ReuseResult) -> "ReuseReport":
@@ -46,7 +43,7 @@ class ReuseReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reuse_lines(result: ReuseResult) -> Iterator[tuple[str, str]]:
-    """Yield (label, text) pairs on the prefix reuse of a run."""
+    """Describe the prefix reuse of a simulation in (label, text) pairs."""
     report = ReuseReport.of(result)
     tiers = ", ".join(f"{share:.1%} in {tier}" for tier, share in report.hits.items())
     yield "Prefix hit rate", f"{report.hit_rate:.1%}: {tiers}, {report.fetched:.1%} from other caches"
@@ -64,11 +61,11 @@ _ATTAINMENT = 0.9  # share of requests, as in DistServe
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """A labelled value. `accuracy` is the error of the performance models behind the value; empty if there are none."""
+    """A labelled value, with the error of the performance models behind it."""
 
     label: str
     value: str
-    accuracy: str = ""
+    accuracy: str = ""  # empty without performance models
 
 
 def facts(result: SimulationResult) -> list[Fact]:
@@ -113,7 +110,7 @@ def slo_text(slo: Slo | SlowdownSlo) -> str:
 
 
 def check_text(check: Check) -> tuple[str, str]:
-    """Format the value and the bound of an SLO check: attainment in percent, slowdowns as multiples."""
+    """Format the value and the bound of an SLO check for attainment or slowdowns."""
     if check.at_least:
         return (NOTHING if check.value is None else f"{check.value:.2%}"), f"≥ {check.bound:.2%}"
     return (NOTHING if check.value is None else f"{check.value:.3f}×"), f"≤ {check.bound:g}×"

@@ -17,11 +17,10 @@ _HOVER = (
 
 
 class GanttRuns(Observer):
-    """Observer that records runs (consecutive iterations of one batch) on all instances, for a Gantt chart. The chart
-    ends after `until_s` seconds or after `limit` runs; later iterations are cut off.
-    """
+    """Observer that records the iterations of all instances for a Gantt chart."""
 
     def __init__(self, limit: int = MOST_RUNS, until_s: float | None = None) -> None:
+        # The chart ends after `until_s` seconds or after `limit` runs (consecutive iterations of one batch).
         self.runs: list[IterationRun] = []
         self.instances: set[str] = set()
         self._limit = limit

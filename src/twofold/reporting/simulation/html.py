@@ -48,8 +48,7 @@ def _columns(runs: Mapping[str, Sequence[Fact]]) -> str:
 
 
 def _column(run: Sequence[Fact]) -> dict[str, str]:
-    """Map each label of a simulation's facts to its text; texts with the same label are joined."""
-    column: dict[str, str] = {}
+    column: dict[str, str] = {}  # text by label; texts with the same label are joined
     for fact in run:
         earlier = column.get(fact.label)
         column[fact.label] = _value(fact) if earlier is None else f"{earlier}; {_value(fact)}"
@@ -67,11 +66,9 @@ def html_report(
     slo: Slo | SlowdownSlo | None = None,
     verdicts: Mapping[str, Verdict] | None = None,
     runs: Mapping[str, GanttRuns] | None = None,
-    reference: ModelAccuracy | None = None,
+    reference: ModelAccuracy | None = None,  # of the performance model behind slowdowns
 ) -> str:
-    """Return the HTML page of one or several simulations. `results`, `verdicts` and `runs` have simulation names as
-    keys. `reference` is the error of the performance model behind slowdowns. Raises ValueError without results.
-    """
+    """Return the HTML page of one or several simulations, by name. Raises ValueError without results."""
     if not results:
         raise ValueError("a report needs at least one result")
     body = list(_verdicts(slo, verdicts or {}))

@@ -46,9 +46,9 @@ _OF_THE_WHOLE_RUN = (
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of requests, tokens and events. All arrived requests are completed, rejected, failed or unfinished."""
+    """Numbers of requests, tokens and events in a simulation."""
 
-    arrived: int
+    arrived: int  # sum of the next four
     completed: int
     rejected: int
     failed: int
@@ -65,11 +65,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates of a run per second. The arrival rate covers the time up to the last arrival; other rates cover the whole
-    run. A rate over 0 seconds is None.
-    """
+    """Rates of a simulation, per second."""
 
-    arrivals_per_s: float | None
+    arrivals_per_s: float | None  # up to the last arrival; all other rates cover the whole run
     requests_per_s: float | None
     output_tokens_per_s: float | None
     goodput_per_s: float | None
@@ -84,9 +82,7 @@ class SeriesSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 class SimulationReport(JsonReport, frozen=True, kw_only=True):
     """JSON output of `twofold simulate --json`. Times are in seconds, energy in joules, power in watts, prices in US
-    dollars. `model_errors` maps each figure to the held-out errors of the performance models behind it. Distributions
-    without measurements are None. `overload` is present only with --overload, `reuse` only with prefix caches, and
-    `replanning` only with --replan.
+    dollars.
     """
 
     twofold_version: str
@@ -100,9 +96,9 @@ class SimulationReport(JsonReport, frozen=True, kw_only=True):
     duration_s: float
     arrival_s: float
     rates: Rates
-    latencies_s: dict[str, DistributionSummary | None]
+    latencies_s: dict[str, DistributionSummary | None]  # None without measurements
     slowdowns: dict[str, DistributionSummary | None]
-    model_errors: dict[str, Accuracy]
+    model_errors: dict[str, Accuracy]  # held-out errors of the performance models behind each figure
     pools: tuple[PoolResult, ...]
     series: dict[str, SeriesSummary]
     energy_j: float
@@ -110,9 +106,9 @@ class SimulationReport(JsonReport, frozen=True, kw_only=True):
     tdp_w: float
     price_per_h: float
     cpu_s: float
-    overload: OverloadResult | msgspec.UnsetType = msgspec.UNSET
-    reuse: ReuseReport | msgspec.UnsetType = msgspec.UNSET
-    replanning: tuple[ReplanEntry, ...] | msgspec.UnsetType = msgspec.UNSET
+    overload: OverloadResult | msgspec.UnsetType = msgspec.UNSET  # with --overload
+    reuse: ReuseReport | msgspec.UnsetType = msgspec.UNSET  # with prefix caches
+    replanning: tuple[ReplanEntry, ...] | msgspec.UnsetType = msgspec.UNSET  # with --replan
 
     @classmethod
     def of(

@@ -15,12 +15,10 @@ PERCENTILES: Final = (50, 90, 95, 99)
 
 
 class LatencyMetric(msgspec.Struct, frozen=True, kw_only=True):
-    """A latency metric. `field` is the field of `SimulationResult` that holds the metric's histogram. `phases` are the
-    phases that determine the latency.
-    """
+    """A latency metric of a simulation, and the phases that determine it."""
 
     label: str
-    field: str
+    field: str  # of `SimulationResult`, with the histogram
     phases: tuple[Phase, ...]
 
     def of(self, result: SimulationResult) -> Histogram | None:
@@ -98,19 +96,16 @@ def describe(error: ModelAccuracy) -> str:
 
 
 class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
-    """Largest held-out error per phase of the performance models behind a number; None if unknown or if the number does
-    not depend on the phase. `estimated` is set if a model was not fitted to measurements of its LLM on its machine.
-    """
+    """Largest held-out errors of the performance models behind a number, by phase."""
 
-    prefill: float | None
+    prefill: float | None  # None if unknown or irrelevant
     decode: float | None
-    estimated: bool
+    estimated: bool  # a model was not fitted to measurements of its LLM on its machine
 
 
 def worst(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None) -> Accuracy:
-    """Return the largest errors, by phase, of the performance models of the pools that run `phases`. For slowdowns,
-    `reference`, the error of the performance model that they are relative to, counts too.
-    """
+    """Return the largest errors of the performance models of the pools that run `phases`."""
+    # `reference` is the error of the performance model that slowdowns are relative to.
     errors = {phase: _errors(pools, phase, reference) for phase in _all_phases(pools, phases)}
     return Accuracy(
         prefill=_worst(errors.get(Phase.PREFILL, []), Phase.PREFILL),
@@ -120,7 +115,7 @@ def worst(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: Model
 
 
 def accuracy(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None) -> str:
-    """Return the result of `worst` as text, such as `±10%` or `estimated, ±10% prefill, ±2% decode`."""
+    """Describe the largest errors of the performance models, such as `±10% prefill, ±2% decode`."""
     resting = _all_phases(pools, phases)
     if not resting:
         return ""
@@ -134,7 +129,7 @@ def accuracy(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: Mo
 
 
 def phase_accuracy(pools: Sequence[PoolResult], phase: Phase) -> str:
-    """Return the largest error in a phase, over the pools that run this phase, as text such as `±10%`."""
+    """Describe the largest error of the performance models in a phase, such as `±10%`."""
     errors = _errors(pools, phase, None)
     value = _worst(errors, phase)
     text = UNKNOWN if value is None else percent(value)
@@ -153,15 +148,14 @@ def percent(error: float) -> str:
 
 
 def _running(pools: Sequence[PoolResult], phase: Phase) -> Sequence[PoolResult]:
-    """Return the pools that run `phase`; if there are none, all pools, because roles may change."""
     roles = {pool.role: Role(pool.role) for pool in pools}
     prefills = phase is Phase.PREFILL
     running = [p for p in pools if (roles[p.role].prefills if prefills else roles[p.role].decodes)]
-    return running or pools
+    return running or pools  # roles may change
 
 
 def _all_phases(pools: Sequence[PoolResult], phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """Return `phases`, or both phases if mixed instances run one of them: both phases delay each other there."""
+    # On mixed instances, both phases delay each other.
     if any(Role(pool.role) is Role.MIXED for phase in phases for pool in _running(pools, phase)):
         return tuple(Phase)
     return tuple(phases)

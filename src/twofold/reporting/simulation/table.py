@@ -18,7 +18,8 @@ ERROR_HEADING = "model error"
 def simulation_tables(
     result: SimulationResult, title: str, judged: Verdict | None = None, reference: ModelAccuracy | None = None
 ) -> Group:
-    """Return the tables of a simulation. `reference` is the error of the performance model behind slowdowns."""
+    """Return the tables of a simulation."""
+    # `reference` is the error of the performance model that slowdowns are relative to.
     tables = [_latencies(result, title, reference), _facts(result), _pools(result)]
     if judged is not None:
         tables.append(_verdict(judged))
@@ -26,7 +27,7 @@ def simulation_tables(
 
 
 def latency_rows(result: SimulationResult, reference: ModelAccuracy | None = None) -> list[tuple[str, list[str], str]]:
-    """Return a table row for each latency metric and measured slowdown: label, values under HEADINGS, model error."""
+    """Return a table row for each latency metric: label, values and model error."""
     rows = []
     for known in (*LATENCIES, *SLOWDOWNS):
         histogram, slowdown = known.of(result), known in SLOWDOWNS
@@ -37,7 +38,7 @@ def latency_rows(result: SimulationResult, reference: ModelAccuracy | None = Non
 
 
 def cells(statistics: DistributionSummary | None, *, times: bool) -> list[str]:
-    """Format statistics as table values under HEADINGS: as times if `times` is set, else as multiples."""
+    """Format statistics as table cells: times if `times` is set, else multiples."""
     if statistics is None:
         return [NOTHING] * len(HEADINGS)
     values = (*(statistics.mean, statistics.p50, statistics.p90), *(statistics.p95, statistics.p99, statistics.max))

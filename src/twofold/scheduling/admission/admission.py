@@ -18,19 +18,17 @@ from twofold.timeline import Timeline
 
 
 class QueuedRequest:
-    """A request offered to admission control. Lower `priority` values are served first, as in vLLM. `deadline_s` is on
-    the clock of `arrival_s`; None selects the default timeout. `number` is the place in the order of admission, from 1.
-    """
+    """A request offered to admission control, with its API key, priority and deadline."""
 
     __slots__ = ("arrival_s", "deadline_s", "key", "number", "priority", "request")
 
     def __init__(self, request: Request, key: str = "", priority: int = 0, deadline_s: float | None = None) -> None:
         self.request = request
         self.key = key
-        self.priority = priority
-        self.deadline_s = deadline_s
+        self.priority = priority  # lower values are served first, as in vLLM
+        self.deadline_s = deadline_s  # on the clock of `arrival_s`; None selects the default timeout
         self.arrival_s = request.arrival_s
-        self.number = 0
+        self.number = 0  # place in the order of admission, from 1
 
     @property
     def id(self) -> str:
@@ -54,11 +52,11 @@ class AdmissionQueue:
         return request_id in self._requests
 
     def ahead_of(self, priority: int) -> int:
-        """Return the number of queued requests that would be served before a new request of priority `priority`."""
+        """Return the number of queued requests ahead of a new request with priority `priority`."""
         return bisect_right(self._turns, priority, key=_priority)
 
     def join(self, queued: QueuedRequest) -> None:
-        """Insert a request, in order of priority, then of admission number."""
+        """Insert a request in order of priority and admission."""
         self._requests[queued.id] = queued
         insort(self._turns, queued, key=_turn)
 
@@ -70,7 +68,7 @@ class AdmissionQueue:
         return queued
 
     def pop(self, now: float) -> QueuedRequest | None:
-        """Remove and return the first request whose deadline, if any, has not passed; None if there is none."""
+        """Remove and return the first request before its deadline; None if there is none."""
         timely = (each for each in self._turns if each.deadline_s is None or each.deadline_s > now)
         queued = next(timely, None)
         return None if queued is None else self.leave(queued.id)
@@ -88,18 +86,14 @@ class Admission(RequestSubscriber):
     """Admission control: queues requests within limits, refuses other requests, and selects the next request to run.
 
     Call `offer` for each arrival, then `next` until it returns None. Call `next` again after a request has ended or
-    capacity has returned, and `put_back` for a request that could not be placed. The times `now` must not decrease.
-    Subclasses override `judge` to refuse more requests.
-
-    The queue is in order of priority, then of admission. A queued request is never dropped in favor of a later request,
-    but more urgent requests may delay it until its deadline. `refusals` counts refused requests by reason, and
-    `expirations` counts queued requests that reached their deadline.
+    capacity has returned. The times `now` must not decrease.
     """
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self.limits = limits
-        self.refusals: dict[RefusalReason, int] = {}
-        self.expirations = 0
+        self.refusals: dict[RefusalReason, int] = {}  # numbers of refused requests
+        self.expirations = 0  # queued requests that reached their deadline
+        # No request is dropped in favor of a later one, but more urgent requests may delay it until its deadline.
         self._queue = AdmissionQueue()
         self._running: dict[str, QueuedRequest] = {}
         self._keys: dict[str, KeyAccount] = {}
@@ -124,7 +118,7 @@ class Admission(RequestSubscriber):
         return refusal
 
     def next(self, now: float) -> QueuedRequest | None:
-        """Take the next request to run from the queue; None if none can run or `max_running` requests are running."""
+        """Take the next request to run from the queue; None if no request can run now."""
         if len(self._running) >= self.limits.max_running:
             return None
         queued = self._queue.pop(now)
@@ -135,10 +129,10 @@ class Admission(RequestSubscriber):
         return queued
 
     def put_back(self, queued: QueuedRequest, now: float) -> None:
-        """Requeue a request that could not be placed or lost its instance, at its former position in the queue."""
+        """Requeue a request that could not be placed or lost its instance."""
         del self._running[queued.id]
         self._keys[queued.key].waiting += 1
-        self._queue.join(queued)
+        self._queue.join(queued)  # at its former position
         self._changed(now)
 
     def ended(self, timeline: Timeline, now: float) -> None:
@@ -163,7 +157,7 @@ class Admission(RequestSubscriber):
         return True
 
     def expired(self, now: float) -> list[QueuedRequest]:
-        """Remove, return and count (in `expirations`) all queued requests past their deadline."""
+        """Remove and return all queued requests past their deadline."""
         expired = self._queue.expired(now)
         for queued in expired:
             self._drop(queued, now)
@@ -179,15 +173,15 @@ class Admission(RequestSubscriber):
         return len(self._running)
 
     def by_key(self) -> dict[str, tuple[int, int]]:
-        """Return the numbers of waiting and of running requests for each API key seen so far."""
+        """Return the numbers of waiting and running requests for each API key seen so far."""
         return {name: (account.waiting, account.running) for name, account in self._keys.items()}
 
     def judge(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Return a refusal or None. Subclasses override this method to refuse requests for further reasons."""
+        """Return a refusal or None. Subclasses override this method to refuse more requests."""
         return None
 
     def _refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Return None to admit a request, or else the refusal with the longest time until a retry."""
+        """Return the refusal with the longest time until a retry; None to admit the request."""
         refusals: list[Refusal | None] = []
         key_wait_s = self._account(queued.key, now).wait_s(now)
         if key_wait_s > 0.0:
@@ -199,7 +193,7 @@ class Admission(RequestSubscriber):
         return max((each for each in refusals if each is not None), key=attrgetter("retry_after_s"), default=None)
 
     def _deadline_refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Return a refusal if the deadline has passed or will probably pass before the request runs."""
+        """Return a refusal if the request will probably miss its deadline."""
         left_s = (queued.deadline_s or 0.0) - now
         ends = 0 if self._starts_at_once() else self._queue.ahead_of(queued.priority) + 1
         if left_s <= 0.0:

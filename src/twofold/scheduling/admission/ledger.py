@@ -40,13 +40,10 @@ class DecodeLoad(msgspec.Struct, frozen=True):
 
 
 class InstanceDecodes:
-    """Decode load of an instance: `current` from decoding requests, `promised` from requests that will decode there
-    after their prefill. `model` predicts times, corrected by the factor `speed`. Beyond `max_num_seqs` sequences or
-    `capacity_tokens` KV tokens, sequences take turns, so that the time between tokens grows with the load.
-    """
+    """Decode load of an instance, from its decoding requests and from requests still in prefill."""
 
     def __init__(self, model: PerformanceModel, max_num_seqs: int, capacity_tokens: int, speed: SpeedFactor) -> None:
-        self.current, self.promised = DecodeLoad(), DecodeLoad()
+        self.current, self.promised = DecodeLoad(), DecodeLoad()  # of decoding requests, of requests in prefill
         self._model = model
         self._speed = speed
         self._max_num_seqs = max_num_seqs
@@ -60,7 +57,7 @@ class InstanceDecodes:
         self.promised += one
 
     def join(self, request_id: str, now: float) -> None:
-        """Record that a promised request starts to decode."""
+        """Record that a request starts to decode."""
         one = self.coming.pop(request_id)
         self.promised -= one
         self.members[request_id] = now, one
@@ -77,25 +74,24 @@ class InstanceDecodes:
         return began
 
     def observe_iteration(self, sequences: int, seconds: float, written: float) -> None:
-        """Update `speed` with the measured time in seconds of a decode iteration of `sequences` sequences, which have
-        `written` output tokens on average so far.
-        """
+        """Correct later predictions by the measured time of a decode iteration."""
+        # `written` is the mean number of output tokens so far.
         if self.current.sequences:
             prompt_tokens = self.current.prompt_tokens / self.current.sequences
             modelled_s = self._iteration_s(sequences, sequences * (prompt_tokens + written))
             self._speed.observe(modelled_s, seconds)
 
     def tbt_s(self, load: DecodeLoad, written: float) -> float:
-        """Predict the seconds between tokens at the decode load `load`, with `written` output tokens per sequence."""
+        """Predict the seconds between tokens at a decode load."""
         sequences = load.sequences
         if not sequences:
             return 0.0
         context = load.prompt_tokens + sequences * written
+        # Beyond the limits of an iteration, sequences take turns.
         rounds = max(1.0, sequences / self._max_num_seqs, context / self._capacity_tokens)
         return rounds * self._iteration_s(min(sequences, self._max_num_seqs), context) * self._speed.factor
 
     def _iteration_s(self, sequences: int, context: float) -> float:
-        """Return the iteration time that the performance model predicts, without the correction by `speed`."""
         cost = self._model.decode_cost(sequences)
         return cost.base_s + cost.context_s * context
 
@@ -103,17 +99,15 @@ class InstanceDecodes:
 class OverloadLedger(RequestSubscriber):
     """Tracks the requests placed on the instances of `pools`, and predicts prefill and decode loads.
 
-    A load is a predicted latency divided by its bound: `ttft_s` for prefill, `tbt_s` for decode. Decode times and
-    output lengths are predicted by their mean over finished requests. A margin for prediction errors is added to
-    prefill loads, such that 90% of the requests with a load of at most 1 meet the bound.
+    A load is a predicted latency divided by its bound: TTFT for prefill, time between tokens (TBT) for decode.
     """
 
     def __init__(
         self, pools: Pools, capacities: Mapping[str, InstanceCapacity], *, ttft_s: float, tbt_s: float
     ) -> None:
         self.ttft_s, self.tbt_s = ttft_s, tbt_s
-        self._decode_s = RunningMean()
-        self._output_tokens = RunningMean()
+        self._decode_s = RunningMean()  # of finished requests
+        self._output_tokens = RunningMean()  # of finished requests
         self._pools = pools
         prefill_speed, decode_speed = SpeedFactor(), SpeedFactor()
         self._queues = {
@@ -126,7 +120,7 @@ class OverloadLedger(RequestSubscriber):
         }
         self._placed: dict[str, PlacedRequest] = {}
         self._predicted_ttft_s: dict[str, float] = {}  # of requests in prefill
-        self._margin = PredictionMargin()
+        self._margin = PredictionMargin()  # of prefill loads: 90% of the requests with a load up to 1 meet the bound
 
     def get(self, request_id: str) -> PlacedRequest | None:
         """Return the placed request with this id; None if it is unknown or has ended."""
@@ -165,7 +159,6 @@ class OverloadLedger(RequestSubscriber):
         self._remove(request_id, now)
 
     def _remove(self, request_id: str, now: float) -> float | None:
-        """Remove a request; return the start time of its decode, or None if it has not started."""
         placed = self._placed.pop(request_id, None)
         if placed is None:
             return None
@@ -174,7 +167,7 @@ class OverloadLedger(RequestSubscriber):
         return self._decodes[placed.route.decode].leave(request_id)
 
     def computed_tokens(self, request_id: str) -> int:
-        """Return the number of prompt tokens of a placed request that are not reused from a cache."""
+        """Return the number of a request's prompt tokens that are not reused from a cache."""
         return _prompt(self._placed[request_id]).tokens
 
     def predicted_ttft_s(self, request_id: str) -> float | None:
@@ -192,19 +185,17 @@ class OverloadLedger(RequestSubscriber):
         return alone_s / self.ttft_s, self._load_with(placed, DecodeLoad())
 
     def prefill_load(self, placed: PlacedRequest, now: float) -> float:
-        """Return the prefill load of a request: its predicted TTFT with the error margin, divided by `ttft_s`. If the
-        request would join an iteration with queued requests, the TTFT of the oldest queued request in this iteration
-        counts, so that admitted requests are not delayed beyond the bound.
-        """
+        """Return the prefill load of a request: its predicted TTFT divided by the TTFT bound."""
         ttft_s = self.ttft(placed, now)
         first = self._queues[placed.route.prefill].oldest_companion(_prompt(placed), now)
         if first is not None:
+            # The oldest queued request of the iteration counts, so that admitted requests are not delayed too much.
             ttft_s += max(0.0, placed.request.arrival_s - self._placed[first].request.arrival_s)
         return ttft_s * self._margin.factor / self.ttft_s
 
     def decode_load(self, placed: PlacedRequest, *, coming: bool = False) -> float:
-        """Return the decode load of a request: the predicted time between tokens on its decode instance, divided by
-        `tbt_s`. If `coming` is set, requests in prefill that will decode on this instance count as decoding.
+        """Return the decode load of a request: its predicted time between tokens divided by the bound. If `coming` is
+        set, requests in prefill count as decoding.
         """
         decodes = self._decodes[placed.route.decode]
         return self._load_with(placed, decodes.current + decodes.promised if coming else decodes.current)
@@ -216,12 +207,10 @@ class OverloadLedger(RequestSubscriber):
         return _mean(prefill), _mean([self._load(each, each.current) for each in decodes])
 
     def decode_relief_s(self, placed: PlacedRequest, limit: float, now: float) -> float:
-        """Predict the seconds until the decode load of a request has dropped to `limit` if no more requests arrive.
-        Requests in prefill count as decoding. The expected decode time of a request is the mean of finished requests
-        or, before any has finished, the time for which the oldest request has decoded.
-        """
+        """Predict the seconds until a request's decode load drops to `limit` if no more requests arrive."""
         decodes = self._decodes[placed.route.decode]
         oldest = next(iter(decodes.members.values()), (now, None))[0]
+        # Before any request has finished, the oldest request shows the decode time.
         decode_s = self._decode_s.value if self._decode_s.known else now - oldest
         leaving = [(began + decode_s, one) for began, one in decodes.members.values()]
         for queue in self._queues.values():
@@ -229,7 +218,7 @@ class OverloadLedger(RequestSubscriber):
                 one = decodes.coming.get(request_id)
                 if one is not None:
                     leaving.append((end + decode_s, one))
-        left = decodes.current + decodes.promised
+        left = decodes.current + decodes.promised  # requests in prefill count as decoding
         for at, one in sorted(leaving, key=itemgetter(0)):
             left -= one
             if self._load_with(placed, left) <= limit:
@@ -237,8 +226,8 @@ class OverloadLedger(RequestSubscriber):
         return 0.0
 
     def _load_with(self, placed: PlacedRequest, others: DecodeLoad) -> float:
-        """Return the decode load of a request beside the decoding sequences `others`; 0 if its output is one token."""
-        if not _decodes(placed):
+        """Return the decode load of a request beside the decoding sequences `others`."""
+        if not _decodes(placed):  # one output token
             return 0.0
         total = others + DecodeLoad(1, placed.request.prompt_tokens)
         return self._load(self._decodes[placed.route.decode], total)
@@ -248,8 +237,8 @@ class OverloadLedger(RequestSubscriber):
 
     @property
     def _mean_written(self) -> float:
-        """Expected output tokens so far of a decoding request: half the mean output length."""
-        return self._output_tokens.value / 2
+        """Expected number of output tokens that a decoding request has so far."""
+        return self._output_tokens.value / 2  # half the mean output length
 
 
 def _prompt(placed: PlacedRequest) -> QueuedPrompt:

@@ -8,22 +8,18 @@ import msgspec
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one API key; None means unlimited. `max_concurrent` limits waiting and running requests together.
-    `requests_per_minute` is enforced by a token bucket with room for one minute of requests.
-    """
+    """Limits of one API key; None means unlimited."""
 
-    max_concurrent: int | None = None
-    requests_per_minute: int | None = None
+    max_concurrent: int | None = None  # waiting and running requests
+    requests_per_minute: int | None = None  # by a token bucket with room for one minute of requests
 
 
 class AdmissionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of the whole service: requests running in the cluster, requests waiting in the queue, and the default
-    deadline in seconds after arrival. `keys` maps the names of API keys to their limits.
-    """
+    """Limits of the whole service and of each API key."""
 
-    max_running: int = 1024
-    max_waiting: int = 1024
-    timeout_s: float = 1800.0
+    max_running: int = 1024  # in the cluster
+    max_waiting: int = 1024  # in the queue
+    timeout_s: float = 1800.0  # default deadline after arrival
     keys: dict[str, KeyLimits] = {}
 
 
@@ -39,12 +35,10 @@ class RefusalReason(StrEnum):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Refusal of a request: the reason, and the estimated seconds (at least 1) until a retry succeeds. The estimate
-    assumes the recent completion rate and no new requests.
-    """
+    """Refusal of a request: the reason, and the estimated seconds until a retry succeeds."""
 
     reason: RefusalReason
-    retry_after_s: int
+    retry_after_s: int  # at least 1, at the recent completion rate and without new requests
 
 
 _KEPT_DURATIONS: Final = 16
@@ -90,11 +84,11 @@ class KeyAccount:
         return max(self._until_slot(now), token_s)
 
     def _until_slot(self, now: float) -> float:
-        """Estimate the seconds until the API key has fewer than `max_concurrent` requests; 0.0 if it has fewer now. The
-        oldest request should last as long as the slowest recent request or, if older already, twice as long as so far.
-        """
+        """Estimate the seconds until the API key has fewer than `max_concurrent` requests."""
         if self._max_concurrent is None or len(self._since) < self._max_concurrent:
             return 0.0
+        # The oldest request should last as long as the slowest recent request or, if older already, twice as long as so
+        # far.
         age = now - next(iter(self._since.values()))
         left = max(self._durations, default=0.0) - age
         return max(left if left > 0.0 else age, 1.0)
@@ -107,12 +101,10 @@ class KeyAccount:
 
 
 class CompletionRate:
-    """Estimator of waiting times, from the recent gaps between request completions. Only time in which the service is
-    saturated counts, because at low load arrivals limit the completion rate. The time since the latest completion
-    counts once it is longer than all recent gaps, so that a stall raises the estimate.
-    """
+    """Estimator of waiting times, from the recent gaps between request completions."""
 
     def __init__(self) -> None:
+        # Only saturated time counts: at low load, arrivals limit the completion rate.
         self._gaps: deque[float] = deque(maxlen=_KEPT_GAPS)
         self._open = 0.0
         self._at = 0.0
@@ -140,10 +132,9 @@ class CompletionRate:
         return sum(gaps, 0.0) / len(gaps)
 
     def time_for(self, ends: int, now: float) -> float:
-        """Estimate the seconds until `ends` more requests have completed: the longest time that `ends` successive
-        completions took recently. A mean would be too low, because batched requests complete in bursts. Before the
-        first completion, the estimate is the time since the service became saturated.
-        """
+        """Estimate the seconds until `ends` more requests have completed."""
+        # The longest time that so many successive completions took recently: a mean would be too low, because batched
+        # requests complete in bursts. Before the first completion, the time since the service became saturated.
         gaps = self._recent(now)
         if not self._gaps:
             return gaps[0] if ends else 0.0
@@ -160,9 +151,9 @@ class CompletionRate:
         self._at = now
 
     def _recent(self, now: float) -> list[float]:
-        """Return the recent gaps between completions in seconds, at least one."""
+        """Return the recent gaps between completions in seconds."""
         gaps = list(self._gaps)
         still_open = self._open + (max(0.0, now - self._at) if self._saturated else 0.0)
-        if not gaps or still_open > max(gaps):
+        if not gaps or still_open > max(gaps):  # a stall raises the estimate
             gaps.append(still_open)
         return gaps

@@ -1,8 +1,7 @@
 """Overload control: reject requests that would miss the SLO (Mooncake, arXiv 2407.00079, section 7).
 
 The prefill load of a request is its predicted TTFT divided by the TTFT bound. The decode load is the predicted time
-between tokens (TBT) divided by the TBT bound. With a load above 1, the request will probably miss the SLO. An overload
-rule selects which loads are checked, and when.
+between tokens (TBT) divided by the TBT bound. A load above 1 means a probable miss of the SLO.
 """
 
 from math import ceil
@@ -19,15 +18,12 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler
 
 
 class OverloadRule(msgspec.Struct, frozen=True):
-    """Overload rule: loads to check at arrival and after prefill. With `phases`, the prefill load is checked at
-    arrival, and the decode load after prefill. With `decode`, the decode load is checked at arrival too; with `coming`,
-    this check counts requests in prefill as decoding.
-    """
+    """Overload rule: the loads to check at arrival and after prefill."""
 
     help: str
-    phases: bool = True
-    decode: bool = False
-    coming: bool = False
+    phases: bool = True  # check the prefill load at arrival, and the decode load after prefill
+    decode: bool = False  # check the decode load at arrival too
+    coming: bool = False  # at arrival, count requests in prefill as decoding
 
 
 NO_OVERLOAD_RULE: Final = "none"
@@ -60,17 +56,15 @@ _PRIORITY_STEP, _MAX_STEPS = 0.1, 5
 
 
 class OverloadControl:
-    """Applies an overload rule to requests, at arrival (`rejection`) and after prefill (`admit_decode`). A request is
-    rejected if a checked load exceeds 1. At arrival, less urgent requests (`priority` above 0) have a lower limit of 1
-    − 0.1 · `priority`, but at least 0.5, to keep capacity for urgent requests.
-    """
+    """Rejects requests by an overload rule, at arrival (`rejection`) and after prefill (`admit_decode`)."""
 
     def __init__(self, rule: OverloadRule, ledger: OverloadLedger) -> None:
         self.ledger = ledger
         self._rule = rule
 
     def rejection(self, placed: PlacedRequest, now: float, priority: int = 0) -> RefusalReason | None:
-        """Return a reason to reject an arriving request, or None. `placed` has the route that the request would get."""
+        """Return a reason to reject an arriving request; None to accept it."""
+        # `placed` has the route that the request would get.
         rule, ledger, limit = self._rule, self.ledger, _load_limit(priority)
         if not rule.phases:
             return None
@@ -86,7 +80,7 @@ class OverloadControl:
         return RefusalReason.DECODE_LOAD if decode_load > max(limit, decode_alone) else None
 
     def refusal(self, placed: PlacedRequest, reason: RefusalReason, now: float, priority: int = 0) -> Refusal:
-        """Return a refusal for `reason`, with the time until a retry would be accepted if no other requests arrive."""
+        """Return a refusal for `reason`, with the predicted time until a retry succeeds."""
         ledger, limit = self.ledger, _load_limit(priority)
         alone, decode_alone = ledger.alone(placed)
         if reason is RefusalReason.BEYOND_SLO:
@@ -99,9 +93,8 @@ class OverloadControl:
         return Refusal(reason, max(1, ceil(wait_s)))
 
     def admit_decode(self, request_id: str, now: float, *, force: bool = False) -> RefusalReason | None:
-        """Record in the ledger that a request starts to decode, or return a reason to reject it. Call this after the
-        `first_token` event. `force` skips the check. A rejected request stays in the ledger until its `aborted` event.
-        """
+        """Record that a request starts to decode, or return a reason to reject it. `force` skips the check."""
+        # Called after the `first_token` event. A rejected request stays in the ledger until its `aborted` event.
         placed = self.ledger.get(request_id)
         if placed is None or placed.request.output_tokens <= 1:
             return None
@@ -112,21 +105,21 @@ class OverloadControl:
 
 
 def _load_limit(priority: int) -> float:
+    # Less urgent requests (priority above 0) have a lower limit, to keep capacity for urgent requests.
     return 1.0 - _PRIORITY_STEP * min(max(priority, 0), _MAX_STEPS)
 
 
 class OverloadAdmission(Admission):
-    """Admission control that also applies an overload rule to each arriving request, as if it were placed now. The
-    router must be stateless. A request that cannot be placed now is queued without this check.
-    """
+    """Admission control that also applies an overload rule to arriving requests."""
 
     def __init__(self, limits: AdmissionLimits, cluster: ClusterScheduler, control: OverloadControl) -> None:
         super().__init__(limits)
+        # The router must be stateless, because arriving requests are routed twice.
         self._cluster, self._control = cluster, control
 
     def judge(self, queued: QueuedRequest, now: float) -> Refusal | None:
         placed = self._cluster.would_place(queued.request, now)
-        if placed is None:
+        if placed is None:  # cannot be placed now: queued without a check
             return None
         reason = self._control.rejection(placed, now, queued.priority)
         return None if reason is None else self._control.refusal(placed, reason, now, queued.priority)

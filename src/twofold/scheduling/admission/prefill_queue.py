@@ -46,10 +46,10 @@ class ArrivalRate:
 
 
 class PredictionMargin:
-    """Safety factor for predicted times: 90th percentile of recent ratios of actual to predicted time, from 1 to 3."""
+    """Safety factor for predicted times, from recent ratios of actual to predicted time."""
 
     def __init__(self) -> None:
-        self.factor = 1.0
+        self.factor = 1.0  # 90th percentile of the ratios, from 1 to 3
         self._ratios: deque[float] = deque()
         self._sorted: list[float] = []
 
@@ -67,7 +67,7 @@ class PredictionMargin:
 
 
 class RunningMean:
-    """Mean of the values so far; after 128 values, an exponential average with weight 1/128."""
+    """Mean of the values so far; after many values, an exponential average."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -83,7 +83,7 @@ class RunningMean:
 
 
 class SpeedFactor:
-    """Correction factor of a performance model: mean ratio of measured to predicted iteration times, initially 1."""
+    """Correction factor of a performance model: mean ratio of measured to predicted iteration times."""
 
     def __init__(self) -> None:
         self.factor = 1.0
@@ -98,14 +98,12 @@ class SpeedFactor:
 
 
 class QueuedPrompt(msgspec.Struct, frozen=True):
-    """A queued prompt of `reused` cached tokens, then `tokens` tokens to compute. If `fetches` is set, cached blocks
-    are first copied from another instance, so the start of the prefill is uncertain.
-    """
+    """A queued prompt of `reused` cached tokens, then `tokens` tokens to compute."""
 
     request_id: str
     tokens: int
     reused: int = 0
-    fetches: bool = False
+    fetches: bool = False  # cached blocks are first copied from another instance: the start is uncertain
 
     @property
     def squares(self) -> int:
@@ -125,14 +123,11 @@ class _PredictedIteration:
 
 
 class PrefillQueue:
-    """Predicts the prefill iterations of an instance that batches whole prompts first come, first served.
-
-    An iteration has up to `max_num_batched_tokens` tokens; a longer prompt runs alone. `model` predicts times,
-    corrected by the factor `speed`, which is updated after each iteration. A late iteration is expected to end
-    immediately. New prompts can join an iteration until it starts; their number is estimated from recent arrivals.
-    """
+    """Predicts the prefill iterations of an instance that batches whole prompts first come, first served."""
 
     def __init__(self, model: PerformanceModel, max_num_batched_tokens: int, speed: SpeedFactor) -> None:
+        # An iteration has up to `max_num_batched_tokens` tokens; a longer prompt runs alone. New prompts can join it
+        # until it starts; their number is estimated from recent arrivals. A late iteration should end immediately.
         self._model = model
         self._max_num_batched_tokens = max_num_batched_tokens
         self._speed = speed
@@ -163,7 +158,7 @@ class PrefillQueue:
             self._begin(now)
 
     def done(self, request_id: str, now: float) -> None:
-        """Record that a prompt has been computed. All other prompts of its iteration should end at the same time."""
+        """Record that a prompt has been computed."""
         self._requeue_late(now)
         iteration = self._iteration_of.get(request_id)
         if iteration is None:
@@ -172,7 +167,7 @@ class PrefillQueue:
             # The first iteration was delayed and starts now at the earliest.
             self._began, self._measures = now, False
         else:
-            self._ended = now
+            self._ended = now  # the other prompts of the iteration should end at the same time
             if len(iteration.prompts) == 1:
                 self._learn(iteration.tokens, iteration.squares)
         self.drop(request_id, now)
@@ -196,7 +191,7 @@ class PrefillQueue:
             self._iterations.remove(iteration)
 
     def wait_s(self, prompt: QueuedPrompt, now: float) -> float:
-        """Predict the seconds until the end of a prompt's prefill if the prompt joins the queue now."""
+        """Predict the seconds until the end of a prompt's prefill if it joins the queue now."""
         self._requeue_late(now)
         joined, before_s = self._open_iteration(prompt), self.busy_s(now)
         if joined is not None:
@@ -211,9 +206,7 @@ class PrefillQueue:
         return before_s + model_s * self._speed.factor
 
     def oldest_companion(self, prompt: QueuedPrompt, now: float) -> str | None:
-        """Return the id of the oldest request in the iteration that `prompt` would join now, or None if `prompt` would
-        start a new iteration.
-        """
+        """Return the id of the oldest request in the iteration that `prompt` would join; None for a new iteration."""
         self._requeue_late(now)
         joined = self._open_iteration(prompt)
         return None if joined is None else next(iter(joined.prompts))
@@ -228,7 +221,7 @@ class PrefillQueue:
         return self._remaining_s(now) + self._waiting_s * self._speed.factor if self._iterations else 0.0
 
     def ends(self, now: float) -> Iterator[tuple[str, float]]:
-        """Yield (request id, predicted end of prefill) pairs for all queued requests, earliest end first."""
+        """Yield the predicted end of prefill of each queued request, as (request id, time) pairs in order of time."""
         self._requeue_late(now)
         end = now
         for number, iteration in enumerate(self._iterations):
@@ -237,7 +230,7 @@ class PrefillQueue:
                 yield request_id, end
 
     def _requeue_late(self, now: float) -> None:
-        """If the running iteration has ended, move its prompts that were not computed to the next iteration."""
+        """Move prompts that an ended iteration did not compute to the next iteration."""
         if self._ended is None or now <= self._ended or not self._iterations:
             return
         late, ended = self._iterations.popleft(), self._ended
@@ -259,7 +252,8 @@ class PrefillQueue:
         self._begin(ended)
 
     def _learn(self, tokens: int, squares: int) -> None:
-        """Update `speed` with the time of the ended iteration (`tokens` prompt tokens) if its start time is certain."""
+        """Update the speed factor with the time of the ended iteration."""
+        # Only if the start time of the iteration is certain.
         if self._measures and self._ended is not None and self._ended > self._began:
             self._speed.observe(self._model.prefill_s(tokens, squares), self._ended - self._began)
 

@@ -31,17 +31,18 @@ def create_batcher(
     times: PerformanceModel | None = None,
     tbt_s: float | None = None,
 ) -> Batcher:
-    """Create the batcher called `name`. `times` and `tbt_s` are only for the batcher `inlined` (`InlinedPrefill`)."""
+    """Create the batcher called `name`."""
+    # Only the batcher `inlined` uses `times` and `tbt_s`.
     if name == INLINED and times is not None and tbt_s is not None:
         return InlinedPrefill(max_num_batched_tokens, max_num_seqs, times, tbt_s)
     return BATCHERS[name](max_num_batched_tokens, max_num_seqs)
 
 
 def can_swap(name: str) -> bool:
-    """Return whether the batcher `name` supports swapping decodes out to host memory (see `SwapPreemption`)."""
+    """Return whether the batcher `name` supports swapping decodes out to host memory."""
     return BATCHERS[name].decodes and not BATCHERS[name].may_preempt
 
 
 def batchers_with(trait: str) -> list[str]:
-    """Return the names of all batchers with the trait `trait`, a boolean class attribute of `Batcher`."""
+    """Return the names of all batchers for which the class attribute `trait` is True."""
     return [name for name, batcher in BATCHERS.items() if getattr(batcher, trait)]

@@ -12,7 +12,7 @@ from twofold.scheduling.instance.sequence import PrefillChunk
 
 class MixedContinuous(Batcher):
     """Batches all decodes with whole prompts (colocated baseline, Splitwise section 2.3). The token budget limits only
-    prompt tokens. A long prompt delays all decodes of its iteration; separate pools avoid this.
+    prompt tokens.
     """
 
     whole_prompts: ClassVar[bool] = True
@@ -26,7 +26,7 @@ class MixedContinuous(Batcher):
 
 class PrefillFirst(Batcher):
     """Batches only prompts while prompts are waiting, and pauses all decodes meanwhile (DistServe's baseline; vLLM
-    before chunked prefill). Paused decodes keep their KV cache. A steady stream of prompts stalls all decodes.
+    before chunked prefill). Paused decodes keep their KV cache.
     """
 
     whole_prompts: ClassVar[bool] = True
@@ -44,9 +44,7 @@ class PrefillFirst(Batcher):
 
 
 class ChunkedPrefill(Batcher):
-    """Batches all decodes, then prompt chunks up to the token budget (Sarathi-Serve, OSDI'24; vLLM's default). A long
-    prompt is spread over many iterations, so it delays decodes less than a whole prompt would.
-    """
+    """Batches all decodes, then prompt chunks up to the token budget (Sarathi-Serve, OSDI'24; vLLM's default)."""
 
     cuts_prompts: ClassVar[bool] = True
     live_token_budget: ClassVar[int] = 512
@@ -75,9 +73,8 @@ class ChunkedPrefill(Batcher):
 class InlinedPrefill(Batcher):
     """Batches all decodes, then whole prompts while the iteration meets the TBT bound (Mooncake section 5).
 
-    Prompts join in queue order while they fit into the token budget and `times` predicts an iteration of at most
-    `tbt_s` seconds. The first prompt that does not fit blocks all later prompts until enough decodes have ended.
-    Without decodes, the first prompt always starts.
+    Prompts join in queue order while they fit into the token budget and the predicted iteration time is within the
+    bound.
     """
 
     whole_prompts: ClassVar[bool] = True
@@ -99,7 +96,9 @@ class InlinedPrefill(Batcher):
         return SchedulerOutput(select_prompts(queues.waiting, budget, self.max_num_batched_tokens, self.max_num_seqs))
 
     def _beside(self, queues: Queues, budget: SchedulingBudget, decodes: int, context: int) -> list[PrefillChunk]:
-        """Select the prompts to batch with `decodes` decodes, which read `context` KV tokens in total."""
+        """Select the prompts to batch with `decodes` decodes."""
+        # The decodes read `context` KV tokens in total. The first prompt that does not fit blocks all later prompts
+        # until enough decodes have ended.
         chunks: list[PrefillChunk] = []
         times, tokens, squares = self._times, 0, 0
         sequence = queues.waiting.first

@@ -37,8 +37,7 @@ _LOOKAHEAD = 4  # token budgets
 
 class PrefillBalanced(Batcher):
     """Batches only whole prompts, in iterations with nearly equal numbers of tokens (DistServe section 4.3), because
-    unequal iterations leave bubbles in a pipeline. Prompts at the head of the queue are divided evenly among as few
-    iterations as possible. A prompt longer than the token budget runs alone.
+    unequal iterations leave bubbles in a pipeline.
     """
 
     decodes: ClassVar[bool] = False
@@ -48,7 +47,9 @@ class PrefillBalanced(Batcher):
         return SchedulerOutput(select_prompts(queues.waiting, budget, share, self.max_num_seqs))
 
     def _share(self, queues: Queues, budget: SchedulingBudget) -> int:
-        """Return the token limit of the next iteration that divides the queued prompts evenly among iterations."""
+        """Return the number of prompt tokens for the next iteration."""
+        # The prompts at the head of the queue are divided evenly among as few iterations as possible. A prompt longer
+        # than the token budget runs alone.
         limit, ahead = self.max_num_batched_tokens, 0
         for sequence in queues.waiting:
             tokens = budget.prefill_tokens(sequence)
@@ -69,8 +70,7 @@ class PrefillBalanced(Batcher):
 
 class PrefillChunks(Batcher):
     """Batches only prompts, and divides prompts longer than the token budget (Mooncake section 5.1) into as few chunks
-    as possible. The chunks are nearly equal, because unequal iterations leave bubbles in a pipeline. A shorter prompt
-    waits for an iteration with enough free budget.
+    as possible.
     """
 
     decodes: ClassVar[bool] = False
@@ -84,6 +84,7 @@ class PrefillChunks(Batcher):
             remaining = budget.prefill_tokens(sequence)
             if not remaining:
                 continue  # its last chunk is running in another lane
+            # Nearly equal chunks, because unequal iterations leave bubbles in a pipeline.
             chunks_left = -(-remaining // self.max_num_batched_tokens)
             tokens = -(-remaining // chunks_left)
             if tokens > left or len(chunks) >= self.max_num_seqs:

@@ -12,9 +12,8 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseMixed(Batcher):
-    """Batches whole prompts, then decodes, within one token budget, for any role (Splitwise section 4.2). A prompt
-    longer than the budget runs alone. Excess decodes are paused and keep their KV cache. A decode left out of
-    `MAX_PREEMPTIONS` selections in a row takes precedence over prompts.
+    """Batches whole prompts, then decodes, within one token budget, for any role (Splitwise section 4.2). Excess
+    decodes are paused and keep their KV cache.
     """
 
     MAX_PREEMPTIONS: ClassVar[int] = 4
@@ -26,6 +25,7 @@ class SplitwiseMixed(Batcher):
 
     def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
         output = SchedulerOutput()
+        # Decodes left out too often take precedence over prompts.
         overdue: list[ScheduledSequence] = []
         if queues.paused.size:
             overdue = [s for s in queues.paused if self._skipped[s.id] >= self.MAX_PREEMPTIONS]
@@ -34,6 +34,7 @@ class SplitwiseMixed(Batcher):
         sequence = queues.waiting.first
         while sequence is not None:
             tokens = budget.prefill_tokens(sequence)
+            # A prompt longer than the budget runs alone.
             fits = tokens <= left or not (output.prefills or overdue)
             if not fits or seats < 1 or not budget.admit(sequence):
                 break

@@ -16,11 +16,11 @@ class Breaker:
     """Circuit breaker of an instance: closed ─ fail ─▶ open ─ back ─▶ half-open ─ succeed ─▶ closed.
 
     A half-open breaker admits one request at a time, as a probe. The time in the open state doubles with each failure
-    in a row, from `FIRST_S` to `longest_s`; after `HEALED_S` in the closed state, it starts from `FIRST_S` again.
+    in a row.
     """
 
-    FIRST_S: Final = 0.25
-    HEALED_S: Final = 60.0
+    FIRST_S: Final = 0.25  # time in the open state after the first failure
+    HEALED_S: Final = 60.0  # time in the closed state after which failures are forgotten
 
     def __init__(self, longest_s: float = LONGEST_S) -> None:
         self._longest_s = longest_s
@@ -46,7 +46,7 @@ class Breaker:
             self._closed_s = now
 
     def begin(self, request_id: str) -> bool:
-        """Record that a request was placed on the instance; return True if it becomes the half-open breaker's probe."""
+        """Record that a request was placed on the instance; return True if the request is a probe."""
         if self.state is not BreakerState.HALF_OPEN or self.probe is not None:
             return False
         self.probe = request_id

@@ -1,6 +1,4 @@
-"""Load forecasts for prediction-based routers: predicted prefill queue and cached blocks of each instance. Predictions
-come from a performance model in a simulation, and from a host profile or measurements in a live service.
-"""
+"""Load forecasts for prediction-based routers: predicted prefill queue and cached blocks of each instance."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -27,17 +25,17 @@ class Prediction(ABC):
         """Predict the prefill time of `tokens` tokens; the first `reused` of them are loaded from the prefix cache."""
 
     @abstractmethod
-    def transfer_s(self, tokens: int) -> float:
-        """Predict the time to fetch KV of `tokens` tokens from another cache over an idle link; inf if impossible."""
+    def transfer_s(self, tokens: int) -> float:  # over an idle link
+        """Predict the time to fetch the KV of `tokens` tokens from another cache; inf if impossible."""
 
 
 class ModelPrediction(Prediction):
-    """Predicts times with a performance model. Loading the KV of a cached token takes `load_token_s` seconds."""
+    """Predicts times with a performance model."""
 
     def __init__(self, model: PerformanceModel, transfer: TransferModel, load_token_s: float) -> None:
         self._model = model
         self._transfer = transfer
-        self._load_token_s = load_token_s
+        self._load_token_s = load_token_s  # to load the KV of a cached token
         self._prefills: dict[tuple[int, int], float] = {}
 
     def prefill_s(self, tokens: int, reused: int = 0) -> float:
@@ -56,45 +54,39 @@ class ModelPrediction(Prediction):
 
 
 class _Queue:
-    """The unfinished prefills of an instance in order, with predicted durations in seconds. `since` is the time at
-    which the first prefill started: its placement, or the end of the prefill before it.
-    """
+    """The unfinished prefills of an instance, with predicted durations in seconds."""
 
     def __init__(self, prediction: Prediction) -> None:
         self.prediction = prediction
-        self.prefills: dict[str, float] = {}
-        self.since = 0.0
+        self.prefills: dict[str, float] = {}  # in order
+        self.since = 0.0  # start of the first prefill: its placement, or the end of the prefill before it
         self.total_s = 0.0
         self.assigned_s = 0.0
 
 
 class PrefixMatches:
-    """Length in blocks of one prompt's cached prefix in each shared cache and in each instance's own memory. `longest`
-    is the longest prefix in a shared cache, and `source` is the id of this cache.
-    """
+    """Lengths of a prompt's cached prefixes in all shared caches and all instances' memories, in blocks."""
 
     def __init__(self, caches: dict[str, int], memories: dict[str, int]) -> None:
         self._caches, self._memories = caches, memories
-        self.longest, self.source = 0, ""
+        self.longest, self.source = 0, ""  # longest prefix in a shared cache, and the id of this cache
         for cache, blocks in caches.items():
             if blocks > self.longest:
                 self.longest, self.source = blocks, cache
 
     def cached_blocks(self, load: InstanceLoad) -> int:
-        """Return the longer of the prefixes cached in an instance's shared cache and in its own memory, in blocks."""
+        """Return the length of the prefix that an instance can reuse without a fetch, in blocks."""
         return max(self._caches.get(load.cache, 0), self._memories.get(load.id, 0))
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ClusterForecast:
-    """Time predictions, predicted prefill queues and cached blocks of all instances. `prefixes` indexes the blocks in
-    shared caches (`InstanceLoad.cache`), from which other instances can fetch, and `memories` the blocks in each
-    instance's own memory. The caller updates both indexes. Times are seconds on the caller's clock.
-    """
+    """Predicted prefill queues and cached blocks of all instances. Times are seconds on the caller's clock."""
 
     def __init__(self, prefixes: PrefixIndex, block_tokens: int) -> None:
-        self.prefixes = prefixes
-        self.memories = PrefixIndex()
+        # The caller updates both indexes.
+        self.prefixes = prefixes  # blocks in shared caches (`InstanceLoad.cache`), from which instances can fetch
+        self.memories = PrefixIndex()  # blocks in each instance's own memory
         self.block_tokens = block_tokens
         self._queues: dict[str, _Queue] = {}
         self._placed: dict[str, str] = {}  # instance by request in prefill
@@ -106,12 +98,12 @@ class ClusterForecast:
         self._queues[instance] = _Queue(prediction)
 
     def leave(self, instance: str) -> None:
-        """Empty the queue of an instance that left, but keep its predictions."""
+        """Empty the queue of an instance that has left."""
         queue = self._queues.get(instance)
         if queue is not None:
             for request_id in queue.prefills:
                 del self._placed[request_id]
-            self._queues[instance] = _Queue(queue.prediction)
+            self._queues[instance] = _Queue(queue.prediction)  # keeps its predictions
 
     def prediction(self, instance: str) -> Prediction:
         """Return the predictions for an instance. Raises KeyError if it never joined."""
@@ -126,20 +118,20 @@ class ClusterForecast:
         return max(0.0, queue.total_s - min(max(0.0, now - queue.since), first_s))
 
     def assigned_s(self, instance: str) -> float:
-        """Return the predicted seconds of all prefills ever placed on an instance, as a tie breaker for routers."""
+        """Return the predicted seconds of all prefills ever placed on an instance."""
         return self._queues[instance].assigned_s
 
     def matches(self, keys: Sequence[BlockKey]) -> PrefixMatches:
-        """Look up the first blocks of a prompt in all shared caches and all instances' memories."""
+        """Look up a prompt's cached prefixes in all shared caches and all instances' memories."""
         return PrefixMatches(self.prefixes.prefixes(keys), self.memories.prefixes(keys))
 
     def cached_blocks(self, load: InstanceLoad, keys: Sequence[BlockKey]) -> int:
-        """Return the longer of a prompt's prefixes in an instance's shared cache and in its own memory, in blocks."""
+        """Return the length of a prompt's prefix that an instance can reuse without a fetch, in blocks."""
         return max(self.prefixes.prefix(load.cache, keys), self.memories.prefix(load.id, keys))
 
     def reused_tokens(self, blocks: int, prompt_tokens: int) -> int:
-        """Return the number of prompt tokens that `blocks` cached blocks save; the last token is always computed."""
-        return min(blocks * self.block_tokens, prompt_tokens - 1)
+        """Return the number of prompt tokens that `blocks` cached blocks save."""
+        return min(blocks * self.block_tokens, prompt_tokens - 1)  # the last token is always computed
 
     def placed(self, request_id: str, instance: str, tokens: int, reused: int, now: float) -> None:
         """Add the prefill of a request to the queue of an instance."""
@@ -156,7 +148,7 @@ class ClusterForecast:
         self._placed[request_id] = instance
 
     def prefill_ended(self, request_id: str, now: float | None = None) -> None:
-        """Remove a completed or aborted prefill from its instance's queue. `now` defaults to the latest known time."""
+        """Remove a completed or aborted prefill from its instance's queue."""
         instance = self._placed.pop(request_id, None)
         if instance is None:
             return

@@ -1,6 +1,4 @@
-"""Pools of instances by role, ranked by load. Finding the least loaded instance takes constant time, and a change of
-load takes time logarithmic in the number of instances.
-"""
+"""Pools of instances by role, ranked by load."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -65,9 +63,10 @@ class Pool:
         load.place = 0
 
     def least(self, measure: LoadMeasure) -> InstanceLoad | None:
-        """Return the instance with the lowest load, of equals the first to join; None if the pool is empty."""
+        """Return the instance with the lowest load; None if the pool is empty."""
         if not self._members:
             return None
+        # In constant time; of equals, the first to join.
         for ranking in self._rankings:
             if ranking.measure is measure:
                 return ranking.heap[0].load
@@ -78,7 +77,7 @@ class Pool:
         return added.heap[0].load
 
     def nth(self, number: int) -> InstanceLoad | None:
-        """Return the instance at index `number` modulo pool size, in order of joining; None if the pool is empty."""
+        """Return the instance at index `number` modulo the pool size; None if the pool is empty."""
         if not self._members:
             return None
         if not self._in_turn:
@@ -87,12 +86,10 @@ class Pool:
 
 
 class Pools:
-    """One pool for each role. Every instance that is not paused is in the pool of its current role. `forecast` is set
-    if the router needs a load forecast.
-    """
+    """One pool of instances for each role."""
 
     def __init__(self) -> None:
-        self.forecast: ClusterForecast | None = None
+        self.forecast: ClusterForecast | None = None  # set if the router needs a load forecast
         self.prefill, self.decode, self.mixed = Pool(), Pool(), Pool()
         self._loads: dict[str, InstanceLoad] = {}
 
@@ -126,19 +123,21 @@ class Pools:
             self.enter(load)
 
     def move(self, load: InstanceLoad, role: Role) -> None:
-        """Move an instance to another pool. A paused instance enters the new pool on `resume`."""
-        paused = not load.place
+        """Move an instance to the pool of another role."""
+        paused = not load.place  # a paused instance enters the new pool on `resume`
         self.pause(load)
         load.role = role
         if not paused:
             self.enter(load)
 
+    # Subclasses with further pools override the next two methods.
+
     def enter(self, load: InstanceLoad) -> None:
-        """Append an instance to the pool of its role. Subclasses with further pools override this method."""
+        """Append an instance to the pool of its role."""
         self[load.role].add(load)
 
     def leave(self, load: InstanceLoad) -> None:
-        """Remove an instance from its pool. Subclasses with further pools override this method."""
+        """Remove an instance from the pool of its role."""
         self[load.role].remove(load)
 
     def changed(self, load: InstanceLoad) -> None:

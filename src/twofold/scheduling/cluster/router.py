@@ -13,10 +13,9 @@ from twofold.scheduling.cluster.pools import Pools
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Router(ABC):
-    """Chooses the route of each request by the loads of the instances, without changing the loads. The class attributes
-    declare the requirements of the router on the simulator or service.
-    """
+    """Chooses the prefill and the decode instance of each request by the loads of the instances."""
 
+    # Requirements of the router on the simulator or service.
     fixed_roles: ClassVar[bool] = True  # instances run only the phases they were started for
     needs_forecast: ClassVar[bool] = False  # `Pools.forecast` must be set
     uses_cells: ClassVar[bool] = False  # instances are grouped into cells
@@ -26,12 +25,12 @@ class Router(ABC):
 
     @abstractmethod
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
-        """Return the route of a request whose full KV has `tokens` tokens; None if one of the phases cannot run."""
+        """Return the route of a request that needs `tokens` KV tokens; None if it cannot be routed now."""
 
     def new_pools(self) -> Pools:
         """Create empty pools of the class that this router requires."""
         return Pools()
 
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
-        """Return the next role of an instance outside its home pool. `idle` is set if the instance has no work left."""
-        return load.role
+        """Return the next role of an instance outside its home pool."""
+        return load.role  # `idle`: the instance has no work left

@@ -17,10 +17,10 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TransferPaths(ABC):
-    """Predicts KV transfer and prefill times. `crossovers` maps prefill instances to results of `crossover`."""
+    """Predicts KV transfer and prefill times."""
 
     def __init__(self, crossovers: dict[str, int]) -> None:
-        self.crossovers = crossovers
+        self.crossovers = crossovers  # results of `crossover` by prefill instance
 
     def crossover(self, prefill: str) -> int:
         """Return the shortest prompt, in tokens, for which layer-wise transfer is faster than serialized transfer."""
@@ -28,7 +28,7 @@ class TransferPaths(ABC):
 
     @abstractmethod
     def transfer(self, prefill: str, decode: str) -> TransferModel | None:
-        """Return the transfer model between two instances; None if their path is unknown."""
+        """Return the KV transfer model between two instances; None if it is unknown."""
 
     @abstractmethod
     def prefill_s(self, prefill: str, tokens: int) -> float:
@@ -68,20 +68,17 @@ class BySizeHandoff(HandoffPolicy):
 
 
 class AutoHandoff(HandoffPolicy):
-    """Uses the hand-off mode with the shortest predicted visible transfer: the part after the first token.
-    `outstanding` counts the bytes of earlier transfers to each decode instance, which delay a new transfer. If the path
-    is unknown, the mode is layer-wise, which is at most slightly slower than serialized.
-    """
+    """Uses the hand-off mode with the shortest predicted transfer time after the first token."""
 
     def __init__(self, paths: TransferPaths) -> None:
         self.paths = paths
-        self.outstanding: dict[str, int] = {}
+        self.outstanding: dict[str, int] = {}  # bytes of earlier transfers by decode instance, which delay new ones
         self._sending: dict[str, tuple[str, int]] = {}
 
     def choose(self, request: Request, route: Route) -> HandoffMode:
         transfer = self.paths.transfer(route.prefill, route.decode)
         if transfer is None:
-            return HandoffMode.LAYER_WISE
+            return HandoffMode.LAYER_WISE  # at most slightly slower than serialized
         tokens, before = request.prompt_tokens, self.outstanding.get(route.decode, 0)
         size = tokens * transfer.kv_bytes_per_token
         self.outstanding[route.decode] = before + size
@@ -118,7 +115,7 @@ HANDOFF_POLICIES: dict[str, RegisteredHandoff] = {
 
 @mypyc_attr(free_list_len=1)
 class _AccountedRequest(PlacedRequest):
-    """A placed request and the load that it still adds to its prefill and its decode instance."""
+    """A placed request and its remaining load on its prefill and its decode instance."""
 
     __slots__ = ("decode", "handed_off", "prefill", "prefilled", "prompt_tokens", "start_tokens", "tokens")
 
@@ -146,13 +143,12 @@ class _AccountedRequest(PlacedRequest):
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ClusterScheduler(RequestSubscriber):
     """Places requests on instances, and tracks the pools and loads of the instances. `place` adds the load of a
-    request, and later events of the request subtract it; events of unknown requests are ignored. `on_role_change` is
-    called with instance id and new role when an instance moves to another pool.
+    request, and later events of the request subtract it.
     """
 
     def __init__(self, router: Router, handoffs: HandoffPolicy, reservation: KvReservation = FULL_RESERVATION) -> None:
         self.pools = router.new_pools()
-        self.on_role_change: Callable[[str, Role], None] | None = None
+        self.on_role_change: Callable[[str, Role], None] | None = None  # called when an instance changes its pool
         self._router = router
         self._handoffs = handoffs
         self._reservation = reservation
@@ -163,11 +159,12 @@ class ClusterScheduler(RequestSubscriber):
         self.pools.add(InstanceLoad(instance_id, role, capacity_tokens, cell))
 
     def remove_instance(self, instance_id: str) -> list[str]:
-        """Remove an instance; return the ids of its unfinished requests, which stay placed until they end."""
+        """Remove an instance, and return the ids of its unfinished requests."""
         load = self.pools.get(instance_id)
         self.pools.remove(instance_id)
         if self.pools.forecast is not None:
             self.pools.forecast.leave(instance_id)
+        # They stay placed until they end.
         return [
             request_id
             for request_id, placed in self._placed.items()
@@ -199,10 +196,10 @@ class ClusterScheduler(RequestSubscriber):
             self._move(load, role)
 
     def idle(self, instance_id: str) -> None:
-        """Record that an instance has no sequences left; the router may then return it to its home pool."""
+        """Record that an instance has no sequences left."""
         load = self.pools.get(instance_id)
         if load is not None:
-            self._settle(load, idle=True)
+            self._settle(load, idle=True)  # the router may return it to its home pool
 
     def would_place(self, request: Request, now: float) -> PlacedRequest | None:
         """Return the placement that `place` would choose now, without placing the request; None if impossible."""
@@ -287,11 +284,11 @@ class ClusterScheduler(RequestSubscriber):
         self._placed.pop(request_id, None)
 
     def _end_prefill(self, placed: _AccountedRequest, now: float | None) -> None:
-        """Subtract a prompt from its prefill instance's load. `now` is None if the prefill did not complete."""
+        """Subtract a prompt from its prefill instance's load."""
         placed.prefilled = True
         forecast = self.pools.forecast
         if forecast is not None:
-            forecast.prefill_ended(placed.id, now)
+            forecast.prefill_ended(placed.id, now)  # `now` is None if the prefill did not complete
         load = placed.prefill
         load.pending_prefill_tokens -= placed.prompt_tokens
         load.prefills -= 1
@@ -324,5 +321,6 @@ class ClusterScheduler(RequestSubscriber):
 
 
 def _fits(load: InstanceLoad, tokens: int) -> bool:
-    """Whether a request of `tokens` KV tokens fits on an empty instance; otherwise, it would wait there forever."""
+    """Return whether a request of `tokens` KV tokens fits on an empty instance."""
+    # A larger request would wait there forever.
     return load.capacity_tokens is None or tokens <= load.capacity_tokens

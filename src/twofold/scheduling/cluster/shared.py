@@ -1,7 +1,7 @@
 """Cluster scheduler for several controllers that share the instances.
 
-Each instance reports its total load periodically, with the share of each controller's requests. A report is outdated
-when it arrives, so each controller replaces its own share in the report by the current load of its requests.
+Each instance reports its load periodically, in total and for the requests of each controller. Reports are outdated when
+they arrive, so a controller replaces the load of its own requests in a report by their current load.
 """
 
 from enum import StrEnum
@@ -15,7 +15,7 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 
 class OwnLoad(StrEnum):
-    """Modes in which a controller tracks the load of its own requests between load reports."""
+    """Ways in which a controller tracks the load of its own requests between load reports."""
 
     FOLLOWED = "followed"  # all requests, from placement to end
     SENT = "sent"  # requests placed since the last report; their ends only appear in reports
@@ -23,21 +23,16 @@ class OwnLoad(StrEnum):
 
 
 class LoadReport:
-    """Reported load of an instance or cell: in total, and from the receiving controller's requests (`yours`). Under
-    `OwnLoad.SENT`, `yours` counts every request that the controller ever placed, including ended requests.
-    """
+    """Reported load of an instance or cell: in total, and from the receiving controller's requests."""
 
     def __init__(self, instance: str, total: LoadTotals, yours: LoadTotals) -> None:
         self.instance = instance
         self.total = total
-        self.yours = yours
+        self.yours = yours  # under `OwnLoad.SENT`, includes every request ever placed, even after its end
 
 
 class SharedCluster(ClusterScheduler):
-    """Cluster scheduler of one of several controllers. The load of an instance is the total in its latest report, minus
-    this controller's share in the report, plus the current load of this controller's requests. For a single controller
-    with `OwnLoad.FOLLOWED`, reports change no load.
-    """
+    """Cluster scheduler of one of several controllers that share the instances."""
 
     def __init__(
         self,
@@ -56,10 +51,12 @@ class SharedCluster(ClusterScheduler):
         return NO_LOAD if load is None else load.less(self._others.get(instance_id, NO_LOAD))
 
     def reported(self, report: LoadReport) -> None:
-        """Update the load that other controllers add to an instance from a report; ignore unknown instances."""
+        """Update the load that other controllers' requests add to an instance."""
         load = self.pools.get(report.instance)
         if load is None:
             return
+        # The load of an instance is the total of its latest report, minus `yours`, plus the current own load. For a
+        # single controller with `OwnLoad.FOLLOWED`, reports change no load.
         others = report.total.less(report.yours)
         load.replace(self._others.get(report.instance, NO_LOAD), others)
         self._others[report.instance] = others

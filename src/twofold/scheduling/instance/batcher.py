@@ -14,21 +14,17 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 @mypyc_attr(free_list_len=1)
 class SchedulingBudget:
-    """Free KV blocks and sequence slots from which a batcher can admit sequences to one batch.
-
-    `leases_first` is set while requests wait for a lease on this instance's blocks. Prompts that will be handed off are
-    then not admitted, because two instances that prefill for each other could fill up with KV that neither can send.
-    `swap` is set under swap preemption, and `shared` with a prefix cache. With `shared`, `admit` allocates a prompt's
-    blocks immediately, so that the prompt's cached prefix is not evicted.
-    """
+    """Free KV blocks and sequence slots from which a batcher can admit sequences to one batch."""
 
     def __init__(self, blocks: BlockAllocator, free_blocks: int, free_seats: int, leases_first: bool = False) -> None:
         self.blocks = blocks
         self.free_blocks = free_blocks
         self.free_seats = free_seats
+        # Set while requests wait for a lease on this instance's blocks. Prompts that will be handed off are then not
+        # admitted: two instances that prefill for each other could fill up with KV that neither can send.
         self.leases_first = leases_first
         self.swap: SwapPreemption | None = None
-        self.shared: PrefixBlockAllocator | None = None
+        self.shared: PrefixBlockAllocator | None = None  # with a prefix cache
 
     def prefill_tokens(self, sequence: ScheduledSequence) -> int:
         """Return the number of prompt tokens that a sequence still has to compute. Call this before `admit`."""
@@ -38,7 +34,7 @@ class SchedulingBudget:
         return sequence.prefill_remaining
 
     def admit(self, sequence: ScheduledSequence) -> bool:
-        """Reserve blocks and a slot for a waiting sequence; if there are too few, change nothing and return False."""
+        """Reserve blocks and a slot for a waiting sequence; return False if there are too few."""
         shared = self.shared
         if shared is None:
             needed = self.blocks.blocks_for(sequence.start_tokens)
@@ -54,13 +50,14 @@ class SchedulingBudget:
         self.free_seats -= 1
         self.free_blocks -= needed
         if shared is not None:
+            # Allocated immediately, so that the cached prefix is not evicted.
             found = shared.allocate_prompt(sequence.id, sequence.start_tokens, keys, sequence.prompt_tokens)
             sequence.allocation, sequence.copy = found.grant, found.copy
             sequence.computed = sequence.reused_tokens = found.tokens
         return True
 
     def admit_decode(self, sequence: ScheduledSequence) -> bool:
-        """Reserve the blocks that a ready sequence still needs for its output; return False if too few are free."""
+        """Reserve the output blocks of a sequence that is ready to decode; return False if too few are free."""
         if sequence.decode_tokens == 0:
             return True
         needed = self.blocks.blocks_for(sequence.decode_tokens)
@@ -72,11 +69,12 @@ class SchedulingBudget:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Batcher(ABC):
-    """Base class of batchers, which select the sequences of each batch. A batcher changes only the budget and its own
-    state. A batch of decodes repeats until a sequence ends or `should_reschedule` returns True. The class attributes
-    state traits of the batcher, against which configurations are checked.
-    """
+    """Base class of batchers, which select the sequences of each batch."""
 
+    # A batcher changes only the budget and its own state. A batch of decodes repeats until a sequence ends or
+    # `should_reschedule` returns True.
+
+    # Traits, against which configurations are checked.
     prefills: ClassVar[bool] = True  # selects prompts
     decodes: ClassVar[bool] = True  # selects decodes
     whole_prompts: ClassVar[bool] = False  # fills the token budget with whole prompts, in order
@@ -91,30 +89,28 @@ class Batcher(ABC):
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
 
+    # Out of queue order, small requests could starve a large request.
     @abstractmethod
     def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
-        """Select the next batch. Waiting sequences must be selected in queue order, up to the first for which
-        `budget.admit` returns False; otherwise, small requests could starve a large request. A ready sequence may be
-        selected only if `budget.admit_decode` returns True.
+        """Select the next batch. Admit waiting sequences in queue order with `budget.admit`, and ready sequences with
+        `budget.admit_decode`.
         """
 
     def on_queued(self, sequence: ScheduledSequence) -> None:  # noqa: B027  (a hook, not an obligation)
-        """Hook: a sequence was queued for prefill or, if it has its first token, for decode."""
+        """Hook: a sequence was queued for prefill or decode."""
 
     def on_finished(self, sequence: ScheduledSequence) -> None:  # noqa: B027  (a hook)
         """Hook: a sequence finished, was aborted, or will continue on another instance."""
 
     def num_queued(self, queues: Queues) -> int:
-        """Return the number of sequences in `queues` outside the running batch, as a load measure for routers."""
+        """Return the number of sequences outside the running batch, as a load measure for routers."""
         return queues.waiting.size + queues.ready.size + queues.paused.size
 
     def should_reschedule(
         self, sequence: ScheduledSequence | None, running: RunningBatch | None, blocks: BlockAllocator
     ) -> bool:
-        """Whether to select a new batch at the next iteration. The scheduler calls this after it has queued `sequence`
-        or, with None, after blocks were freed.
-        """
-        return True
+        """Return whether to select a new batch after a sequence was queued or blocks were freed."""
+        return True  # `sequence` is None after blocks were freed
 
 
 def select_prompts(waiting: SequenceQueue, budget: SchedulingBudget, tokens: int, seqs: int) -> list[PrefillChunk]:
@@ -133,7 +129,7 @@ def select_prompts(waiting: SequenceQueue, budget: SchedulingBudget, tokens: int
 
 
 def select_ready(ready: SequenceQueue, budget: SchedulingBudget, seqs: int) -> list[ScheduledSequence]:
-    """Select up to `seqs` ready sequences for decode, in queue order, while there are blocks for them."""
+    """Select up to `seqs` sequences that are ready to decode, in queue order, while blocks are free."""
     chosen: list[ScheduledSequence] = []
     sequence = ready.first
     while sequence is not None and len(chosen) < seqs and budget.admit_decode(sequence):

@@ -11,10 +11,7 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class KvReceiver:
-    """Grants leases (rights to write a request's KV into blocks) to prefill instances, and tracks their transfers.
-    `sequences` has all sequences of this instance by request id. `lease_queue` holds sequences that wait for a lease,
-    and `arriving` leased sequences with incomplete KV.
-    """
+    """Grants leases (rights to write a request's KV into blocks) to prefill instances, and tracks their transfers."""
 
     def __init__(
         self, blocks: BlockAllocator, leases: LeaseTable, reservation: KvReservation, swap: SwapPreemption | None
@@ -24,8 +21,8 @@ class KvReceiver:
         self.reservation = reservation if swap is None else swap.reservation
         self.swap = swap
         self.sequences: dict[str, ScheduledSequence] = {}
-        self.lease_queue = SequenceQueue()
-        self.arriving = SequenceQueue()
+        self.lease_queue = SequenceQueue()  # waiting for a lease
+        self.arriving = SequenceQueue()  # with a lease, but incomplete KV
         self.pulls: dict[str, BlockAllocation] = {}  # blocks that this instance is filling by a pull, by request
 
     def reserve(self, request: Request, source: str) -> None:
@@ -33,20 +30,20 @@ class KvReceiver:
         self.lease_queue.append(self._expect(request, source))
 
     def grant(self, now: float) -> list[Lease]:
-        """Grant and return leases in queue order while blocks are free. Call this after every completed batch and every
-        call that may queue a request or free blocks.
+        """Grant and return leases in queue order while blocks are free. Call this after a request was queued or blocks
+        were freed.
         """
         granted: list[Lease] = []
         queue = self.lease_queue
         while (sequence := queue.first) is not None and self._can_lease(sequence):
             queue.remove(sequence)
             granted.append(self._lease(sequence, now))
-            if not queue.size:
+            if not queue.size:  # prompts for hand-off may start again
                 self.blocks_freed()
         return granted
 
     def lease_now(self, request: Request, source: str, now: float) -> Lease | None:
-        """Grant a request a lease ahead of the queue; if too few blocks are free, change nothing and return None."""
+        """Grant a request a lease ahead of the queue; return None if too few blocks are free."""
         sequence = self._expect(request, source)
         if self._can_lease(sequence):
             return self._lease(sequence, now)
@@ -59,19 +56,17 @@ class KvReceiver:
         return self._arrived(request_id)
 
     def end_lease(self, request_id: str, epoch: int) -> None:
-        """End the lease of a request whose KV is incomplete, because the prefill instance gave up or failed."""
-        if self.leases.end(request_id, epoch):
+        """End the lease of a request whose KV is incomplete."""
+        if self.leases.end(request_id, epoch):  # the prefill instance gave up or failed
             self.blocks_freed()
 
     def read_started(self, request_id: str, epoch: int) -> bool:
-        """Record that this instance starts to read a request's KV (pull), and end the lease. The blocks stay allocated
-        until `read_ended`. Returns False if the request is not waiting for its KV, which must then not be read.
-        """
+        """Record that this instance starts to read a request's KV (pull); return False if the KV is not needed."""
         sequence = self.sequences.get(request_id)
         reads = sequence is not None and sequence.queue is self.arriving
         if sequence is not None and reads:
             allocation = self.pulls[request_id] = allocation_of(sequence)
-            self.blocks.begin_transfer(allocation)
+            self.blocks.begin_transfer(allocation)  # until `read_ended`
         self.end_lease(request_id, epoch)
         return reads
 
@@ -84,9 +79,8 @@ class KvReceiver:
         return False
 
     def peer_lost(self, source: str) -> list[str]:
-        """End all leases of the failed instance `source`, remove its requests from the lease queue, and return the ids
-        of all these requests. The caller must abort the requests that hold blocks.
-        """
+        """End all leases of the failed instance `source`; return the ids of the affected requests."""
+        # The caller must abort those of the requests that hold blocks.
         queued = [sequence for sequence in self.lease_queue if sequence.source == source]
         for sequence in queued:
             self.lease_queue.remove(sequence)
@@ -111,7 +105,7 @@ class KvReceiver:
         raise NotImplementedError
 
     def blocks_freed(self) -> None:
-        """Hook: waiting sequences may be able to start, because blocks were freed or the last lease was granted."""
+        """Hook: blocks were freed, so waiting sequences may be able to start."""
         raise NotImplementedError
 
     def _expect(self, request: Request, source: str) -> ScheduledSequence:

@@ -12,9 +12,7 @@ from twofold.scheduling.instance.sequence import PrefillChunk, ScheduledSequence
 
 @mypyc_attr(free_list_len=1)
 class SchedulerOutput:
-    """A batcher's selection: prefill chunks, decodes to start or resume, and decodes to pause. All other decodes
-    continue. If `repeatable` is False, the batcher selects again after one iteration.
-    """
+    """A batcher's selection: prefill chunks, decodes to start or resume, and decodes to pause."""
 
     __slots__ = ("pause", "prefills", "repeatable", "resume")
 
@@ -23,8 +21,8 @@ class SchedulerOutput:
     ) -> None:
         self.prefills: list[PrefillChunk] = [] if prefills is None else prefills
         self.resume: list[ScheduledSequence] = [] if resume is None else resume
-        self.pause: list[ScheduledSequence] = []
-        self.repeatable = True
+        self.pause: list[ScheduledSequence] = []  # all other decodes continue
+        self.repeatable = True  # if False, the batcher selects again after one iteration
 
 
 NO_CHANGES: Final = SchedulerOutput()  # all decodes continue
@@ -32,10 +30,7 @@ NO_CHANGES: Final = SchedulerOutput()  # all decodes continue
 
 @mypyc_attr(free_list_len=1)
 class RunningBatch:
-    """A running batch of a lane (a group of sequences that share batches). `limit` is the number of iterations for
-    which the batch can run unchanged: 1 with prefills, otherwise until the first decode ends. `joined` has the
-    sequences that start or resume decoding, and `paused` the decodes preempted for this batch.
-    """
+    """A running batch of a lane (a group of sequences that share batches)."""
 
     __slots__ = (
         "context_tokens",
@@ -51,6 +46,7 @@ class RunningBatch:
 
     def __init__(self, changes: SchedulerOutput, decodes: int, context_tokens: int, limit: int, lane: int = 0) -> None:
         self.prefills = prefills = changes.prefills
+        # Sequences that start or resume decoding, and decodes preempted for this batch.
         self.joined, self.paused = changes.resume, changes.pause
         self.prefill_tokens = 0
         for chunk in prefills:
@@ -58,15 +54,13 @@ class RunningBatch:
         self.prefill_sequences = len(prefills)
         self.decode_sequences = decodes
         self.context_tokens = context_tokens
-        self.limit = limit
+        self.limit = limit  # iterations without change: 1 with prefills, otherwise until the first decode ends
         self.lane = lane
 
 
 @mypyc_attr(free_list_len=1)
 class StepResult:
-    """Result of an iteration for one sequence. `index` is the index of the sequence's newest output token.
-    `finish_reason` is set if the sequence ends, and `hands_off` if it moves to another instance.
-    """
+    """Result of an iteration for one sequence."""
 
     __slots__ = ("finish_reason", "hands_off", "index", "sequence")
 
@@ -74,9 +68,9 @@ class StepResult:
         self, sequence: ScheduledSequence, index: int, finish_reason: FinishReason | None, hands_off: bool
     ) -> None:
         self.sequence = sequence
-        self.index = index
-        self.finish_reason = finish_reason
-        self.hands_off = hands_off
+        self.index = index  # of the newest output token
+        self.finish_reason = finish_reason  # if the sequence ends
+        self.hands_off = hands_off  # to another instance
 
     @property
     def request_id(self) -> str:
@@ -87,15 +81,13 @@ _UNBOUNDED: Final = 1 << 60
 
 
 class DecodeSet(SequenceQueue):
-    """Decoding sequences that share batches, in order of joining; each generates one token per iteration. Progress is
-    counted once for the whole set, so `advance` costs time only for sequences that end. `context_tokens` is the number
-    of KV tokens that one iteration reads.
-    """
+    """Decoding sequences that share batches; each generates one token per iteration."""
 
     def __init__(self) -> None:
+        # Progress is counted once for the whole set, so `advance` costs time only for sequences that end.
         super().__init__()
         self.iterations = 0
-        self.context_tokens = 0
+        self.context_tokens = 0  # KV tokens that one iteration reads
         self._ends: list[ScheduledSequence] = []  # by iteration of ending, the next to end last
         self._joins = 0
 
@@ -109,7 +101,7 @@ class DecodeSet(SequenceQueue):
         return members
 
     def join(self, sequence: ScheduledSequence, most: int = _UNBOUNDED) -> None:
-        """Add a sequence that decodes until its output is complete, but for at most `most` iterations."""
+        """Add a sequence for at most `most` decode iterations."""
         self.append(sequence)
         self._joins += 1
         sequence.joined_at = self.iterations
@@ -120,15 +112,14 @@ class DecodeSet(SequenceQueue):
         self._ends.insert(self._place(sequence), sequence)
 
     def remove(self, sequence: ScheduledSequence) -> None:
-        """Remove a sequence, and update its `computed` and `generated` tokens."""
+        """Remove a sequence and update its token counts."""
         super().remove(sequence)
         self._ends.pop(self._place(sequence))
         self._update(sequence)
 
     def advance(self, iterations: int) -> list[ScheduledSequence]:
-        """Generate `iterations` tokens for every sequence; remove and return the sequences at their last iteration.
-        `iterations` must not exceed `iterations_to_end`.
-        """
+        """Generate `iterations` tokens for every sequence; remove and return the sequences that end."""
+        # `iterations` must not exceed `iterations_to_end`.
         self.iterations += iterations
         self.context_tokens += iterations * self.size
         now: i64 = self.iterations
@@ -161,7 +152,7 @@ class DecodeSet(SequenceQueue):
         self.context_tokens -= sequence.computed
 
     def _place(self, sequence: ScheduledSequence) -> i64:
-        """Return a sequence's index in `_ends`, sorted by last iteration, then by join number, both descending."""
+        # `_ends` is sorted by last iteration, then by join number, both descending.
         ends, end, number = self._ends, sequence.end, sequence.join_number
         low: i64 = 0
         high: i64 = len(ends)
@@ -176,16 +167,14 @@ class DecodeSet(SequenceQueue):
 
 
 class Queues:
-    """Queues from which a batcher selects: `waiting` (prompts not started), `prefilling` (partly computed prompts),
-    `ready` (complete prompt KV on this instance, not yet decoding), `decoding`, and `paused` (preempted decodes).
-    """
+    """Queues from which a batcher selects sequences."""
 
     def __init__(self, waiting: SequenceQueue | None = None, prefilling: SequenceQueue | None = None) -> None:
-        self.waiting = SequenceQueue() if waiting is None else waiting
-        self.prefilling = SequenceQueue() if prefilling is None else prefilling
-        self.ready = SequenceQueue()
+        self.waiting = SequenceQueue() if waiting is None else waiting  # prompts not started
+        self.prefilling = SequenceQueue() if prefilling is None else prefilling  # partly computed prompts
+        self.ready = SequenceQueue()  # complete prompt KV, not yet decoding
         self.decoding = DecodeSet()
-        self.paused = SequenceQueue()
+        self.paused = SequenceQueue()  # preempted decodes
 
     @property
     def decodes(self) -> int:
@@ -206,21 +195,18 @@ class Queues:
 class Lane:
     """A group of sequences that share batches, with their queues and their running batch.
 
-    An instance with n pipeline stages divides its sequences among n lanes, each with one batch in the pipeline, because
-    a sequence can be in only one batch at a time. Other instances have one lane.
-
-    The batcher's selection is valid for `remaining` iterations. `message` is the running batch as sent to the worker.
-    `aborted` holds blocks of aborted requests until the batch ends. Batches of a `single_step` lane have one iteration.
+    An instance with n pipeline stages has n lanes, each with one batch in the pipeline. Other instances have one lane.
     """
 
     def __init__(self, number: int, queues: Queues, single_step: bool) -> None:
+        # A sequence can be in only one batch at a time, so a pipeline divides its sequences among lanes.
         self.number = number
         self.queues = queues
-        self.single_step = single_step
-        self.remaining = 0
+        self.single_step = single_step  # batches have one iteration
+        self.remaining = 0  # iterations for which the batcher's selection is valid
         self.batch: RunningBatch | None = None
-        self.message: Batch | None = None
-        self.aborted: list[BlockAllocation] = []
+        self.message: Batch | None = None  # the running batch as sent to the worker
+        self.aborted: list[BlockAllocation] = []  # blocks of aborted requests, until the batch ends
 
     def computes(self, sequence: ScheduledSequence) -> bool:
         """Whether the running batch computes tokens of a sequence."""

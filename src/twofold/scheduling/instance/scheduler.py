@@ -9,9 +9,8 @@
                                                                    start │    ▲ start
                                                                          └▶ paused
 
-A driver starts a batch, runs it on an engine or a virtual clock, and completes it. A simulation repeats a batch of
-decodes while nothing changes (`start`, `advance`); a live worker runs one iteration at a time (`next_batch`,
-`complete`). The scheduler reads no clock and does no I/O.
+A simulation calls `start` and `advance`, which can repeat a batch of decodes. A live worker calls `next_batch` and
+`complete` for each iteration. The scheduler reads no clock and does no I/O.
 """
 
 from collections.abc import Collection, Sequence
@@ -54,17 +53,11 @@ _DECODE: Final = Phase.DECODE
 class InstanceScheduler(KvReceiver):
     """Schedules the requests of one instance.
 
-    `changed` is set when a new batch must be selected, even if the running batch could repeat. `swap` enables swap
-    preemption: after each `start` or `next_batch`, the caller carries out the block copies from `swap.take_copies()`.
-
     With `stages` > 1, the instance is a pipeline with one lane (group of sequences) per stage, and one running batch
-    per lane. `start` uses the lane idle for longest; `advance` and `complete` end the oldest batch. `max_num_seqs`
-    applies to each batch. Lanes share waiting prompts and, with a `chunked` batcher, partly computed prompts: chunks
-    pass each stage in order, so a chunk finds the KV of earlier chunks (Mooncake section 5.1). A prefilled sequence
-    decodes on the lane with the fewest decodes.
+    per lane. `max_num_seqs` applies to each batch.
 
-    With a `PrefixBlockAllocator`, a prompt gets the blocks of its cached prefix when it starts; waiting requests hold
-    no blocks (docs/decisions/0007). After each batch, full blocks of prompts are published for reuse.
+    With a `PrefixBlockAllocator`, a prompt gets the blocks of its cached prefix when it starts, and full blocks of
+    prompts are published for reuse after each batch.
     """
 
     def __init__(
@@ -82,11 +75,14 @@ class InstanceScheduler(KvReceiver):
         self.max_num_seqs = max_num_seqs
         self.stages = stages
         self.queues = Queues()
+        # Waiting requests hold no blocks (docs/decisions/0007).
         self.shared = blocks if isinstance(blocks, PrefixBlockAllocator) else None
         self._budget = SchedulingBudget(blocks, 0, 0)
         self._budget.swap, self._budget.shared = swap, self.shared
-        self.changed = False
+        self.changed = False  # a new batch must be selected, even if the running batch could repeat
         self.preemptions = 0
+        # Lanes share waiting prompts and, with a chunked batcher, partly computed prompts: chunks pass each stage in
+        # order, so a chunk finds the KV of earlier chunks (Mooncake section 5.1).
         self._shares_prefills = stages > 1 and batcher.chunked
         self._lane = Lane(0, self.queues, stages > 1)  # the only lane unless this is a pipeline
         self._lanes = [self._lane]
@@ -101,16 +97,17 @@ class InstanceScheduler(KvReceiver):
         self._handing_off = 0
         self._batches = 0
         self._now = 0.0  # time of the last start
-        if swap is not None:
+        if swap is not None:  # the caller carries out `swap.take_copies()` after each `start` or `next_batch`
             swap.queues = self.queues
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False) -> None:
-        """Queue a request for prefill and, if `decodes_here`, for decode. The KV of the first `reused_tokens` prompt
-        tokens is cached. With `fetching`, a part of this KV is still being fetched: the prompt waits until `fetched` is
-        called. Later prompts wait too, because a long prompt could delay this prompt for longer than the fetch.
+        """Queue a request for prefill and, if `decodes_here`, for decode. With `fetching`, the prompt waits until
+        `fetched` is called.
         """
+        # The KV of the first `reused_tokens` prompt tokens is cached, or a part of it is still being fetched. Later
+        # prompts wait too, because a long prompt could delay this prompt for longer than the fetch.
         sequence = ScheduledSequence(request, decodes_here, computed=_reused(request, reused_tokens))
         sequence.fetching = fetching
         self.add(sequence)
@@ -120,7 +117,7 @@ class InstanceScheduler(KvReceiver):
             self._enqueue(sequence, self.queues.waiting)
 
     def fetched(self, request_id: str, reused_tokens: int | None = None) -> None:
-        """End the prefix fetch of a request, unless aborted. `reused_tokens` corrects the number passed to `submit`."""
+        """End the prefix fetch of a request. `reused_tokens` corrects the number passed to `submit`."""
         sequence = self.sequences.get(request_id)
         if sequence is None or not sequence.fetching:
             return
@@ -130,7 +127,7 @@ class InstanceScheduler(KvReceiver):
         self._end_fetches()
 
     def _end_fetches(self) -> None:
-        """Move submitted prompts to the waiting queue in order, up to the first prompt with a fetch in progress."""
+        """Move prompts to the waiting queue, up to the first prompt with a fetch in progress."""
         while (sequence := self._fetching.first) is not None and not sequence.fetching:
             self._fetching.remove(sequence)
             self._enqueue(sequence, self.queues.waiting)
@@ -177,7 +174,7 @@ class InstanceScheduler(KvReceiver):
         return self.blocks.blocks_of(allocation_of(self.sequences[request_id]))
 
     def allocation_of(self, request_id: str) -> BlockAllocation:
-        """Return the allocation of a request, for a transfer that may outlast the request (`begin_transfer`)."""
+        """Return the allocated blocks of a request, for a transfer that may outlast the request."""
         return allocation_of(self.sequences[request_id])
 
     def copy_of(self, request_id: str) -> tuple[int, int] | None:
@@ -216,7 +213,7 @@ class InstanceScheduler(KvReceiver):
         return batch
 
     def _start_idle_lane(self) -> RunningBatch | None:
-        """Start a batch for the lane (group of sequences) with work that has been idle longest, if there is any."""
+        """Start a batch for the lane with work that has been idle longest."""
         turns = self._turns
         for turn in range(self._running, self.stages):
             batch = self._start_lane(turns[turn])
@@ -229,7 +226,7 @@ class InstanceScheduler(KvReceiver):
         return None
 
     def _start_lane(self, lane: Lane) -> RunningBatch | None:
-        """Start and return the next batch of an idle lane (group of sequences); None if it has nothing to run."""
+        """Start and return the next batch of an idle lane; None if it has nothing to run."""
         queues, changes = lane.queues, NO_CHANGES
         if self.changed or not lane.remaining:
             self.changed = False
@@ -248,8 +245,8 @@ class InstanceScheduler(KvReceiver):
         return batch
 
     def advance(self, iterations: int = 1) -> list[StepResult]:
-        """Complete `iterations` iterations of the oldest running batch. Returns a result for each sequence that got its
-        first token, ended, or was paused for lack of blocks.
+        """Complete `iterations` iterations of the oldest running batch. Return a result for each sequence that got its
+        first token, ended or was paused.
         """
         lane = self._lane if self.stages == 1 else self._turns[0]
         batch = self._finish(lane, iterations)
@@ -283,7 +280,7 @@ class InstanceScheduler(KvReceiver):
 
     def complete(self, batch: Batch, stopped: Collection[str] = ()) -> list[StepResult]:
         """Complete the oldest running batch and return one result per sampled token. `stopped` has the ids of the
-        requests that end with the token just sampled.
+        requests that end with their new token.
         """
         if not self._running or batch is not self._turns[0].message:
             raise RuntimeError("only the oldest running batch can be completed")
@@ -312,8 +309,8 @@ class InstanceScheduler(KvReceiver):
         return results
 
     def _tokens_made(self, batch: Batch, decoding: DecodeSet) -> list[tuple[ScheduledSequence, int]]:
-        """Return the sequences that a batch decodes, without aborted sequences, with the index of their new token."""
-        made: list[tuple[ScheduledSequence, int]] = []
+        """Return the sequences that a batch decodes, each with the index of its new token."""
+        made: list[tuple[ScheduledSequence, int]] = []  # without aborted sequences
         for item in batch.items:
             sequence = self.sequences.get(item.request_id) if item.phase is _DECODE else None
             if sequence is not None and sequence.queue is decoding:
@@ -376,7 +373,7 @@ class InstanceScheduler(KvReceiver):
         queues.prefilling.append(sequence)
 
     def _finish(self, lane: Lane, iterations: int) -> RunningBatch:
-        """End the oldest running batch. Raises RuntimeError if `iterations` exceeds the limit of the batch."""
+        """End the oldest running batch."""
         batch = lane.batch
         if batch is None or iterations > batch.limit:
             raise RuntimeError("only a batch that was started can be completed")
@@ -396,7 +393,7 @@ class InstanceScheduler(KvReceiver):
     def finish_prefills(
         self, queues: Queues, chunks: list[PrefillChunk], stopped: Collection[str], results: list[StepResult]
     ) -> None:
-        """Record computed prompt chunks. For each complete prompt, append its first token to `results`."""
+        """Record computed prompt chunks, and append the first token of each complete prompt to `results`."""
         shared = self.shared
         for chunk in chunks:
             sequence = chunk.sequence
@@ -474,7 +471,7 @@ class InstanceScheduler(KvReceiver):
                 return
 
     def _lane_for_decode(self) -> Lane:
-        """Return the lane (group of sequences) with the fewest decodes; of equals, the first."""
+        """Return the lane with the fewest decodes."""
         fewest = self._lane
         if self.stages > 1:
             for lane in self._lanes:

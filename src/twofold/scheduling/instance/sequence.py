@@ -10,19 +10,17 @@ from twofold.request import Phase, Request
 
 
 class KvReservation:
-    """Rule for when a request reserves KV tokens on an instance, and how many. By default, the decode instance reserves
-    prompt and output together, so an admitted request always finishes. With `output_at_decode_start`, the output is
-    reserved only at the first decode iteration, and the request may have to wait. With `step`, the output is reserved
-    in steps of `step` tokens (`SwapPreemption`). `extra` tokens are added to every prompt.
+    """Rule for reserving KV tokens for a request. By default, prompt and output are reserved together, so an admitted
+    request always finishes.
     """
 
     def __init__(self, output_at_decode_start: bool = False, extra: int = 0, step: int = 0) -> None:
-        self.output_at_decode_start = output_at_decode_start
-        self.extra = extra
-        self.step = step
+        self.output_at_decode_start = output_at_decode_start  # reserve the output then; the request may have to wait
+        self.extra = extra  # tokens added to every prompt
+        self.step = step  # if set, tokens per step of the output (swap preemption)
 
     def at_start(self, prompt: int, output: int, decodes_here: bool) -> int:
-        """Return the number of tokens that an instance reserves before it prefills or receives the KV cache."""
+        """Return the number of tokens to reserve before an instance prefills or receives the KV cache."""
         if self.output_at_decode_start or not decodes_here:
             return prompt + self.extra
         if self.step:
@@ -30,11 +28,11 @@ class KvReservation:
         return prompt + output - 1 + self.extra
 
     def at_decode_start(self, output: int) -> int:
-        """Return the number of tokens reserved at the first decode iteration, besides the tokens of `at_start`."""
+        """Return the number of additional tokens to reserve at the first decode iteration."""
         return output - 1 if self.output_at_decode_start else 0
 
     def in_all(self, prompt: int, output: int) -> int:
-        """Return the number of tokens that a request has reserved on its decode instance when it ends."""
+        """Return the number of tokens reserved for a request on its decode instance when it ends."""
         return prompt + output - 1 + self.extra
 
 
@@ -43,16 +41,7 @@ FULL_RESERVATION = KvReservation()
 
 @mypyc_attr(free_list_len=1)
 class ScheduledSequence:
-    """Progress of a request on one instance.
-
-    `computed` counts the tokens with KV on this instance, and `generated` all output tokens; both are updated only when
-    the sequence leaves a `DecodeSet`. `decodes_here` is False for a request that is handed off after prefill.
-    `start_tokens` KV tokens are reserved at the start, and `decode_tokens` at the first decode (`KvReservation`).
-    `reused_tokens` prompt tokens were found in the prefix cache. `copy` is the (source, target) pair of blocks to copy
-    before the first iteration, if any. Under swap preemption, `admission` numbers sequences from 1, and `swapped` holds
-    the host blocks of a swapped-out sequence. `queue` is None after the sequence has finished on this instance, even if
-    a hand-off still reads its KV (`handing_off`).
-    """
+    """Progress of a request on one instance."""
 
     __slots__ = (
         "admission",
@@ -87,19 +76,20 @@ class ScheduledSequence:
         self.id = request.id
         self.prompt_tokens = request.prompt_tokens
         self.output_tokens = request.output_tokens
-        self.decodes_here = decodes_here
-        self.start_tokens = self.decode_tokens = 0
-        self.computed = computed
-        self.generated = generated
+        self.decodes_here = decodes_here  # False if it is handed off after prefill
+        self.start_tokens = self.decode_tokens = 0  # reserved at the start and at the first decode (`KvReservation`)
+        # Both are updated only when the sequence leaves a `DecodeSet`.
+        self.computed = computed  # tokens with KV on this instance
+        self.generated = generated  # output tokens
         self.allocation: BlockAllocation | None = None
-        self.reused_tokens = 0
-        self.copy: tuple[int, int] | None = None
-        self.handing_off = False
+        self.reused_tokens = 0  # prompt tokens found in the prefix cache
+        self.copy: tuple[int, int] | None = None  # (source, target) blocks to copy before the first iteration
+        self.handing_off = False  # a hand-off reads its KV, perhaps after it has finished on this instance
         self.fetching = False  # cached KV of its prefix is still being fetched
         self.source = ""  # the instance that prefills it, if not this one
-        self.admission = 0
-        self.swapped: BlockAllocation | None = None
-        self.queue: SequenceQueue | None = None
+        self.admission = 0  # number from 1 under swap preemption
+        self.swapped: BlockAllocation | None = None  # host blocks while it is swapped out
+        self.queue: SequenceQueue | None = None  # None after it has finished on this instance
         self.previous: ScheduledSequence | None = None  # neighbours in the queue
         self.next: ScheduledSequence | None = None
         # Set by `DecodeSet`: iteration and sequence number of joining, and iteration of ending.
@@ -121,9 +111,7 @@ class ScheduledSequence:
 
 @mypyc_attr(free_list_len=1)
 class PrefillChunk:
-    """A part of a prompt in a batch: `num_tokens` tokens after `context_tokens` tokens in the KV cache. `samples` is
-    True for the last chunk, after which the first output token is sampled.
-    """
+    """A part of a prompt in a batch: `num_tokens` tokens after `context_tokens` tokens in the KV cache."""
 
     __slots__ = ("context_tokens", "num_tokens", "samples", "sequence")
 
@@ -131,7 +119,7 @@ class PrefillChunk:
         self.sequence = sequence
         self.num_tokens = num_tokens
         self.context_tokens = context_tokens
-        self.samples = samples
+        self.samples = samples  # True for the last chunk, after which the first output token is sampled
 
     def item(self) -> BatchItem:
         """Return the chunk as a batch item that can be sent to a worker."""

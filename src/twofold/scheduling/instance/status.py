@@ -1,16 +1,14 @@
-"""Status of an instance. This module is not compiled by mypyc, because the status is a msgspec struct."""
+"""Status of an instance."""
 
 import msgspec
 
 
+# This module is not compiled by mypyc, because the status is a msgspec struct.
 class InstanceStatus(msgspec.Struct, frozen=True):
-    """Numbers of sequences and blocks of an instance, for routers, metrics and health checks. `running` includes
-    `swapped` sequences. `swaps` (swap-outs), `swap_blocks_moved` (blocks copied in either direction) and
-    `blocks_evicted` (from the prefix cache) are totals since the start. `blocks_pinned` are part of `blocks_cached`.
-    """
+    """Numbers of sequences and blocks of an instance, for routers, metrics and health checks."""
 
     waiting: int
-    running: int
+    running: int  # includes swapped sequences
     arriving: int
     handing_off: int
     lease_queue: int
@@ -18,13 +16,13 @@ class InstanceStatus(msgspec.Struct, frozen=True):
     blocks_free: int
     blocks_in_flight: int
     swapped: int = 0
-    swaps: int = 0
+    swaps: int = 0  # swap-outs since the start
     swap_blocks_total: int = 0
     swap_blocks_free: int = 0
-    swap_blocks_moved: int = 0
+    swap_blocks_moved: int = 0  # blocks copied in either direction since the start
     blocks_cached: int = 0
-    blocks_evicted: int = 0
-    blocks_pinned: int = 0
+    blocks_evicted: int = 0  # from the prefix cache since the start
+    blocks_pinned: int = 0  # part of `blocks_cached`
 
     @property
     def idle(self) -> bool:

@@ -2,9 +2,7 @@
 
 A sequence starts with blocks for its prompt and one step of output (64 tokens by default). If no block is free for its
 next step, sequences admitted later are swapped out, the latest first (as in DistServe's runtime). They return in order
-of admission, before new sequences start. The oldest thus always progresses, and all finish (docs/decisions/0014).
-
-At admission, host blocks for the full length of a sequence are reserved, so that swapping out cannot fail.
+of admission, before new sequences start (docs/decisions/0014).
 """
 
 from collections.abc import Sequence
@@ -23,23 +21,19 @@ _admission: Final = attrgetter("admission")
 
 @mypyc_attr(free_list_len=1)
 class BlockCopy:
-    """Copy of a sequence's first `blocks` blocks: to host memory if `out` is True, otherwise back to the device. The
-    block ids are empty if the allocators only count blocks.
-    """
+    """Copy of a sequence's first `blocks` blocks, to host memory (`out`) or back to the device."""
 
     def __init__(self, out: bool, blocks: int, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         self.out = out
         self.blocks = blocks
+        # Empty if the allocators only count blocks.
         self.device_blocks = tuple(device_blocks[:blocks])
         self.host_blocks = tuple(host_blocks)
 
 
 class SwapPreemption:
-    """Swaps sequences of one instance out to `host` blocks and back.
-
-    `swapped` counts the sequences on the host, and `swaps` all swap-outs so far. The caller must carry out `copies`, in
-    order, before the next batch. Blocks of a swapped-out sequence are free at once, because only the next batch can
-    allocate them. Blocks of a swapped-in sequence are in flight until the next batch ends.
+    """Swaps sequences of one instance out to `host` blocks and back. The caller must carry out `copies`, in order,
+    before the next batch.
     """
 
     def __init__(self, blocks: BlockAllocator, host: BlockAllocator, step_tokens: int = STEP_TOKENS) -> None:
@@ -50,12 +44,13 @@ class SwapPreemption:
         self.host = host
         self.queues = Queues()
         self.copies: list[BlockCopy] = []
-        self.swapped = 0
-        self.swaps = 0
+        self.swapped = 0  # sequences on the host
+        self.swaps = 0  # swap-outs so far
         self.blocks_copied = 0
         self._step = step_tokens
         self._admitted = 0
-        self._promised = 0  # reserved host blocks
+        # Host blocks reserved at admission for the full length of sequences, so that swapping out cannot fail.
+        self._promised = 0
         self._offered = 0  # host blocks reserved for prompts of the selection in progress
         self._returning: list[BlockAllocation] = []
 
@@ -67,7 +62,7 @@ class SwapPreemption:
         return needed <= self.blocks.num_free and self._promised + self._full_blocks(sequence) <= self.host.num_blocks
 
     def begin_selection(self) -> int:
-        """Prepare for selecting a batch; return the number of free blocks for new prompts (see `offer`)."""
+        """Prepare for selecting a batch; return the number of free blocks for new prompts."""
         self._offered = 0
         return 0 if self.queues.paused.size else max(0, self.blocks.num_free - self._headroom())
 
@@ -81,13 +76,13 @@ class SwapPreemption:
         return True
 
     def admit(self, sequence: ScheduledSequence) -> None:
-        """Record the admission of a sequence that has its first blocks and will decode on this instance."""
+        """Record the admission of a sequence that will decode on this instance."""
         self._admitted += 1
         sequence.admission = self._admitted
         self._promised += self._full_blocks(sequence)
 
     def forget(self, sequence: ScheduledSequence) -> None:
-        """Release all host blocks of an ended sequence, even if it was never admitted."""
+        """Release all host blocks of an ended sequence."""
         if sequence.admission:
             sequence.admission = 0
             self._promised -= self._full_blocks(sequence)
@@ -95,12 +90,12 @@ class SwapPreemption:
             self._free_host(sequence, sequence.swapped)
 
     def iterations_left(self, sequence: ScheduledSequence) -> int:
-        """Return the number of iterations for which a sequence has blocks. The sequence must not be decoding."""
-        allocation = sequence.allocation
+        """Return the number of iterations for which a sequence has blocks."""
+        allocation = sequence.allocation  # of a sequence that is not decoding
         return 0 if allocation is None else allocation.blocks * self.blocks.block_size - sequence.computed
 
     def extend(self, sequence: ScheduledSequence) -> bool:
-        """Allocate blocks for a sequence's next step of output; return False if too few are free."""
+        """Allocate blocks for a sequence's next output tokens; return False if too few are free."""
         allocation, tokens = sequence.allocation, self._step_of(sequence)
         if allocation is None or not self.blocks.fits(tokens):
             return False
@@ -108,9 +103,10 @@ class SwapPreemption:
         return True
 
     def resume_paused(self) -> list[ScheduledSequence]:
-        """Move paused sequences to the head of the ready queue while blocks are free or can be freed by swapping;
-        return the decodes that were swapped out. Call this between batches.
+        """Make paused sequences ready again while blocks are free or can be freed by swapping; return the decodes that
+        were swapped out.
         """
+        # Called between batches. The oldest sequence always progresses, so all finish.
         queues = self.queues
         preempted: list[ScheduledSequence] = []
         resumed: list[ScheduledSequence] = []
@@ -135,13 +131,13 @@ class SwapPreemption:
         return copies
 
     def batch_ended(self) -> None:
-        """Record the end of a batch: blocks of sequences swapped in before this batch are no longer in flight."""
-        for allocation in self._returning:
+        """Record the end of a batch."""
+        for allocation in self._returning:  # blocks swapped in before this batch are no longer in flight
             self.blocks.end_transfer(allocation)
         self._returning.clear()
 
     def _make_room(self, sequence: ScheduledSequence, preempted: list[ScheduledSequence]) -> bool:
-        """Swap out later-admitted sequences until a sequence's next output tokens have blocks; False if impossible."""
+        """Swap out sequences until a sequence's next output tokens have blocks; return False if impossible."""
         needed, free = self.blocks.blocks_for(self._step_of(sequence)), self.blocks.num_free
         if needed <= free:
             return True
@@ -182,18 +178,19 @@ class SwapPreemption:
         assert device is not None  # noqa: S101  (victims have blocks; for the type checker)
         host = sequence.swapped = self.host.allocate(sequence.id, sequence.computed)
         self._copy(True, device, host)
-        self.blocks.release(device)
+        self.blocks.release(device)  # at once: only the next batch, after the copy, can allocate these blocks
         sequence.allocation = None
         self.swapped += 1
         self.swaps += 1
 
     def _swap_in(self, paused: list[ScheduledSequence], resumed: list[ScheduledSequence]) -> None:
-        """Swap in sequences in order of admission while all running sequences keep blocks for their next tokens."""
+        """Swap in sequences in order of admission while enough blocks are free."""
         for sequence in paused:
             host = sequence.swapped
             if host is None:
                 continue
             tokens = sequence.computed + self._step_of(sequence)
+            # All running sequences keep blocks for their next tokens.
             headroom = self._headroom() + len(resumed) * self.blocks.blocks_for(self._step)
             if self.blocks.blocks_for(tokens) + headroom > self.blocks.num_free:
                 return
@@ -214,8 +211,8 @@ class SwapPreemption:
         self.blocks_copied += host.blocks
 
     def _step_of(self, sequence: ScheduledSequence) -> int:
-        """Return the number of tokens in a sequence's next step of output. The last output token needs no KV."""
-        full = sequence.prompt_tokens + sequence.output_tokens - 1
+        """Return the number of output tokens for which a sequence needs its next blocks."""
+        full = sequence.prompt_tokens + sequence.output_tokens - 1  # the last output token needs no KV
         return min(self._step, full - sequence.computed)
 
     def _full_blocks(self, sequence: ScheduledSequence) -> int:
@@ -223,5 +220,5 @@ class SwapPreemption:
         return self.blocks.blocks_for(sequence.prompt_tokens + sequence.output_tokens - 1)
 
     def _headroom(self) -> int:
-        """Return the number of blocks that all running sequences need for their next step of output."""
+        """Return the number of blocks that all running sequences need for their next output tokens."""
         return (self.queues.decoding.size + self.queues.ready.size) * self.blocks.blocks_for(self._step)

@@ -1,8 +1,7 @@
 """Online detection of a change in the mean of a sequence of numbers, in bounded memory.
 
-A t-test compares the latest 4, 8, 16, 32, 64 and 128 numbers with all earlier numbers. The largest test result is the
-generalized likelihood ratio statistic for a change of the mean at an unknown position (Hawkins, Qiu and Kang, "The
-changepoint model for statistical process control", 2003), restricted to these window lengths.
+A t-test compares the latest 4, 8, 16, 32, 64 and 128 numbers with all earlier numbers. The most significant test result
+shows the change (Hawkins, Qiu and Kang, "The changepoint model for statistical process control", 2003).
 """
 
 from collections import deque
@@ -15,14 +14,12 @@ _LEAST_VARIANCE: Final = 1e-12  # avoids division by zero if all numbers are equ
 
 
 class MeanChange(NamedTuple):
-    """A change in the mean of a series: `after` is the mean of the latest `numbers` values, and `before` the mean of
-    all earlier values. `sigmas` is the significance in standard deviations of a normal distribution.
-    """
+    """A change in the mean of a series of numbers."""
 
-    before: float
-    after: float
+    before: float  # mean of all earlier numbers
+    after: float  # mean of the latest `numbers` numbers
     numbers: int
-    sigmas: float
+    sigmas: float  # significance in standard deviations of a normal distribution
 
     @property
     def chance(self) -> float:
@@ -56,7 +53,7 @@ class ChangePoint:
         return self._least_likely(WINDOWS)
 
     def located(self) -> MeanChange | None:
-        """Return the most significant change for any window length. This is slow, but locates the change precisely."""
+        """Return the most significant change for any window length. This is slow but precise."""
         return self._least_likely(range(WINDOWS[0], WINDOWS[-1] + 1))
 
     def restart(self, count: int) -> None:
@@ -67,6 +64,7 @@ class ChangePoint:
         self._count = len(kept) - 1
 
     def _least_likely(self, windows: tuple[int, ...] | range) -> MeanChange | None:
+        # The generalized likelihood ratio statistic for a change of the mean, restricted to these window lengths.
         found: MeanChange | None = None
         for window in windows:
             if self._count - window < FEWEST:

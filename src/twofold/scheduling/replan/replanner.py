@@ -3,9 +3,8 @@
     monitoring ── traffic shift ──▶ settling ── new traffic known ──▶ searching ── decided ──▶ monitoring
                       └─ shift has passed ──▶ monitoring
 
-As in DistServe (OSDI'24, section 4.3), the split is planned again on recent traffic. In addition, a shift must be
-significant (`traffic.py`), a new split must save instances or improve SLO attainment (`ReplanRules.min_gain`), and
-decisions are at least `ReplanRules.min_between_s` seconds apart. The caller runs the search and executes the decision.
+As in DistServe (OSDI'24, section 4.3), the split is planned again on recent traffic. The caller runs the search for a
+split and executes the decision.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,9 +21,9 @@ from twofold.timeline import Timeline
 
 
 class RoleSplit(msgspec.Struct, frozen=True, order=True):
-    """Split of the instances: numbers of instances with home role prefill and with home role decode."""
+    """Split of the instances: numbers of prefill and decode instances."""
 
-    prefill: int
+    prefill: int  # home role
     decode: int
 
     @property
@@ -50,17 +49,16 @@ class ReplanAction(StrEnum):
 
 
 class ReplanStep(msgspec.Struct, frozen=True):
-    """Re-planning step of one instance. `role` is its new home role, or None if it retires."""
+    """Re-planning step of one instance."""
 
     action: ReplanAction
     instance: str
-    role: Role | None = None
+    role: Role | None = None  # new home role; None if it retires
 
 
 def steps_to(split: RoleSplit, pools: Pools, retired: Sequence[str]) -> tuple[ReplanStep, ...]:
-    """Return the steps from the current split of `pools` to `split`: role changes, then starts and retirements. The
-    instances with the least work change role, because they are available soonest. `retired` instances can be started.
-    """
+    """Return the role changes, starts and retirements that turn the current split of `pools` into `split`."""
+    # The instances with the least work change role, because they are available soonest. `retired` can be started.
     leaving_prefill = _leaving(pools, Role.PREFILL, split.prefill, lambda load: load.pending_prefill_tokens)
     leaving_decode = _leaving(pools, Role.DECODE, split.decode, lambda load: load.reserved_tokens)
     running = RoleSplit.of(pools)
@@ -75,20 +73,19 @@ def steps_to(split: RoleSplit, pools: Pools, retired: Sequence[str]) -> tuple[Re
 
 
 def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad], int]) -> list[str]:
-    """Return the instances of the home role `home` in excess of `wanted`, choosing instances with the least work."""
+    """Return the surplus instances of a role, least work first."""
     members = [load for load in pools if load.place and load.home is home]
     members.sort(key=work)  # stable: earlier instances first among equals
     return [load.id for load in members[: max(0, len(members) - wanted)]]
 
 
 def degraded_plan(planned: RoleSplit, left: int, running: RoleSplit) -> RoleSplit | None:
-    """Return the split of the `left` remaining instances with the prefill share nearest to `planned`; of equals, the
-    split nearest to `running`. Each phase keeps an instance; None for fewer than two instances.
-    """
+    """Return the split of `left` remaining instances that is most similar to `planned`; None for fewer than two."""
     splits = (RoleSplit(prefill, left - prefill) for prefill in range(1, left))
 
     def rank(split: RoleSplit) -> tuple[int, int]:
-        # The distance of the prefill share from the planned share, as an integer so that ties are exact.
+        # The distance of the prefill share from the planned share, as an integer so that ties are exact; ties are
+        # broken by the distance from the running split.
         distance = abs(split.prefill * planned.instances - planned.prefill * left)
         return distance, abs(split.prefill - running.prefill)
 
@@ -106,14 +103,12 @@ class SplitForecast(msgspec.Struct, frozen=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a search: forecasts of the running split, the best split and all searched splits. Each was simulated
-    with `requests` requests. `cpu_s` is the CPU time of the search in seconds.
-    """
+    """Result of a search: forecasts of the running split, the best split and all searched splits."""
 
     running: SplitForecast
     best: SplitForecast
     searched: tuple[SplitForecast, ...]
-    requests: int
+    requests: int  # simulated for each split
     cpu_s: float
 
 
@@ -127,17 +122,15 @@ class ReplanOutcome(StrEnum):
 
 
 class ReplanDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """A re-planning decision; `str` formats it as a sentence. `rate` is the rate of the new traffic in requests/s.
-    `steps` are executed in order. If the search failed, `findings` is None and `reason` is the cause.
-    """
+    """A re-planning decision; `str` formats it as a sentence."""
 
     at_s: float
     shifts: tuple[TrafficShift, ...]
-    rate: float
+    rate: float  # of the new traffic, in requests/s
     outcome: ReplanOutcome
-    findings: SearchResult | None = None
-    steps: tuple[ReplanStep, ...] = ()
-    reason: str = ""
+    findings: SearchResult | None = None  # None if the search failed
+    steps: tuple[ReplanStep, ...] = ()  # in order of execution
+    reason: str = ""  # of the failure
 
     def __str__(self) -> str:
         shifted = " and ".join(map(_shift_text, self.shifts))
@@ -148,27 +141,23 @@ class ReplanSearch(Protocol):
     """Interface of searches for the best split under given traffic."""
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """Find the best split of at most `stock` instances; forecast the best and the running split."""
+        """Find the best split of at most `stock` instances; forecast it and the running split."""
 
 
 class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Thresholds of re-planning.
+    """Thresholds of re-planning."""
 
-    A new split must save instances or raise SLO attainment by at least `min_gain`, which must exceed the forecast error
-    of one or two percentage points. Decisions are at least `min_between_s` seconds apart, because an instance finishes
-    its requests before it changes role. A search waits up to `patience_s` seconds until enough requests of the new
-    traffic have arrived and ended. Starting an instance takes `start_up_s` seconds.
-    """
-
+    # A new split must save instances or raise SLO attainment by this much, more than the forecast error of one or two
+    # percentage points.
     min_gain: float = 0.05
-    min_between_s: float = 60.0
-    patience_s: float = 20.0
-    start_up_s: float = 30.0
+    min_between_s: float = 60.0  # between decisions: an instance finishes its requests before it changes role
+    patience_s: float = 20.0  # to wait until enough requests of the new traffic have arrived and ended
+    start_up_s: float = 30.0  # of an instance
 
 
 class Replanner:
     """Monitors the traffic, determines when a search for a better split is due, and decides on its result. Call
-    `arrived` and `ended` for each request, and `query` after arrivals. Times are seconds on the caller's clock.
+    `arrived` and `ended` for each request, and `query` after arrivals.
     """
 
     def __init__(self, monitor: TrafficMonitor, rules: ReplanRules | None = None) -> None:
@@ -196,9 +185,8 @@ class Replanner:
             self.monitor.ended(number, timeline.output_tokens if timeline.complete else None)
 
     def query(self, generated: Callable[[str], int], now: float) -> TrafficSample | None:
-        """Return the traffic to plan for if a search is due, else None. Call `decide` or `give_up` after the search.
-        `generated(id)` returns the number of output tokens so far of a request.
-        """
+        """Return the traffic to plan for if a search is due, else None. Call `decide` or `give_up` after the search."""
+        # `generated(id)` returns the number of output tokens so far of a request.
         if not self.monitor.alarmed or self._searched or now < max(self._check_s, self._quiet_until_s):
             return None
         self._check_s = now + _CHECK_EVERY_S
@@ -218,7 +206,7 @@ class Replanner:
         return traffic
 
     def decide(self, findings: SearchResult, pools: Pools, retired: Sequence[str], now: float) -> ReplanDecision:
-        """Decide whether to change to the best split of the search. `retired` instances can be restarted."""
+        """Decide whether to change to the best split of the search."""
         outcome, (shifts, rate) = self._outcome(findings), self._shifted()
         steps = steps_to(findings.best.split, pools, retired) if outcome is ReplanOutcome.MOVE else ()
         return self._log(

@@ -2,8 +2,7 @@
 
 The tests compare means over batches of requests, which limits the effect of bursts and heavy tails. They use logarithms
 of lengths, and cube roots of mean gaps between arrivals, which are nearly normal even for bursty arrivals (Wilson and
-Hilferty, 1931). The significance level is Bonferroni-corrected: without a change, false alarms are at least
-`false_alarm_s` seconds apart in expectation.
+Hilferty, 1931).
 
 Estimates of output lengths include running requests as censored observations (Kaplan and Meier, 1958), because finished
 requests alone are biased towards short outputs.
@@ -23,10 +22,11 @@ from twofold.scheduling.replan.change_point import WINDOWS, ChangePoint, MeanCha
 
 
 def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count: int) -> tuple[int, ...]:
-    """Estimate the distribution of output lengths; return `count` evenly spaced quantiles, in tokens. `ended` has the
-    lengths of finished outputs (at least one), `running` the lengths so far of unfinished outputs. Beyond the longest
-    observed length L, outputs are assumed to end at the rate per token observed between L/2 and L.
+    """Estimate the distribution of output lengths from finished (`ended`) and unfinished (`running`) outputs. Return
+    `count` evenly spaced quantiles, in tokens.
     """
+    # `ended` must not be empty. Beyond the longest observed length L, outputs are assumed to end at the rate per token
+    # observed between L/2 and L.
     steps, left = _survivors(ended, sorted(running))
     longest = max(steps[-1][0], max(running, default=0))
     ends_per_token = _ending(ended, running, longest // 2) or _ending(ended, running, 0) or 1.0 / (longest + 1)
@@ -44,14 +44,14 @@ def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count:
 
 
 def _ending(ended: Sequence[int], running: Sequence[int], beyond: int) -> float:
-    """Return the rate per token at which outputs longer than `beyond` tokens end."""
+    """Return the probability per token that an output longer than `beyond` tokens ends."""
     made = sum(max(0, tokens - beyond) for tokens in (*ended, *running))
     return sum(tokens > beyond for tokens in ended) / made if made else 0.0
 
 
 def _survivors(ended: Sequence[int], running: list[int]) -> tuple[list[tuple[int, float]], float]:
-    """Return the Kaplan-Meier survival function of output lengths, as (length, survival) steps, and its last value."""
-    steps: list[tuple[int, float]] = []
+    """Return the Kaplan-Meier survival function of output lengths."""
+    steps: list[tuple[int, float]] = []  # (length, survival), also returned: the last survival
     left, at_risk = 1.0, len(ended) + len(running)
     for length, ends in sorted(Counter(ended).items()):
         left *= 1.0 - ends / (at_risk - bisect_left(running, length))
@@ -81,15 +81,13 @@ class Quantity(StrEnum):
 
 
 class TrafficShift(msgspec.Struct, frozen=True, kw_only=True):
-    """Shift of a traffic quantity that began `requests` requests ago. `before` and `after` are its values: a rate in
-    requests/s, or a geometric mean length in tokens. `sigmas` is the significance (see `MeanChange`).
-    """
+    """A shift of the request rate, of prompt lengths or of output lengths."""
 
     quantity: Quantity
-    before: float
+    before: float  # rate in requests/s, or geometric mean length in tokens
     after: float
-    requests: int
-    sigmas: float
+    requests: int  # since the shift began
+    sigmas: float  # significance, see `MeanChange`
 
     @property
     def ratio(self) -> float:
@@ -97,25 +95,22 @@ class TrafficShift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrafficSample(msgspec.Struct, frozen=True, kw_only=True):
-    """Traffic to plan for. `rate` is in requests/s. `burstiness` is the inverse of the squared coefficient of variation
-    of the gaps between arrivals.
-    """
+    """Traffic to plan for: rate, burstiness and lengths of requests."""
 
-    rate: float
-    burstiness: float
+    rate: float  # requests/s
+    burstiness: float  # inverse of the squared coefficient of variation of the gaps between arrivals
     prompt_tokens: tuple[int, ...]
     output_tokens: tuple[int, ...]
 
 
 class _Stream:
-    """Detects changes of a traffic quantity, such as prompt lengths, in its means over batches of requests. `tested`
-    transforms each mean for the tests, and `natural` converts a transformed mean to the unit of the quantity.
-    """
+    """Detects changes of one traffic quantity in its means over batches of requests."""
 
     def __init__(self, tested: Callable[[float], float], natural: Callable[[float], float]) -> None:
         self.changes = ChangePoint()
         self.open = 0  # requests in the incomplete batch
         self._sum = 0.0
+        # `tested` transforms each mean for the tests, `natural` converts it back to the unit of the quantity.
         self._tested, self.natural = tested, natural
 
     def add(self, number: float) -> bool:
@@ -130,10 +125,7 @@ class _Stream:
 
 
 class TrafficMonitor:
-    """Detects significant shifts of the request rate and of lengths by at least the factor `tolerance`, in bounded
-    memory. Output lengths are recorded in order of arrival. In order of completion, short outputs would come first
-    after a rise of the rate, and look like a shift to shorter outputs.
-    """
+    """Detects significant shifts of the request rate and of lengths by at least the factor `tolerance`."""
 
     def __init__(self, tolerance: float = 1.25, false_alarm_s: float = HOURS_100) -> None:
         self._tolerance, self._false_alarm_s = tolerance, false_alarm_s
@@ -144,7 +136,9 @@ class TrafficMonitor:
         }
         self._alarmed: set[Quantity] = set()
         self._arrivals: deque[tuple[float, int]] = deque(maxlen=_KEPT)  # time, prompt tokens
-        self._outputs: deque[tuple[int, int]] = deque(maxlen=_KEPT)  # number of the request, output tokens
+        # Number of the request, and output tokens, in order of arrival. In order of completion, short outputs would
+        # come first after a rise of the rate, and look like a shift to shorter outputs.
+        self._outputs: deque[tuple[int, int]] = deque(maxlen=_KEPT)
         self._count = 0
         self._ended: dict[int, int | None] = {}  # output lengths of ended requests that arrived after a running one
         self._next = 0  # the oldest request that has not ended
@@ -187,7 +181,7 @@ class TrafficMonitor:
         return len(self._alarmed) > 0
 
     def shifts(self) -> list[TrafficShift]:
-        """Return the detected shifts that are still significant, with precise start positions. This is slow."""
+        """Return the detected shifts that are still significant. This is slow."""
         found: list[TrafficShift] = []
         for quantity in Quantity:
             if quantity in self._alarmed:
@@ -199,20 +193,18 @@ class TrafficMonitor:
         return found
 
     def settled(self, shifts: Sequence[TrafficShift]) -> bool:
-        """Whether enough requests have arrived and ended since the latest of `shifts` to estimate the new traffic."""
+        """Return whether enough requests have ended since `shifts` to estimate the new traffic."""
         since = self._since(shifts)
         return self._count - since >= _SETTLED and len(self._ended_since(since)) >= _SETTLED_OUTPUTS
 
     def traffic(self, shifts: Sequence[TrafficShift], made: Callable[[int], int]) -> TrafficSample | None:
-        """Return the traffic since the latest of `shifts`; None if too few requests have been seen. `made(number)`
-        returns the output tokens so far of a running request. If too few requests have ended since the shift, all
-        recorded output lengths are used.
-        """
+        """Return the traffic since the latest of `shifts`; None if too few requests have been seen."""
         since = self._since(shifts)
         arrivals = list(islice(self._arrivals, max(0, len(self._arrivals) - (self._count - since)), None))
         ended = self._ended_since(since)
+        # `made(number)` returns the output tokens so far of a running request.
         running = [made(number) for number in range(max(since, self._next), self._count) if number not in self._ended]
-        if len(ended) < _SETTLED_OUTPUTS:
+        if len(ended) < _SETTLED_OUTPUTS:  # use all recorded lengths
             ended, running = [tokens for _, tokens in self._outputs], []
         passed_s = arrivals[-1][0] - arrivals[0][0] if arrivals else 0.0
         if passed_s <= 0.0 or not ended:
@@ -237,11 +229,12 @@ class TrafficMonitor:
         self._alarmed.clear()
 
     def _shift(self, quantity: Quantity, change: MeanChange | None) -> TrafficShift | None:
-        """Convert a change to a traffic shift; None if the change is below `tolerance` or not significant."""
+        """Convert a change to a traffic shift; None if it is too small or not significant."""
         if change is None or len(self._arrivals) < 2:
             return None
         passed_s = self._arrivals[-1][0] - self._arrivals[0][0]
         batches_s = BATCH * passed_s / (len(self._arrivals) - 1)
+        # Bonferroni correction: without a change, false alarms are at least `false_alarm_s` apart in expectation.
         comparisons = len(self._streams) * len(WINDOWS)
         if change.chance > min(_HIGHEST_LEVEL, batches_s / (self._false_alarm_s * comparisons)):
             return None
@@ -256,8 +249,8 @@ class TrafficMonitor:
         return shift if max(shift.ratio, 1.0 / shift.ratio) >= self._tolerance else None
 
     def _since(self, shifts: Sequence[TrafficShift]) -> int:
-        """Return the number of the first request after the latest of `shifts`; without shifts, the oldest in memory."""
-        since = self._count - len(self._arrivals)
+        """Return the number of the first request after the latest of `shifts`."""
+        since = self._count - len(self._arrivals)  # the oldest in memory
         for shift in shifts:
             if shift.quantity is Quantity.OUTPUT:
                 back = min(shift.requests, len(self._outputs))

@@ -12,7 +12,7 @@ from twofold.scheduling.routers.splitwise import SplitwiseRouter, SplitwiseSimRo
 
 
 class RegisteredRouter:
-    """Registry entry of a router: constructor, one-line help and class (`kind`). Calling the entry creates a router."""
+    """Registry entry of a router: a constructor with a one-line help text."""
 
     def __init__(self, create: Callable[[], Router], help_text: str) -> None:
         self.create, self.help = create, help_text

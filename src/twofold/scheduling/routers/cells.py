@@ -1,6 +1,4 @@
-"""Two-level routing: choose a cell (a group of nearby instances), then instances within the cell. A cell is routable if
-it has instances for both phases. Cells are ranked by the summed loads of their instances.
-"""
+"""Two-level routing: choose a cell (a group of nearby instances), then instances within the cell."""
 
 from collections.abc import Iterator
 from typing import ClassVar
@@ -14,13 +12,11 @@ from twofold.scheduling.routers.draws import drawn, two_of
 
 
 class CellLoad(InstanceLoad):
-    """Summed load of a cell, in the form of one mixed instance's load. `prefilling` and `decoding` count the instances
-    that run each phase; mixed instances count for both.
-    """
+    """Load of a cell: the sum over its instances, treated as the load of one mixed instance."""
 
     def __init__(self, name: str, prefilling: int = 0, decoding: int = 0) -> None:
         super().__init__(name, Role.MIXED, cell=name)
-        self.prefilling = prefilling
+        self.prefilling = prefilling  # instances that run prefill; mixed instances count for both phases
         self.decoding = decoding
 
 
@@ -33,11 +29,11 @@ class Cell:
 
 
 class _CombinedPool(Pool):
-    """View of the pools of one role in all cells as one pool. Operations take time linear in the number of cells."""
+    """The instances of one role in all cells, as one pool."""
 
     def __init__(self, cells: dict[str, Cell], role: Role) -> None:
         super().__init__()
-        self._cells, self._role = cells, role
+        self._cells, self._role = cells, role  # operations take time linear in the number of cells
 
     def __len__(self) -> int:
         return sum(len(cell.pools[self._role]) for cell in self._cells.values())
@@ -62,15 +58,14 @@ class _CombinedPool(Pool):
 
 
 class CellPools(Pools):
-    """Pools per cell and role. `whole` has the `CellLoad` of each routable cell. The inherited pools combine the
-    instances of all cells, for callers that ignore cells.
-    """
+    """One pool of instances for each cell and role."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cells: dict[str, Cell] = {}
-        self.whole = Pools()
+        self.whole = Pools()  # loads of the cells that can run both phases
         self._counted: dict[str, LoadTotals] = {}
+        # All cells together, for callers that ignore cells.
         self.prefill = _CombinedPool(self.cells, Role.PREFILL)
         self.decode = _CombinedPool(self.cells, Role.DECODE)
         self.mixed = _CombinedPool(self.cells, Role.MIXED)
@@ -103,7 +98,7 @@ class CellPools(Pools):
             self.whole.changed(cell.load)
 
     def _judge(self, cell: Cell) -> None:
-        """Pause a cell that lacks instances for a phase, or resume it, after an instance joined or left."""
+        """Allow routing to a cell if it has instances for both phases, else pause it."""
         pools, load = cell.pools, cell.load
         load.prefilling = len(pools.prefill) + len(pools.mixed)
         load.decoding = len(pools.decode) + len(pools.mixed)
@@ -114,9 +109,8 @@ class CellPools(Pools):
 
 
 class CellSelector(Router):
-    """Picks the less loaded of two random cells (groups of nearby instances); the route names the cell in place of
-    instances. The load is the sum of two terms, each relative to its total over both cells: waiting prompt tokens per
-    prefill instance, and reserved KV tokens per decode instance.
+    """Picks the less loaded of two random cells (groups of nearby instances). The route names the cell in place of
+    instances.
     """
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
@@ -131,8 +125,7 @@ class CellSelector(Router):
 
 class CellRouter(Router):
     """Picks a cell (group of nearby instances) with `CellSelector`, and instances within the cell with the router
-    `within`. Both instances of a request thus have fast links between them, and the cost of a decision does not grow
-    with the number of cells. If no cell can run both phases, `within` picks among all instances.
+    `within`.
     """
 
     uses_cells: ClassVar[bool] = True
@@ -146,6 +139,7 @@ class CellRouter(Router):
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
         assert isinstance(pools, CellPools)  # noqa: S101  (those of `new_pools`)
+        # The cost of a decision does not grow with the number of cells, unless no cell can run both phases.
         picked = self._upper.route(request, tokens, pools.whole, now)
         route = None if picked is None else self.route_in(picked.prefill, request, tokens, pools, now)
         return route or self.within.route(request, tokens, pools, now)
@@ -158,7 +152,8 @@ class CellRouter(Router):
 
 
 def _share(first: CellLoad, second: CellLoad) -> float:
-    """Return the load of the first cell as in `CellSelector`: from 0 to 2, and 1 if both cells have equal loads."""
+    # Waiting prompt tokens per prefill instance, and reserved KV tokens per decode instance, each relative to its total
+    # over both cells: from 0 to 2, and 1 for equal loads.
     prompts = _part(first.pending_prefill_tokens / first.prefilling, second.pending_prefill_tokens / second.prefilling)
     return prompts + _part(first.reserved_tokens / first.decoding, second.reserved_tokens / second.decoding)
 

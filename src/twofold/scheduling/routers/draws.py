@@ -27,7 +27,8 @@ def drawn(request: Request) -> int:
 
 
 def two_of(pool: Pool, draw: int) -> tuple[InstanceLoad, InstanceLoad] | None:
-    """Choose two instances by 64 random bits, distinct unless the pool has only one; None for an empty pool."""
+    """Choose two instances by 64 random bits; None for an empty pool."""
+    # Distinct unless the pool has only one.
     first = pool.nth(draw & 0xFFFFFFFF)
     if first is None:
         return None
@@ -37,16 +38,16 @@ def two_of(pool: Pool, draw: int) -> tuple[InstanceLoad, InstanceLoad] | None:
 
 
 class TwoChoices(Router):
-    """Picks the less loaded of two random instances for each phase, by pending tokens (prefill) or reserved memory
-    (decode). Without a prefill pool, one mixed instance runs both phases.
+    """Picks the less loaded of two random instances for each phase.
 
     Choosing from two balances load nearly as well as choosing from all instances (Mitzenmacher, The Power of Two
-    Choices in Randomized Load Balancing, IEEE TPDS 2001). With outdated loads, it balances better, because requests do
-    not all go to one instance (How Useful Is Old Information?, IEEE TPDS 2000).
+    Choices in Randomized Load Balancing, IEEE TPDS 2001). With outdated loads, it balances better (How Useful Is Old
+    Information?, IEEE TPDS 2000).
     """
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
         draw = drawn(request)
+        # Without a prefill pool, one mixed instance runs both phases.
         prefill = _lesser(pools.prefill, draw, pending_tokens)
         if prefill is None:
             both = _lesser(pools.mixed, draw, pending_tokens)
@@ -65,14 +66,12 @@ def _lesser(pool: Pool, draw: int, measure: LoadMeasure) -> InstanceLoad | None:
 
 
 class InTurn(Router):
-    """Picks instances by a sequence of pool indices. Without a prefill pool, one mixed instance runs both phases."""
+    """Picks the instances of each pool in a given order, such as round-robin."""
 
     repeats_routes: ClassVar[bool] = False
 
     def __init__(self, number: Callable[[int], int]) -> None:
-        """Set the function that returns pool indices. Its argument is n for prefill number n and −n − 1 for decode
-        number n, both counted from 0.
-        """
+        # Returns the pool index for prefill number n (argument n) and decode number n (argument −n − 1), from 0.
         self._number = number
         self._prefills = 0
         self._decodes = 0

@@ -15,7 +15,7 @@ from twofold.scheduling.cluster.router import Router
 
 
 class PrefillChoice(NamedTuple):
-    """A chosen prefill instance, with its reused prompt tokens, prefix fetch if any, and predicted TTFT."""
+    """A chosen prefill instance, with the prompt tokens to reuse, the prefix to fetch and the predicted TTFT."""
 
     instance: str
     reused_tokens: int
@@ -25,9 +25,7 @@ class PrefillChoice(NamedTuple):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ForecastingRouter(Router):
-    """Base class of routers that choose the prefill instance by a load forecast (`choose`) and the decode instance by
-    least reserved memory. Without a prefill pool, one mixed instance runs both phases.
-    """
+    """Base class of routers that choose the prefill instance by a load forecast."""
 
     needs_forecast: ClassVar[bool] = True
 
@@ -35,6 +33,7 @@ class ForecastingRouter(Router):
         forecast = pools.forecast
         if forecast is None:
             raise RuntimeError("the router needs a forecast")
+        # Without a prefill pool, one mixed instance runs both phases. Decode is placed by least reserved memory.
         splits = len(pools.prefill) > 0
         prefill = self.choose(request, pools.prefill if splits else pools.mixed, forecast, now)
         if prefill is None:
@@ -53,11 +52,10 @@ class ForecastingRouter(Router):
 
 
 class ShortestPredictedQueue(ForecastingRouter):
-    """Picks the prefill instance with the shortest predicted queue; of equals, the instance that has received the least
-    predicted prefill time so far. Reused blocks do not affect the choice.
-    """
+    """Picks the prefill instance with the shortest predicted queue."""
 
     def choose(self, request: Request, pool: Pool, forecast: ClusterForecast, now: float) -> PrefillChoice | None:
+        # Of equal queues, the instance that has received the least prefill time so far. Reused blocks do not count.
         chosen: InstanceLoad | None = None
         least_s = assigned_s = 0.0
         for load in pool:
@@ -72,18 +70,14 @@ class ShortestPredictedQueue(ForecastingRouter):
         return PrefillChoice(chosen.id, reused, None, least_s + prefill_s)
 
 
-THRESHOLD: Final = 1.5
+THRESHOLD: Final = 1.5  # the paper gives none
 
 
 class Conductor(ForecastingRouter):
     """Picks the prefill instance with the least predicted TTFT (Mooncake, arXiv 2407.00079, section 6, algorithm 1).
 
-    An instance reuses blocks in its own cache. If another cache holds a prefix more than `threshold` times as long, and
-    if this lowers the TTFT, the instance fetches the missing blocks and keeps them, so that hot blocks are replicated.
-    A `threshold` of None disables fetches.
-
-    The paper gives no threshold. In the paper, an instance above the threshold fetches even if computing is faster, and
-    only after the wait in the queue; here, fetch and wait overlap.
+    An instance reuses blocks in its own cache. If another cache holds a prefix more than `threshold` times as long, the
+    instance fetches the missing blocks if this lowers the TTFT. A `threshold` of None disables fetches.
     """
 
     reads_prefix_caches: ClassVar[bool] = True
@@ -105,6 +99,7 @@ class Conductor(ForecastingRouter):
                 transfer_s = prediction.transfer_s((best - blocks) * forecast.block_tokens)
                 prefill_s = prediction.prefill_s(prompt, forecast.reused_tokens(best, prompt))
                 fetching_s = max(queue_s, transfer_s) + prefill_s
+                # In the paper, an instance fetches even if computing is faster, and only after the wait in the queue.
                 if fetching_s < this_s:
                     blocks, this_s = best, fetching_s
             so_far_s = forecast.assigned_s(load.id)

@@ -10,15 +10,15 @@ from twofold.scheduling.cluster.router import Router
 
 
 class JoinShortestQueue(Router):
-    """Picks the instance with the lowest load measure for each phase, at arrival; of equals, the first to join. The
-    default measures are pending tokens and reserved memory (Splitwise section 4.1). Without a prefill pool, one mixed
-    instance runs both phases.
+    """Picks the least loaded instance for each phase, at arrival. Load is pending tokens (prefill) and reserved memory
+    (decode) by default (Splitwise section 4.1).
     """
 
     def __init__(self, prefill: LoadMeasure = pending_tokens, decode: LoadMeasure = reserved_tokens) -> None:
         self._prefill, self._decode = prefill, decode
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
+        # Without a prefill pool, one mixed instance runs both phases.
         prefill = pools.prefill.least(self._prefill)
         if prefill is None:
             both = pools.mixed.least(self._prefill)
@@ -28,16 +28,14 @@ class JoinShortestQueue(Router):
 
 
 class PlannedRoles(JoinShortestQueue):
-    """Joins the shortest queue among instances whose roles re-planning can change. After a role change, an instance
-    finishes its earlier requests, so every instance must support both phases. If a phase has no instances, an instance
-    of the other phase runs both.
-    """
+    """Joins the shortest queue among instances whose roles re-planning can change."""
 
+    # After a role change, an instance finishes its earlier requests, so every instance must support both phases.
     fixed_roles: ClassVar[bool] = False
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
         route = super().route(request, tokens, pools, now)
-        if route is None:
+        if route is None:  # a phase has no instances
             only = pools.prefill.least(pending_tokens) or pools.decode.least(pending_tokens)
             route = None if only is None else Route(only.id, only.id)
         return route

@@ -19,12 +19,8 @@ _MIXED: Final = Role.MIXED
 class SplitwiseRouter(Router):
     """Chooses the prefill and the decode instance at arrival by the shortest queue (Splitwise section 4.1).
 
-    Prefill runs on the prefill instance with the fewest pending tokens; if it is full, on a mixed instance or else on a
-    decode instance that becomes mixed. An instance is full if it has queued sequences and its pending tokens with the
-    new prompt exceed `MAX_PENDING_TOKENS`. Decode runs on the decode instance with the least reserved memory; if the KV
-    cache does not fit, on a mixed instance or else on a prefill instance that becomes mixed. If none can become mixed,
-    the instance with the fewest pending tokens runs both phases. A mixed instance returns to its home pool when it has
-    no work of the other phase.
+    If a pool is full, the phase runs on a mixed instance, or else on an instance of the other pool, which becomes
+    mixed. A mixed instance returns to its home pool when it has no work of the other phase.
     """
 
     fixed_roles: ClassVar[bool] = False
@@ -38,7 +34,7 @@ class SplitwiseRouter(Router):
             prefill = _take(pools.decode.least(pending_tokens), moves)
         if decode is None:
             decode = _take(pools.prefill.least(reserved_tokens), moves)
-        if prefill is None or decode is None:
+        if prefill is None or decode is None:  # none can become mixed
             prefill = decode = _least_of_all(pools, moves)
         if prefill is None or decode is None:
             return None
@@ -54,6 +50,7 @@ class SplitwiseRouter(Router):
         load = pool.least(pending_tokens)
         if load is None:
             return None
+        # Full: it has queued sequences, and too many pending tokens with the new prompt.
         too_long = pending_tokens.of(load) + request.prompt_tokens > self.MAX_PENDING_TOKENS
         return None if too_long and load.queued() else load
 
@@ -82,8 +79,8 @@ def _take(load: InstanceLoad | None, moves: list[RoleMove]) -> InstanceLoad | No
 
 
 def _least_of_all(pools: Pools, moves: list[RoleMove]) -> InstanceLoad | None:
-    """Return the instance with the fewest pending tokens; of equals, an instance without a role change in `moves`."""
-    moved = {move.instance for move in moves}
+    """Return the instance with the fewest pending tokens."""
+    moved = {move.instance for move in moves}  # avoided if loads are equal
     candidates = [pool.least(pending_tokens) for pool in (pools.prefill, pools.mixed, pools.decode)]
     known = [load for load in candidates if load is not None]
     return min(known, key=lambda load: (pending_tokens.of(load), load.id in moved), default=None)

@@ -1,8 +1,7 @@
 """Controller of a service: places requests on workers, forwards leases, and returns output tokens in order.
 
-Workers receive requests, leases and aborts only from the controller, so a lease never arrives before its request.
-A lease that is granted after the end of its request is released at once. If a worker is lost, its requests start
-another attempt. Requests wait in the controller while no worker can run them.
+Workers receive requests, leases and aborts only from the controller, so a lease never arrives before its request. If a
+worker is lost, its requests run again on other workers. Requests wait in the controller while no worker can run them.
 
     controller.py    the service on its own workers: wiring, worker messages, health checks
     requests.py      live requests: admission, placement, worker reports, replay, end

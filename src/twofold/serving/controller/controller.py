@@ -25,12 +25,7 @@ from twofold.serving.telemetry.telemetry import Telemetry
 
 
 class Controller(Service):
-    """Service that runs requests on its own workers, processes their messages and checks their health.
-
-    With `roles_move`, workers may change roles. With `roles_move` or pulled hand-offs, decode blocks are reserved only
-    when the prefill starts (docs/decisions/0007). With `recomputes`, decode instances also receive prompts to recompute
-    KV. With `prompt_keys`, workers reuse and report cached prefixes, which a router with a `forecast` considers.
-    """
+    """Service that runs requests on its own workers, processes their messages and checks their health."""
 
     def __init__(
         self,
@@ -44,12 +39,14 @@ class Controller(Service):
         telemetry: Telemetry,
         paths: MeasuredPaths,
         overload: OverloadControl | None = None,
-        roles_move: bool = False,
-        recomputes: bool = False,
+        roles_move: bool = False,  # workers may change roles
+        recomputes: bool = False,  # decode instances also receive prompts, to recompute KV
         replan: ReplanConfig | None = None,
-        prompt_keys: PromptKeys | None = None,
-        forecast: LiveForecast | None = None,
+        prompt_keys: PromptKeys | None = None,  # workers reuse and report cached prefixes
+        forecast: LiveForecast | None = None,  # of a router that considers cached prefixes
     ) -> None:
+        # With `roles_move` or pulled hand-offs, decode blocks are reserved when the prefill starts
+        # (docs/decisions/0007).
         requests = LiveRequests(
             cluster,
             admission,
@@ -95,7 +92,7 @@ class Controller(Service):
         return self._monitor is not None
 
     def _open(self) -> None:
-        """Start health checks if all expected workers have registered; admit requests if both phases have workers."""
+        """Start health checks and admit requests if enough workers have registered."""
         if self._registry.complete:
             if self._monitor is None:
                 self._monitor = asyncio.create_task(self._monitor_health())
@@ -112,12 +109,12 @@ class Controller(Service):
             self._requests.check_waiting()
 
     def exited(self, instance: str) -> None:
-        """Record that the worker process of `instance` has exited, as the launcher reports."""
+        """Record that the worker process of `instance` has exited."""
         self._remote.exited(instance)
 
     def workers_waiting(self, instances: Collection[str]) -> None:
-        """Run with fewer workers while `instances` wait for resources; if none wait, restore all workers and roles."""
-        self._degraded.update(instances)
+        """Run without the workers `instances`, which wait for resources."""
+        self._degraded.update(instances)  # if none waits, restores all workers and roles
 
     def shutdown(self) -> None:
         """Shut down all workers and stop receiving messages."""
@@ -173,9 +170,9 @@ class Controller(Service):
     # -- roles ------------------------------------------------------------------------------------------------------
 
     def replans(self) -> list[str]:
-        """Return the latest re-planning decisions and changes due to missing workers, one sentence each."""
+        """Return the latest re-planning decisions, one sentence each."""
         decisions = [] if self._replanning is None else self._replanning.messages(time.monotonic())
-        return decisions + self._degraded.messages
+        return decisions + self._degraded.messages  # and changes due to missing workers
 
     def retire(self, instance: str) -> None:
         self._membership.retire(instance)

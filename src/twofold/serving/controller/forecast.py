@@ -1,4 +1,4 @@
-"""Link and prefill speeds measured by workers, and the router's forecast from these speeds and cached prefixes."""
+"""Speeds of links and prefill measured by workers, and load forecasts for the router."""
 
 import asyncio
 from collections.abc import Collection
@@ -27,14 +27,13 @@ UNKNOWN_BYTES_PER_S = 125e6  # default for unmeasured links between hosts: 1 Gbi
 
 
 class MeasuredPaths(TransferPaths):
-    """Measured link speeds by (source, target) and prefill speeds by instance. Measurements of a lost instance stay in
-    use until the instance's next process reports new measurements.
-    """
+    """Speeds of links and of prefill, measured by workers."""
 
     def __init__(self) -> None:
         super().__init__({})
-        self.links: dict[tuple[str, str], LinkSpeed] = {}
-        self.prefills: dict[str, PrefillSpeed] = {}
+        # Measurements of a lost instance stay in use until its next process reports new ones.
+        self.links: dict[tuple[str, str], LinkSpeed] = {}  # by source and target
+        self.prefills: dict[str, PrefillSpeed] = {}  # by instance
         self._layout: KvLayout | None = None
         self._splits: dict[str, Sharding] = {}
         self._transfers: dict[tuple[str, str], TransferModel] = {}
@@ -87,22 +86,20 @@ class MeasuredPaths(TransferPaths):
         return known
 
     def into(self, host: str) -> TransferModel | None:
-        """Return the slowest measured link between `host` and another host, or a link of 1 Gbit/s if none is measured.
-        Return None before the first worker has registered.
-        """
+        """Return the slowest measured link between `host` and another host; None before a worker has registered."""
         known = self._into.get(host)
         if known is None and self._layout is not None:
             known = self._into[host] = self._way_into(host, self._layout)
         return known
 
     def prefill_s(self, prefill: str, tokens: int) -> float:
-        """Predict the prefill time in seconds. An instance without measurements gets the slowest measured speed."""
+        """Predict the time in seconds to prefill a prompt on an instance."""
         own = self.prefills.get(prefill)
-        speeds = self.prefills.values() if own is None else (own,)
+        speeds = self.prefills.values() if own is None else (own,)  # without its own measurements, the slowest
         return max((speed.seconds(tokens) for speed in speeds), default=0.0)
 
     def summary(self) -> str:
-        """Return link speed, prefill speed and hand-off mode as one line; empty until both speeds are measured."""
+        """Describe link speed, prefill speed and hand-off mode in one line; empty without measurements."""
         if not self.links or not self.prefills:
             return ""
         slowest = min(self.links.values(), key=lambda link: link.bytes_per_s)
@@ -124,6 +121,7 @@ class MeasuredPaths(TransferPaths):
         ]
         if measured:
             return min(measured, key=attrgetter("bytes_per_s"))
+        # Without measurements, a link of 1 Gbit/s.
         unknown = LinkSpeed(overhead_s=0.0, bytes_per_s=UNKNOWN_BYTES_PER_S)
         return unknown.transfer(layout.bytes_per_token, len(layout.layers))
 
@@ -135,7 +133,7 @@ class MeasuredPaths(TransferPaths):
 
 
 def _path(link: LinkSpeed, layout: KvLayout, source: Sharding, target: Sharding) -> TransferModel:
-    """Return the KV transfer model between two instances from the measured `link` between two of their ranks."""
+    """Return the KV transfer model between two instances from a measured link."""
     layers = layer_traffic(plan_reshard(source, target, layout.kv_heads), len(layout.layers))
     per_head = [layout.head_bytes_per_block(layer) // layout.block_size for layer in range(len(layers))]
     layer_bytes = [way.heads * each for way, each in zip(layers, per_head, strict=True)]
@@ -143,7 +141,7 @@ def _path(link: LinkSpeed, layout: KvLayout, source: Sharding, target: Sharding)
 
 
 class HostStores:
-    """Index of the blocks in each host's KV store. A restarted store's first report replaces its earlier blocks."""
+    """Index of the blocks in each host's KV store."""
 
     def __init__(self) -> None:
         self.index = PrefixIndex()
@@ -155,12 +153,12 @@ class HostStores:
         if self._epochs.get(message.host) != message.epoch:
             self._epochs[message.host] = message.epoch
             self._addresses[message.host] = message.address
-            self.index.lost(message.host)
+            self.index.lost(message.host)  # a restarted store's first report replaces its earlier blocks
         self.index.removed(message.host, message.removed)
         self.index.stored(message.host, message.stored)
 
     def lost(self, host: str) -> None:
-        """Remove an unreachable host's blocks from the index. Later reports may add blocks again."""
+        """Remove an unreachable host's blocks from the index."""
         self.index.lost(host)
 
     def address(self, host: str) -> str | None:
@@ -169,10 +167,7 @@ class HostStores:
 
 
 class LiveForecast:
-    """Forecast for the router, updated from the reports of workers and KV stores. A worker reuses the longer of two
-    cached prefixes, in its engine's memory or in its host's store. The store counts as a shared cache named after the
-    host, from which other hosts may fetch blocks.
-    """
+    """Load forecast for the router, updated from the reports of workers and KV stores."""
 
     def __init__(self, config: ForecastConfig, block_tokens: int, paths: MeasuredPaths) -> None:
         self.stores, self._paths = HostStores(), paths
@@ -180,7 +175,8 @@ class LiveForecast:
         self.forecast = ClusterForecast(self.stores.index, block_tokens)
 
     def joined(self, load: InstanceLoad, host: str) -> None:
-        """Add a worker on `host` to the forecast. `load` is the router's load record of the worker."""
+        """Add a worker on `host` to the forecast."""
+        # The store of a host counts as a shared cache, from which other hosts may fetch blocks.
         load.cache = host
         model = self._models.get(load.id) or next(iter(self._models.values()), None)
         self.forecast.join(load.id, LivePrediction(load.id, host, model, self._paths, self.stores))
@@ -195,7 +191,7 @@ class LiveForecast:
         self.forecast.memories.stored(message.instance, message.stored)
 
     def fetch_of(self, route: Route) -> StoreFetch | None:
-        """Return the KV store fetch that `route` contains; None if there is none or the store's address is unknown."""
+        """Return the fetch from a KV store that a route contains; None if there is none."""
         fetch = route.fetch
         address = None if fetch is None else self.stores.address(fetch.source)
         if fetch is None or address is None:
@@ -204,18 +200,17 @@ class LiveForecast:
 
 
 class LivePrediction(Prediction):
-    """Predicted prefill and fetch times of one worker. Prefill times come from `model` or, if None, from measurements.
-    Loading blocks from the store on the worker's own host counts as free, because it takes far less time than a
-    prefill. Fetches from other hosts are predicted from the slowest measured link of the worker's host.
-    """
+    """Predicted prefill and fetch times of one worker."""
 
     def __init__(
         self, instance: str, host: str, model: PerformanceModel | None, paths: MeasuredPaths, stores: HostStores
     ) -> None:
         self._instance, self._host = instance, host
+        # Without a model, prefill times are predicted from measurements.
         self._model, self._paths, self._stores = model, paths, stores
 
     def prefill_s(self, tokens: int, reused: int = 0) -> float:
+        # Loading blocks from the worker's own host counts as free: it takes far less time than a prefill.
         if self._model is None:
             return self._paths.prefill_s(self._instance, tokens - reused)
         return self._model.prefill_s(tokens - reused, tokens * tokens - reused * reused)
@@ -226,7 +221,7 @@ class LivePrediction(Prediction):
 
 
 def _models(config: ForecastConfig) -> dict[str, PerformanceModel]:
-    """Return the performance models by instance name for the configured cluster; empty without a cluster."""
+    """Return the performance models of the configured cluster, by instance name."""
     if config.cluster is None:
         return {}
     kinds = instance_profiles(config.cluster, load_catalog([Path(file) for file in config.catalog]))

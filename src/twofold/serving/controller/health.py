@@ -21,23 +21,22 @@ class WorkerState(StrEnum):
 
 
 class Worker:
-    """Health of one worker of this service or one external server, kept across restarts. `role` is the current role, at
-    first the configured role. `start_s` is the earliest time of the next restart (worker) or health probe (server).
-    """
+    """Health of one worker of this service or one external server."""
 
     def __init__(self, instance: str, role: Role, restart_s: float) -> None:
-        self.instance, self.role = instance, role
+        # Kept across restarts.
+        self.instance, self.role = instance, role  # at first the configured role
         self.state = WorkerState.STARTING
         self.breaker = Breaker(restart_s)
         self.restarts = 0
-        self.start_s = 0.0
+        self.start_s = 0.0  # earliest time of the next restart (worker) or health probe (server)
         self.retired = False  # not restarted when it has ended
 
 
 class WorkerGroup(ABC):
-    """Interface to all workers of a service. `members` maps instance names to workers."""
+    """Interface to all workers of a service."""
 
-    members: Mapping[str, Worker]
+    members: Mapping[str, Worker]  # by instance
 
     def breaker(self, instance: str) -> Breaker:
         return self.members[instance].breaker
@@ -52,17 +51,17 @@ class WorkerGroup(ABC):
 
 
 class WorkerHealth(RequestSubscriber):
-    """Pauses and resumes routing to workers, by circuit breakers and retirement. A worker with a half-open breaker
-    receives one request as a trial, and no other until the trial has succeeded or ended.
-    """
+    """Pauses and resumes routing to workers, by circuit breakers and retirement."""
 
     def __init__(self, cluster: ClusterScheduler, workers: WorkerGroup, telemetry: Telemetry) -> None:
         self._cluster, self._workers, self._telemetry = cluster, workers, telemetry
+        # A worker with a half-open breaker receives one request as a trial, and no other until it has succeeded or
+        # ended.
         self._trials: dict[str, Route] = {}  # by attempt
         self._resumed = False
 
     def take_resumed(self) -> bool:
-        """Return whether the end of a trial has made a worker available since the previous call."""
+        """Return whether the end of a trial request has made a worker available since the previous call."""
         resumed, self._resumed = self._resumed, False
         return resumed
 
@@ -93,10 +92,10 @@ class WorkerHealth(RequestSubscriber):
             self._resumed = True
 
     def _end_trial(self, request_id: str) -> None:
-        """End a trial request. Workers that generated no token of the request become available for another trial."""
         route = self._trials.pop(request_id, None)
         if route is None:
             return
+        # Workers that generated no token of the request become available for another trial.
         for instance in {route.prefill, route.decode}:
             if self._workers.breaker(instance).release(request_id) and self.resume(instance):
                 self._resumed = True
@@ -115,6 +114,6 @@ class WorkerHealth(RequestSubscriber):
         return True
 
     def publish(self, instance: str) -> None:
-        """Report a worker's state to telemetry: half-open if its circuit breaker is half-open, else up."""
+        """Report a worker to telemetry as up or, if its circuit breaker is half-open, as half-open."""
         half_open = self._workers.breaker(instance).state is BreakerState.HALF_OPEN
         self._telemetry.instances.state(instance, InstanceState.HALF_OPEN if half_open else InstanceState.UP)

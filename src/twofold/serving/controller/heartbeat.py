@@ -2,15 +2,14 @@
 
 The controller cannot kill a process on another host. The process exits by itself `WATCHDOG_S` after it sent the last
 acknowledged heartbeat. The controller presumes the process dead `WATCHDOG_S` plus `WATCHDOG_MARGIN_S` after it received
-the last heartbeat. The process thus always exits first, even if messages are delayed or lost. The margin covers
-different clock rates and the time to exit.
+the last heartbeat. The process thus always exits first, even if messages are delayed or lost.
 """
 
 import time
 
 ALIVE_S = 0.2  # heartbeat interval
 WATCHDOG_S = 5.0
-WATCHDOG_MARGIN_S = 1.0
+WATCHDOG_MARGIN_S = 1.0  # covers different clock rates and the time to exit
 DRIFT = 1e-4  # bound on the relative drift of two clocks, which is tens of ppm as a rule
 
 
@@ -35,15 +34,12 @@ class ParentWatchdog:
 
 
 def presumed_dead(heard_s: float, now: float) -> bool:
-    """Return whether a process with the last message at `heard_s` must have been ended by its watchdog."""
+    """Return whether the watchdog must have ended a process whose last message arrived at `heard_s`."""
     return now - heard_s > WATCHDOG_S + WATCHDOG_MARGIN_S
 
 
 class ClockOffset:
-    """Estimated offset from another host's monotonic clock to the local clock. For each message, receive time minus
-    send time is an upper limit of the offset; the estimate is the lowest limit. Older limits are raised at the rate
-    `DRIFT`, because clocks drift. Converted times are never early, and late by little more than the shortest delay.
-    """
+    """Estimated offset from another host's monotonic clock to the local clock."""
 
     def __init__(self, remote_s: float, local_s: float) -> None:
         """Initialize the estimate with a message sent at `remote_s` and received at `local_s`."""
@@ -53,6 +49,9 @@ class ClockOffset:
     def update(self, remote_s: float, local_s: float) -> None:
         """Improve the estimate with another message, sent at `remote_s` and received at `local_s`."""
         drifted_s = self._offset_s + DRIFT * (local_s - self._updated_s)
+        # Receive time minus send time is an upper limit of the offset; the estimate is the lowest limit. Older limits
+        # are raised because clocks drift. Converted times are never early, and late by little more than the shortest
+        # delay.
         self._offset_s = min(drifted_s, local_s - remote_s)
         self._updated_s = local_s
 

@@ -99,8 +99,8 @@ class VerifySettings(Settings):
 def verify(settings: VerifySettings) -> None:
     """Replay a workload on a live service and in the simulator, and print the results side by side.
 
-    TARGET is a model to serve on this host, or the URL of a running service. Exits with 1 if live and simulated results
-    differ too much.
+    TARGET is a model to serve on this host, or the URL of a running service. Exits with 1 if a simulated result differs
+    from the live results by more than its tolerance.
     """
     compare = compare_service if settings.is_endpoint else compare_all
     comparisons = compare(settings, settings.design)

@@ -32,11 +32,8 @@ _YAML_KEY = re.compile(r"^([A-Za-z_]+)[ \t]*:", re.MULTILINE)
 
 
 def parse_cluster(text: str, *, model: str, catalog: Catalog | None = None) -> ClusterSpec:
-    """Parse a string such as `35xh100:prefill,5xh100:decode` into a cluster spec. Raises ConfigurationError.
-
-    The syntax of a pool is COUNTxMACHINE[@TP[xPP]][:ROLE][/BATCHER], with degrees TP and PP of tensor and pipeline
-    parallelism.
-    """
+    """Parse a string such as `35xh100:prefill,5xh100:decode` into a cluster spec. Raises ConfigurationError."""
+    # Pools are COUNTxMACHINE[@TP[xPP]][:ROLE][/BATCHER], with PP pipeline stages of TP accelerators each.
     require(bool(text.strip()), f"the cluster has no pools: {_POOL_SYNTAX}")
     known = catalog or load_catalog()
     return ClusterSpec(pools=tuple(_parse_pool(part.strip(), known) for part in text.split(",")), model=model)
@@ -48,7 +45,7 @@ def load_cluster(path: Path, *, catalog: Catalog | None = None) -> ClusterSpec:
 
 
 def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> ClusterSpec:
-    """Parse a YAML or TOML cluster file, as the suffix of `name` states. Raises ConfigurationError."""
+    """Parse a cluster file, as YAML or TOML by the suffix of `name`. Raises ConfigurationError."""
     suffix = Path(name).suffix.lower()
     require(suffix in _SUFFIXES, f"cluster {name} has an unknown suffix: use one of {', '.join(_SUFFIXES)}")
     raw = parse_toml("cluster", text, name) if suffix == ".toml" else _from_yaml(text, name)

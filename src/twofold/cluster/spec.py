@@ -25,8 +25,7 @@ _POWERS: Final = "KMGT"
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Prefix cache of each machine with prefill instances: a DRAM tier and an optional disk tier.
 
-    The size of a tier is in tokens (`3000000 tokens`) or bytes (`128GiB`). Raises ConfigurationError for invalid
-    values.
+    Sizes of tiers are in tokens (`3000000 tokens`) or bytes (`128GiB`). Raises ConfigurationError for invalid values.
     """
 
     dram: str
@@ -78,7 +77,7 @@ def parse_cache(text: str) -> CacheSpec:
 
 
 class ControlSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Number of controllers and timing of load reports. Raises ConfigurationError for values out of range."""
+    """Number of controllers, and timing of instances' load reports. Raises ConfigurationError if out of range."""
 
     controllers: int = 1  # each places a share of the cluster's requests
     reports_every_s: float = 0.2  # between reports of an instance or cell; 0: a report of every change
@@ -148,7 +147,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 @dataclass(frozen=True, slots=True)
 class ClusterRules:
-    """Rules of a simulation for KV memory, KV transfers and pipelines, in which simulators differ."""
+    """Rules for KV memory, KV transfers and pipelines in a simulation: Twofold's or another simulator's."""
 
     help: str
     memory: KvReservation = FULL_RESERVATION  # when a request reserves KV, and how much

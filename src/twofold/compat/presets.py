@@ -12,7 +12,7 @@ _LINK_BYTES_PER_S = 200 * 1024**3  # SplitwiseSim: transfer_bandwidth 200, in Gi
 def splitwise_sim(pools: Sequence[PoolSpec], model: str = "bloom-176b", *, catalog: Catalog) -> ClusterSpec:
     """Create a cluster with the timing and rules of SplitwiseSim, the simulator of Splitwise (ISCA'24).
 
-    A cluster of mixed pools alone is a baseline of the paper. Raises ConfigurationError for an unknown model.
+    With mixed pools only, it is a baseline of the paper. Raises ConfigurationError for an unknown model.
     """
     known = catalog.model(model)
     split = any(pool.role is not Role.MIXED for pool in pools)
@@ -34,7 +34,7 @@ def splitwise_sim(pools: Sequence[PoolSpec], model: str = "bloom-176b", *, catal
 def distserve_sim(pools: Sequence[PoolSpec], model: str, *, engine: str = "distserve") -> ClusterSpec:
     """Create a cluster with the timing and rules of DistServe's simulator (OSDI'24).
 
-    With mixed pools and `engine` "vllm", it is the baseline of the paper.
+    With mixed pools and `engine` "vllm", it is the paper's baseline.
     """
     suffix = "" if engine == "distserve" else f"-{engine}"
     return ClusterSpec(

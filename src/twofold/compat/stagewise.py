@@ -30,7 +30,7 @@ _LAST: Final = EventOrder.FAILURE + (1 << 40)  # after everything else at the sa
 
 
 class StagewiseScheduler(InstanceScheduler):
-    """Scheduler of a pipeline whose stages form batches independently: its first queues and its KV blocks."""
+    """Queues before the first stage and KV blocks of a pipeline whose stages form batches independently."""
 
     def __init__(
         self, blocks: BlockAllocator, leases: LeaseTable, max_num_seqs: int, max_tokens: int, reservation: KvReservation

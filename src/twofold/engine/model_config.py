@@ -8,7 +8,7 @@ from twofold.errors import ModelError
 
 
 def eos_token_ids(*given: object) -> tuple[int, ...]:
-    """Return the first of the EOS settings `given` that is set, as a tuple of token ids."""
+    """Return the EOS token ids from the first argument that has any."""
     for each in given:
         if isinstance(each, int):
             return (each,)
@@ -32,6 +32,6 @@ def context_length(config: PreTrainedConfig, name: str) -> int:
 
 
 def _longrope_lengths(rope: dict[str, Any]) -> list[int]:
-    """Return the original context lengths of a LongRoPE model, without its extension."""
+    """Return the original context lengths of a LongRoPE model."""
     sets = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return [int(s["original_max_position_embeddings"]) for s in sets if s.get("rope_type") == "longrope"]

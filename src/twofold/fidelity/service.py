@@ -157,7 +157,7 @@ class _Ends(Observer):
 def cluster_of(
     design: ServiceDesign, profile: MeasuredProfile, path: Path, *, kv_capacity_tokens: int, max_num_seqs: int
 ) -> ClusterSpec:
-    """Return the cluster spec of a service. Raises ConfigurationError if the profile is for other cores or threads."""
+    """Return the cluster spec of a service. Raises ConfigurationError if the profile does not fit the host."""
     workers = design.workers()
     threads, cores = workers[0].threads, len(available_cores())
     host = profile.shared_host

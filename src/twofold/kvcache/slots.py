@@ -1,4 +1,4 @@
-"""Access rights of processes to a shared memory for KV blocks, which can be revoked after a crash."""
+"""Revocable access rights of processes to a shared memory for KV blocks."""
 
 from collections.abc import Collection, Hashable
 from heapq import heappop, heappush

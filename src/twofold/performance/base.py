@@ -61,8 +61,7 @@ class PerformanceModel(ABC):
     def prefill_s(self, tokens: int, squares: int) -> float:
         """Return the seconds of an iteration that contains only prompts.
 
-        The cost of attention is proportional to `squares`, the sum of (context + tokens)² − context² over the
-        sequences.
+        The cost of attention is proportional to `squares` = Σ ((context + tokens)² − context²) over the sequences.
         """
 
     @abstractmethod  # linear, so that simulators can sum many iterations at once

@@ -5,7 +5,7 @@ The milliseconds of an iteration in one of PP pipeline stages, for a batch of pr
     prefill = (a + b·Σl + c·Σl²) / PP + PP
     decode  = (a + b·Σ(context + 1) + c·batch) / PP
 
-The first stage takes 2 + 1e-4·Σl or 2 + 1e-4·Σcontext milliseconds more.
+with published coefficients a, b and c. The first stage takes 2 + 1e-4·Σl or 2 + 1e-4·Σcontext milliseconds more.
 """
 
 from functools import cache

@@ -256,7 +256,7 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def load_profiles(paths: Sequence[str]) -> tuple[MeasuredProfile, ...]:
-    """Read the measured profiles of a cluster. Raises ConfigurationError if they exclude each other."""
+    """Read the measured profiles of a cluster. Raises ConfigurationError if two profiles conflict."""
     found = tuple(load_profile(path) for path in paths)
     names = Counter(each.machine for each in found)
     for each, path in zip(found, paths, strict=True):

@@ -39,7 +39,7 @@ def mean_ttft_s(rate: float, latency_s: float, stage_s: float) -> float:
 
 
 def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> float | None:
-    """Return the rate per second above which `other` has a lower mean TTFT than `quick`, or None."""
+    """Return the rate per second above which `other` has a lower mean TTFT than `quick`, or None if there is none."""
     # Each argument is a pair (seconds in all stages, seconds in the slowest stage). If `quick` is (t₁, s₁) and `other`
     # is (t₂, s₂), the result is the smaller root R of
     #     (1 − R·s₁)·(1 − R·s₂) = (s₁ − s₂) / (2·(t₂ − t₁) + s₁ − s₂)
@@ -89,7 +89,7 @@ _STEP: Final = 1.02  # growth of the lengths tried first; the rate is assumed to
 
 
 def saturating_tokens(prefill_s: Callable[[int], float], most: int, share: float = SHARE) -> int:
-    """Return the length of the shortest prompt with at least `share` of the maximum prefill throughput."""
+    """Return the shortest prompt, in tokens, with at least `share` of the maximum prefill throughput."""
     if most < 1 or not 0.0 < share <= 1.0:
         raise ValueError(f"need at least 1 token and a share in (0, 1], not {most} and {share:g}")
     # Batching prompts longer than the result only delays them.

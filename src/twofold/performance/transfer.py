@@ -52,7 +52,7 @@ class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
         return self.latency_s + max(backlog_s, bytes_s / self.layers) + self.sync_s
 
     def crossover_tokens(self, prefill_s: Callable[[int], float]) -> int | None:
-        """Return the shortest prompt for which a layer-wise hand-off is faster than a serialized one, or None."""
+        """Return the shortest prompt, in tokens, for which layer-wise hand-off is faster than serialized, or None."""
         # `prefill_s` must not decrease with the number of tokens.
         return shortest(lambda tokens: self.layer_wise_s(tokens, prefill_s(tokens)) < self.serialized_s(tokens))
 

@@ -54,7 +54,7 @@ def cluster_spec(settings: SimulateSettings, catalog: Catalog) -> tuple[ClusterS
 
 
 def with_batchers(spec: ClusterSpec, batchers: dict[Role, str]) -> ClusterSpec:
-    """Return a copy of the cluster with other batchers, given for each role of a pool."""
+    """Return a copy of the cluster with other batchers. `batchers` maps roles of pools to names of batchers."""
     if not batchers:
         return spec
     pools = [msgspec.structs.replace(pool, batcher=batchers.get(pool.role, pool.batcher)) for pool in spec.pools]

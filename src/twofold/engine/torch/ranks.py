@@ -160,7 +160,7 @@ class SplitEngine:
 
 
 class RankFollower:
-    """Runs the iterations that rank 0 requests, on another rank."""
+    """On a rank other than 0, runs the iterations that rank 0 requests."""
 
     def __init__(self, first: Connection) -> None:
         self._first = TypedPipe[RankIteration](first, RankIteration)

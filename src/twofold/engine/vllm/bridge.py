@@ -26,7 +26,7 @@ class ConnectorBridge(Protocol):
     """Interface of the worker for vLLM's KV connector. All methods are called on the thread that runs vLLM."""
 
     def place_cache(self, layout: KvLayout, num_blocks: int) -> torch.Tensor:
-        """Return memory for vLLM's KV cache, as a uint8 tensor, which peers can access."""
+        """Return memory for vLLM's KV cache that peers can access, as a uint8 tensor."""
 
     def is_remote(self, request_id: str) -> bool:
         """Return whether a peer computes the KV of this request's prompt."""

@@ -24,7 +24,7 @@ class ModelError(UserError):
 
 
 class WorkloadError(UserError):
-    """A trace or workload is invalid. The message contains the file, the line if it is known, and the reason."""
+    """A trace or workload is invalid."""
 
     def __init__(self, path: str, reason: str, line: int | None = None) -> None:
         super().__init__(f"{path}:{line}: {reason}" if line is not None else f"{path}: {reason}")
@@ -32,18 +32,16 @@ class WorkloadError(UserError):
 
 
 class RequestError(UserError):
-    """A request is refused with the HTTP status `status`. `param` names the invalid field. A retry may succeed after
-    `retry_after_s` whole seconds.
-    """
+    """A request is refused with an HTTP error."""
 
     def __init__(
         self,
         message: str,
         *,
-        param: str | None = None,
+        param: str | None = None,  # name of the invalid field
         status: int = 400,
         code: str | None = None,
-        retry_after_s: int | None = None,
+        retry_after_s: int | None = None,  # a later retry may succeed
     ) -> None:
         super().__init__(message)
         self.param, self.status, self.code, self.retry_after_s = param, status, code, retry_after_s
@@ -62,4 +60,4 @@ class InstanceLostError(TwofoldError):
 
 
 class SearchError(TwofoldError):
-    """A search for a better plan failed; the message gives the reason."""
+    """A search for a better plan failed."""

@@ -1,16 +1,4 @@
-"""Request events, their subscribers, and the recorder of timelines.
-
-    arrived ─┬─ rejected
-             └─ admitted ─ placed ─ prefill_started ─ first_token ─ handed_off ─ decode_started ─ token …
-                             ▲                                                                       │
-                             └── placed again after the loss of an instance ── aborted ◄─────────────┤
-                                                                                  │                  ▼
-                                                                                ended ◄────────── finished
-
-The events `arrived`, `rejected`, `admitted` and `ended` concern a client's request. The other events concern one
-placement of the request on instances, and carry the placement's id. Times are seconds on the emitter's clock. The
-simulator emits neither `admitted` nor `decode_started` nor `token`.
-"""
+"""Request events, their subscribers, and the recorder of timelines."""
 
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
@@ -24,11 +12,7 @@ from twofold.timeline import Moment, Timeline
 
 
 class Route:
-    """The prefill and decode instance of a request. If they are the same instance, there is no hand-off.
-
-    `moves` are role changes to make first. `fetch` copies cached blocks to the prefill instance, and `reused_tokens` is
-    the number of prompt tokens expected in its cache afterwards. `ttft_s` is the predicted TTFT, or None.
-    """
+    """The prefill instance and the decode instance of a request, which may be the same."""
 
     __slots__ = ("decode", "fetch", "moves", "prefill", "reused_tokens", "ttft_s")
 
@@ -36,10 +20,10 @@ class Route:
         self,
         prefill: str,
         decode: str,
-        moves: tuple[RoleMove, ...] = (),
-        reused_tokens: int = 0,
-        fetch: PrefixFetch | None = None,
-        ttft_s: float | None = None,
+        moves: tuple[RoleMove, ...] = (),  # role changes to make first
+        reused_tokens: int = 0,  # prompt tokens expected in the cache of the prefill instance, after `fetch`
+        fetch: PrefixFetch | None = None,  # copy of cached blocks to the prefill instance
+        ttft_s: float | None = None,  # predicted TTFT
     ) -> None:
         self.prefill = prefill
         self.decode = decode
@@ -67,20 +51,28 @@ class Route:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PlacedRequest:
-    """A request with its route and, if it runs on two instances, its hand-off mode.
-
-    After the loss of an instance, a request is placed again with a new `id`, but with the client's `request_id`.
-    """
+    """A request with its route and its hand-off mode."""
 
     __slots__ = ("id", "mode", "request", "request_id", "route")
 
     def __init__(self, request: Request, route: Route, mode: HandoffMode | None = None) -> None:
+        # If the request is placed again after the loss of an instance, `id` changes.
         self.id = self.request_id = request.id
         self.request = request
         self.route = route
-        self.mode = mode
+        self.mode = mode  # None without a hand-off
 
 
+#    arrived ─┬─ rejected
+#             └─ admitted ─ placed ─ prefill_started ─ first_token ─ handed_off ─ decode_started ─ token …
+#                             ▲                                                                       │
+#                             └── placed again after the loss of an instance ── aborted ◄─────────────┤
+#                                                                                  │                  ▼
+#                                                                                ended ◄────────── finished
+#
+# The events `arrived`, `rejected`, `admitted` and `ended` concern a client's request. The other events concern one
+# placement of the request on instances, and carry the placement's id. Times are seconds on the emitter's clock. The
+# simulator emits neither `admitted` nor `decode_started` nor `token`.
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RequestSubscriber:
     """Base class of subscribers to request events. A subclass overrides the methods of the events that it needs."""
@@ -104,32 +96,30 @@ class RequestSubscriber:
         """The prefill is complete, and the first output token is sampled."""
 
     def handed_off(self, request_id: str, started: float, now: float) -> None:
-        """The KV transfer of the hand-off, which began at `started`, is complete."""
+        """The KV transfer, which began at `started`, is complete."""
 
     def decode_started(self, request_id: str, now: float) -> None:
-        """The iteration that produced the second token began at `now`."""
+        """The first decode iteration of the request began at `now`."""
 
     def token(self, request_id: str, now: float) -> None:
         """The next output token of the request is sent to the client."""
 
+    # `output_tokens` excludes tokens of earlier placements.
     def finished(self, request_id: str, output_tokens: int, now: float) -> None:
-        """The request's output is complete. This placement of the request generated `output_tokens` tokens of it."""
+        """The request's output is complete."""
 
     def aborted(self, request_id: str, now: float) -> None:
-        """A placement of the request ended early: it was cancelled, rejected or failed, or its instance was lost."""
+        """The request stopped on its instances before its output was complete."""
 
     def ended(self, timeline: Timeline, now: float) -> None:
-        """The request left the service. The finish reason in `timeline` is completion, failure or cancellation."""
+        """The request left the service: it was completed, failed or cancelled."""
 
 
 _EVENTS: Final = [name for name in vars(RequestSubscriber) if not name.startswith("_")]
 
 
 class RequestEvents:
-    """Passes each request event to all subscribers that override its method, in order of subscription.
-
-    `records_timelines` is true if at least one subscriber overrides `rejected` or `ended`, which receive timelines.
-    """
+    """Passes each request event to the subscribers that handle it."""
 
     def __init__(self, subscribers: Iterable[RequestSubscriber] = ()) -> None:
         self.records_timelines = False
@@ -150,11 +140,11 @@ class RequestEvents:
             self.subscribe(subscriber)
 
     def subscribe(self, subscriber: RequestSubscriber) -> None:
-        """Add a subscriber. It receives each event after all subscribers that were added before."""
+        """Add a subscriber, which receives each event after all earlier subscribers."""
         for event in _EVENTS:
             if getattr(type(subscriber), event) is not getattr(RequestSubscriber, event):
                 getattr(self, f"_{event}").append(subscriber)
-        self.records_timelines = bool(self._ended or self._rejected)
+        self.records_timelines = bool(self._ended or self._rejected)  # the events with a timeline
 
     def arrived(self, request: Request, now: float) -> None:
         for subscriber in self._arrived:
@@ -209,7 +199,7 @@ Sink = Callable[[Timeline], None]
 
 
 class Recorder(RequestSubscriber):
-    """Records the timelines of live requests. Events of unknown or ended requests are dropped."""
+    """Records the timelines of live requests."""
 
     def __init__(self, sinks: Iterable[Sink] = ()) -> None:
         self._sinks = tuple(sinks)
@@ -222,7 +212,7 @@ class Recorder(RequestSubscriber):
         return self._open.values()
 
     def get(self, request_id: str) -> Timeline | None:
-        """Return the timeline of a request that has not ended, by the id of the request or of a placement."""
+        """Return the timeline of a live request, by the id of the request or of its placement."""
         return self._placements.get(request_id) or self._open.get(request_id)
 
     def admitted(self, request: Request, now: float) -> None:
@@ -275,7 +265,7 @@ class Recorder(RequestSubscriber):
         timeline.moments[Moment.LAST_TOKEN] = now
 
     def end(self, request_id: str, reason: FinishReason) -> Timeline | None:
-        """Close the timeline of a request, pass it to all callbacks, and return it. Return None if it is not open."""
+        """Close the timeline of a request and return it, or None if it is not open."""
         timeline = self._open.pop(request_id, None)
         if timeline is None:
             return None

@@ -7,7 +7,7 @@ import msgspec
 
 
 class HandoffMode(StrEnum):
-    """Mode of a KV transfer: when it happens, and which instance starts it (Splitwise 4.3; for pull, DistServe 4.3)."""
+    """Mode of a KV transfer: serialized or layer-wise (Splitwise, section 4.3), or pull (DistServe, section 4.3)."""
 
     SERIALIZED = "serialized"  # all layers after the last one is computed
     LAYER_WISE = "layer-wise"  # layer k while layer k+1 computes
@@ -15,23 +15,19 @@ class HandoffMode(StrEnum):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """Permission for the instance `source` to write a request's KV cache into `blocks` of `instance`.
-
-    `epoch` changes whenever `instance` restarts; data of an outdated epoch is refused. The lease expires at
-    `deadline_s` on the clock of `instance`, unless a heartbeat of `source` renews it.
-    """
+    """Permission for the instance `source` to write a request's KV cache into blocks of `instance`."""
 
     request_id: str
     source: str
     instance: str
-    epoch: int
+    epoch: int  # changes whenever `instance` restarts; data of an outdated epoch is refused
     blocks: tuple[int, ...]
-    deadline_s: float
+    deadline_s: float  # on the clock of `instance`; heartbeats of `source` renew the lease
 
 
 class LeaseWatcher(Protocol):
-    """Observer of leases: `granted` is called before the first write, `ended` before the blocks are freed."""
+    """Observer of granted and ended leases."""
 
-    def granted(self, lease: Lease) -> None: ...
+    def granted(self, lease: Lease) -> None: ...  # before the first write
 
-    def ended(self, lease: Lease) -> None: ...
+    def ended(self, lease: Lease) -> None: ...  # before the blocks are freed

@@ -25,14 +25,14 @@ class Role(StrEnum):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LoadMeasure(ABC):
-    """Measure by which routers rank instances: `of` maps an instance's load to a number."""
+    """Measure of an instance's load, by which routers rank instances."""
 
     @abstractmethod
     def of(self, load: "InstanceLoad") -> int: ...
 
 
 class Ranking:
-    """Heap of the instances of a pool by a load measure. Instances with equal loads rank in order of joining."""
+    """Heap of the instances of a pool, ordered by load."""
 
     __slots__ = ("heap", "measure")
 
@@ -50,7 +50,7 @@ class HeapEntry:
         self.ranking = ranking
         self.load = load
         self.number: i64 = ranking.measure.of(load)
-        self.place: i64 = load.place
+        self.place: i64 = load.place  # breaks ties
         self.position: i64 = len(ranking.heap)
         ranking.heap.append(self)
         self.rise()
@@ -105,7 +105,7 @@ class HeapEntry:
 
 
 class LoadTotals:
-    """The numbers of a load that can be summed over requests and instances. `InstanceLoad` explains each number."""
+    """Load of a request or an instance, as numbers that can be added."""
 
     def __init__(
         self,
@@ -115,14 +115,14 @@ class LoadTotals:
         decodes: int = 0,
         requests: int = 0,
     ) -> None:
-        self.pending_prefill_tokens = pending_prefill_tokens
-        self.reserved_tokens = reserved_tokens
-        self.prefills = prefills
-        self.decodes = decodes
-        self.requests = requests
+        self.pending_prefill_tokens = pending_prefill_tokens  # routed to the instance and not yet prefilled
+        self.reserved_tokens = reserved_tokens  # KV that the routed requests may occupy on the instance
+        self.prefills = prefills  # routed requests whose prefill on the instance is not complete
+        self.decodes = decodes  # routed requests whose decode on the instance is not complete
+        self.requests = requests  # routed requests with either, each counted once
 
     def less(self, other: "LoadTotals") -> "LoadTotals":
-        """Return this load minus `other`, number by number."""
+        """Return this load minus `other`."""
         return LoadTotals(
             self.pending_prefill_tokens - other.pending_prefill_tokens,
             self.reserved_tokens - other.reserved_tokens,
@@ -132,7 +132,7 @@ class LoadTotals:
         )
 
     def replace(self, old: "LoadTotals", new: "LoadTotals") -> None:
-        """Subtract `old` from this load and add `new`, number by number."""
+        """Subtract `old` from this load and add `new`."""
         self.pending_prefill_tokens += new.pending_prefill_tokens - old.pending_prefill_tokens
         self.reserved_tokens += new.reserved_tokens - old.reserved_tokens
         self.prefills += new.prefills - old.prefills
@@ -144,19 +144,7 @@ NO_LOAD = LoadTotals()
 
 
 class InstanceLoad(LoadTotals):
-    """The load of an instance, as routers see it.
-
-    - role, home: roles of the instance's current pool, and of the pool for which it was started.
-    - pending_prefill_tokens: prompt tokens routed to the instance and not yet prefilled.
-    - reserved_tokens: KV tokens that all requests routed to the instance may occupy on it.
-    - capacity_tokens: KV tokens that fit in the instance's memory, None if unknown.
-    - prefills, decodes: numbers of routed requests that have not completed their prefill or decode on the instance.
-    - requests: number of requests that `prefills` or `decodes` counts, each counted once.
-    - queued: function that returns the number of waiting sequences on the instance, 0 if unknown.
-    - cache: name of the instance's prefix cache, which other instances of the host may share.
-    - cell: name of the instance's group of nearby instances, if the router uses cells.
-    - place: number of the instance in the order of joining its pool, 0 in no pool. standings: its heap entries.
-    """
+    """The load of an instance, as routers see it."""
 
     def __init__(
         self,
@@ -167,10 +155,10 @@ class InstanceLoad(LoadTotals):
     ) -> None:
         super().__init__()
         self.id = id
-        self.role = self.home = role
-        self.capacity_tokens = capacity_tokens
-        self.queued: Callable[[], int] = lambda: 0
-        self.place = 0
-        self.cache = id
-        self.cell = cell
+        self.role = self.home = role  # of the current pool, and of the pool for which the instance was started
+        self.capacity_tokens = capacity_tokens  # KV that fits in memory, if known
+        self.queued: Callable[[], int] = lambda: 0  # number of waiting sequences, 0 if unknown
+        self.place = 0  # number in the order of joining the pool, 0 in no pool
+        self.cache = id  # name of the prefix cache, which other instances of the host may share
+        self.cell = cell  # group of nearby instances, if the router uses cells
         self.standings: list[HeapEntry] = []

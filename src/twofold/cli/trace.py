@@ -128,11 +128,7 @@ def _print_json(path: Path, name: str, found: TraceSummary | TraceReuse) -> None
 
 @command
 def convert(settings: ConvertSettings) -> None:
-    """Convert a trace to another format; select a part of the trace, or rescale it.
-
-    Times are scaled, then lengths; then requests longer than --max-model-len are clipped. `--rate` sets the mean rate
-    of the selected part. Outputs of length 0 are read as 1. Prefix blocks beyond a shortened prompt are dropped.
-    """
+    """Convert a trace to another format; select a part of the trace, or rescale it."""
     path, out = settings.trace, settings.out
     require_file(path)
     require(not _same(out, path), f"{out} is the input: name another file")
@@ -145,6 +141,7 @@ def convert(settings: ConvertSettings) -> None:
         rate_scale=settings.rate_scale,
     )
     requests = part.requests(lambda: trace_progress(open_trace(path, name, notes)))
+    # Lengths are scaled, then clipped. Prefix blocks beyond a shortened prompt are dropped.
     _save(fit_lengths(requests, settings.length_scale, settings.max_model_len), out, settings.to)
     _mention(notes)
 
@@ -183,7 +180,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _target(out: Path, to: str | None) -> TraceFormat:
-    """Return the trace format named `to`, by default `twofold`. For a .csv file, `to` is required."""
+    """Return the format of the output file, by default `twofold`."""
     if to is None and ".csv" in out.suffixes:
         names = [known.name for known in FORMATS.values() if known.suffix == ".csv"]
         raise ConfigurationError(f"{out}: give the format of the csv, --to {' or --to '.join(names)}")
@@ -229,7 +226,7 @@ def _facts(summary: TraceSummary) -> dict[str, str]:
 
 
 def _spread(cv: float) -> str:
-    """Format the coefficient of variation `cv` of arrival gaps, and the burstiness of gamma arrivals with this `cv`."""
+    """Format the coefficient of variation of arrival gaps, with the equivalent burstiness."""
     return f"{cv:.3f} (gamma arrivals of burstiness {cv**-2:.3g})" if cv > 0.001 else f"{cv:.3f} (constant)"
 
 

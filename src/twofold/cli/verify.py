@@ -99,9 +99,8 @@ class VerifySettings(Settings):
 def verify(settings: VerifySettings) -> None:
     """Replay a workload on a live service and in the simulator, and print the results side by side.
 
-    TARGET is a model to serve on this host, or the URL of a running service, whose instances --prefill, --decode and
-    --colocated count. Exits with 1 if live and simulated results differ by more than the spread of the live replays
-    plus 5 points of SLO attainment, 10% of a median or 15% of a P90.
+    TARGET is a model to serve on this host, or the URL of a running service. Exits with 1 if a simulated result differs
+    from the live results by more than its tolerance.
     """
     compare = compare_service if settings.is_endpoint else compare_all
     comparisons = compare(settings, settings.design)
@@ -160,7 +159,7 @@ def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Compari
 
 
 def _slo(settings: VerifySettings, profile: MeasuredProfile) -> Slo:
-    """Return the SLO of --slo, by default multiples of the latencies of an average request that runs alone."""
+    """Return the SLO from --slo, or a default derived from the measured profile."""
     if settings.slo is not None:
         return settings.slo
     sample = settings.requests(1.0)

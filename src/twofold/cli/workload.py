@@ -62,9 +62,10 @@ class WorkloadSettings(ShapeSettings):
 
     @property
     def duration_s(self) -> float | None:
-        """Limit on the workload's duration in seconds (None: no limit). Endless workloads get a default limit."""
+        """Maximum duration of the workload in seconds, or None for no limit."""
         from twofold.workload.source import is_named  # noqa: PLC0415  (imports numpy)
 
+        # A named workload without a limit would never end.
         endless = is_named(self.workload) and self.num_requests is None and self.duration is None
         return DEFAULT_DURATION_S if endless else self.duration
 

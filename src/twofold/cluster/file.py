@@ -32,10 +32,8 @@ _YAML_KEY = re.compile(r"^([A-Za-z_]+)[ \t]*:", re.MULTILINE)
 
 
 def parse_cluster(text: str, *, model: str, catalog: Catalog | None = None) -> ClusterSpec:
-    """Parse a string of pools COUNTxMACHINE[@TP[xPP]][:ROLE][/BATCHER] into a cluster with default settings.
-
-    PP is the number of pipeline stages, of TP accelerators each. The default role is mixed. Raises ConfigurationError.
-    """
+    """Parse a string such as `35xh100:prefill,5xh100:decode` into a cluster spec. Raises ConfigurationError."""
+    # Pools are COUNTxMACHINE[@TP[xPP]][:ROLE][/BATCHER], with PP pipeline stages of TP accelerators each.
     require(bool(text.strip()), f"the cluster has no pools: {_POOL_SYNTAX}")
     known = catalog or load_catalog()
     return ClusterSpec(pools=tuple(_parse_pool(part.strip(), known) for part in text.split(",")), model=model)
@@ -47,7 +45,7 @@ def load_cluster(path: Path, *, catalog: Catalog | None = None) -> ClusterSpec:
 
 
 def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> ClusterSpec:
-    """Parse the text of a cluster file, YAML or TOML by the suffix of its `name`. Raises ConfigurationError."""
+    """Parse a cluster file, as YAML or TOML by the suffix of `name`. Raises ConfigurationError."""
     suffix = Path(name).suffix.lower()
     require(suffix in _SUFFIXES, f"cluster {name} has an unknown suffix: use one of {', '.join(_SUFFIXES)}")
     raw = parse_toml("cluster", text, name) if suffix == ".toml" else _from_yaml(text, name)
@@ -137,7 +135,7 @@ def _from_yaml(text: str, name: str) -> object:
 
 
 def _describe(error: msgspec.ValidationError) -> str:
-    """Return an error message with the invalid field and the reason. For an unknown field, suggest a similar one."""
+    """Return a message for users about an invalid field of a cluster file."""
     place, what = explain_validation(error)
     kinds = {"pools": PoolSpec, "failures": InstanceFailure, "kv_cache": CacheSpec, "control": ControlSpec}
     kind = next((kind for start, kind in kinds.items() if place.startswith(start)), ClusterSpec)

@@ -15,12 +15,12 @@ _NAME = re.compile(r"[\w-]+")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Placement of a pool's `instances`, with `stages` pipeline stages each, on machines of `per_machine` stages."""
+    """Placement of a pool's instances and their pipeline stages on machines."""
 
     tensor_parallel: int
-    stages: int
+    stages: int  # of each instance
     instances: int
-    per_machine: int
+    per_machine: int  # maximum number of stages on one machine
 
     @property
     def spans(self) -> bool:
@@ -33,7 +33,7 @@ class Layout:
         return self.per_machine * self.tensor_parallel
 
     def machines_of(self, instance: int) -> range:
-        """Return the numbers, counted from 0, of the machines that run the stages of an instance."""
+        """Return the indices of the machines that run an instance."""
         first = instance * self.stages
         return range(first // self.per_machine, (first + self.stages - 1) // self.per_machine + 1)
 
@@ -58,7 +58,7 @@ def layout_of(pool: PoolSpec, machine: Machine) -> Layout:
 
 
 def check_shared_nodes(pools: Sequence[tuple[PoolSpec, Machine]]) -> None:
-    """Raise ConfigurationError if pools that share machines (same `nodes` name) do not fit on these machines."""
+    """Raise ConfigurationError if pools with the same `nodes` name do not fit on their shared machines."""
     used: dict[str, int] = {}
     firsts: dict[str, tuple[PoolSpec, Machine]] = {}
     for pool, machine in pools:
@@ -79,14 +79,11 @@ def check_shared_nodes(pools: Sequence[tuple[PoolSpec, Machine]]) -> None:
 
 
 def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
-    """Return each worker's CPU cores: an equal number each, or one core each if workers must share cores.
-
-    In the second case, the cores are assigned in order, then in reverse order, and so on. The first workers, which
-    routers prefer at equal load, are therefore the last to share a core.
-    """
+    """Return the CPU cores of each worker: equally many, or one if there are more workers than cores."""
     each = len(cores) // workers
     if each:
         return [tuple(cores[i * each : (i + 1) * each]) for i in range(workers)]
+    # The first workers, which routers prefer at equal load, are the last to share a core.
     there_and_back = [*cores, *reversed(cores)]
     return [(there_and_back[i % len(there_and_back)],) for i in range(workers)]
 

@@ -15,14 +15,14 @@ _NEVER_S = 1e6  # synchronization of a path on which layer-wise transfer is impo
 
 
 class KvEgress(NamedTuple):
-    """Model of an instance's outgoing KV transfers, and the instance's prefill time as a function of prompt tokens."""
+    """Timing of an instance's prefills and of its outgoing KV transfers."""
 
     transfer: TransferModel
     prefill_s: Callable[[int], float]
 
 
 class ModelledPaths(TransferPaths):
-    """KV transfer paths of prefill instances. A prefill instance has the same path to every decode instance."""
+    """KV transfer paths of prefill instances, modelled from the cluster spec."""
 
     def __init__(self, egress: dict[str, KvEgress]) -> None:
         found = {path: path.transfer.crossover_tokens(path.prefill_s) for path in set(egress.values())}
@@ -31,7 +31,7 @@ class ModelledPaths(TransferPaths):
         self.egress = egress
 
     def transfer(self, prefill: str, decode: str) -> TransferModel | None:
-        return self.egress[prefill].transfer
+        return self.egress[prefill].transfer  # the same to every decode instance
 
     def prefill_s(self, prefill: str, tokens: int) -> float:
         return self.egress[prefill].prefill_s(tokens)
@@ -44,7 +44,7 @@ def paths_of(spec: ClusterSpec, model: Model, profiles: Sequence[InstanceProfile
 
 
 def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) -> TransferModel:
-    """Create the model of an instance's outgoing KV transfers, with the instance's share of network bandwidth."""
+    """Create the timing model of an instance's outgoing KV transfers."""
     layout = profile.layout
     share = layout.tensor_parallel * layout.stages / profile.machine.count
     override = spec.link_bytes_per_s and spec.link_bytes_per_s * len(layout.machines_of(0))
@@ -63,6 +63,6 @@ def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) ->
 
 
 def local_bandwidth(slot: InstanceSlot) -> float:
-    """Return the bandwidth, in bytes/s, of a KV transfer that stays on the machines of instance `slot`."""
+    """Return the bandwidth of KV transfers within the machines of an instance, in bytes/s."""
     each = slot.profile.machine.accelerator.interconnect_bytes_per_s
     return each * len(slot.profile.layout.machines_of(0))

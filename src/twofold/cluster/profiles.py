@@ -56,7 +56,7 @@ class InstanceProfile:
         return max(1, self.capacity_tokens // block_size)
 
     def longest(self, block_size: int) -> int:
-        """Tokens of the longest request that fits in one instance's KV memory and, if there is any, its swap space."""
+        """Maximum length of a request in tokens, limited by an instance's KV memory and swap space."""
         swap = self.swap.blocks * block_size
         return min(self.capacity_tokens, swap) if swap else self.capacity_tokens
 
@@ -105,12 +105,11 @@ def performance_of(
     tensor_parallel: int,
     pipeline_parallel: int = 1,
     *,
-    across: bool = False,
+    across: bool = False,  # the stages are on several machines
 ) -> PerformanceModel:
-    """Create the performance model of an instance, from the measured profile of `machine` if the cluster has one.
+    """Create the performance model of an instance, from the measured profile of its machine if there is one.
 
-    With `across`, pipeline stages are on several machines and exchange activations over the network. Raises
-    ConfigurationError if the host profile is of another model or parallelism.
+    Raises ConfigurationError if the measured profile is of another model or parallelism.
     """
     measured = measured_on(spec, machine)
     if measured is not None:
@@ -172,10 +171,7 @@ def _profile(
 def capacity_tokens(
     spec: ClusterSpec, model: Model, machine: Machine, tensor_parallel: int, pipeline_parallel: int
 ) -> int:
-    """Return an instance's KV capacity in tokens: set in the spec, else measured, else computed.
-
-    Raises ConfigurationError if the capacity is computed and the model does not fit in memory.
-    """
+    """Return an instance's KV capacity in tokens. Raises ConfigurationError if the model does not fit in memory."""
     if spec.kv_capacity_tokens is not None:
         return spec.kv_capacity_tokens
     measured = measured_on(spec, machine)
@@ -201,7 +197,6 @@ def _swap_capacity(spec: ClusterSpec, model: Model, tensor_parallel: int, catalo
 
 
 def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
-    """Return the batcher of a pool: set in its spec, else set by the simulator rules, else the default of its role."""
     batcher = pool.batcher
     if batcher is None:
         by_role = _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"
@@ -215,10 +210,7 @@ def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
 
 
 def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, longest: int) -> int:
-    """Return the maximum number of prompt tokens per batch: the pipeline chunk size, else `max_num_batched_tokens`.
-
-    `auto` is the length of the shortest prompt that saturates the instance, or a default if prompts are chunked.
-    """
+    """Return the maximum number of prompt tokens in a batch."""
     if BATCHERS[batcher].chunked and spec.pipeline_chunk is not None:
         return spec.pipeline_chunk
     budget = spec.max_num_batched_tokens
@@ -231,17 +223,17 @@ def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, long
 
 @dataclass(frozen=True, slots=True)
 class InstanceSlot:
-    """An instance: name, number in the cluster, number and profile of its pool, and its machines joined by `+`."""
+    """An instance of a cluster, with its name, machines and profile."""
 
     name: str
-    number: int
-    pool: int
-    machine: str
+    number: int  # in the cluster
+    pool: int  # index of its pool
+    machine: str  # names of its machines, joined by +
     profile: InstanceProfile
 
 
 def instance_slots(profiles: Sequence[InstanceProfile]) -> Iterator[InstanceSlot]:
-    """Yield an `InstanceSlot` for every instance in pool order. Instances are numbered by role: `prefill-0`, …"""
+    """Yield every instance of a cluster, pool by pool, with names such as `prefill-0`."""
     numbers: dict[Role, int] = dict.fromkeys(Role, 0)
     for pool, profile in enumerate(profiles):
         role, layout = profile.pool.role, profile.layout
@@ -253,7 +245,7 @@ def instance_slots(profiles: Sequence[InstanceProfile]) -> Iterator[InstanceSlot
 
 
 def cells_of(spec: ClusterSpec, slots: Sequence[InstanceSlot]) -> dict[str, str]:
-    """Map each instance name to its cell (group of instances). The cells divide each role's instances evenly."""
+    """Map the name of each instance to the name of its cell (group of instances)."""
     if not isinstance(spec.cells, int):
         return {}
     of_role = {role: [slot.name for slot in slots if slot.profile.pool.role is role] for role in Role}
@@ -265,6 +257,6 @@ def cells_of(spec: ClusterSpec, slots: Sequence[InstanceSlot]) -> dict[str, str]
 
 
 def machines_of(profiles: Sequence[InstanceProfile]) -> list[tuple[Machine, int]]:
-    """Return the type and number of the machines of each pool. Machines that several pools share are counted once."""
+    """Return the machine type and the number of machines of each pool, counting shared machines once."""
     distinct = {profile.pool.nodes or pool: profile for pool, profile in enumerate(profiles)}
     return [(profile.machine, profile.pool.machines) for profile in distinct.values()]

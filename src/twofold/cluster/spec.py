@@ -25,16 +25,14 @@ _POWERS: Final = "KMGT"
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Prefix cache of each machine with prefill instances: a DRAM tier and an optional disk tier.
 
-    `dram` and `disk` are sizes in tokens (`3000000 tokens`) or bytes (`128GiB`). `dram_bytes_per_s` and
-    `disk_bytes_per_s` are bandwidths to one instance, by default PCIe 4.0 per accelerator and one NVMe drive. Raises
-    ConfigurationError for an unknown eviction policy, a malformed size or a bandwidth below 1 byte/s.
+    Sizes of tiers are in tokens (`3000000 tokens`) or bytes (`128GiB`). Raises ConfigurationError for invalid values.
     """
 
     dram: str
     disk: str | None = None
     eviction: str = "lru"
-    dram_bytes_per_s: float | None = None
-    disk_bytes_per_s: float | None = None
+    dram_bytes_per_s: float | None = None  # to one instance; by default, PCIe 4.0 per accelerator
+    disk_bytes_per_s: float | None = None  # to one instance; by default, of one NVMe drive
 
     def __post_init__(self) -> None:
         create_eviction(self.eviction)
@@ -79,17 +77,12 @@ def parse_cache(text: str) -> CacheSpec:
 
 
 class ControlSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Several controllers, each of which places a share of the cluster's requests by delayed load reports.
+    """Number of controllers, and timing of instances' load reports. Raises ConfigurationError if out of range."""
 
-    Each instance, or each cell (group of instances), reports its load, if changed, every `reports_every_s` seconds, or
-    at once if this is 0. Reports arrive `report_delay_s` seconds later. `own_load` selects how a controller counts its
-    own requests between reports. Raises ConfigurationError for values out of range.
-    """
-
-    controllers: int = 1
-    reports_every_s: float = 0.2
-    report_delay_s: float = 0.0
-    own_load: OwnLoad = OwnLoad.FOLLOWED
+    controllers: int = 1  # each places a share of the cluster's requests
+    reports_every_s: float = 0.2  # between reports of an instance or cell; 0: a report of every change
+    report_delay_s: float = 0.0  # until a report arrives
+    own_load: OwnLoad = OwnLoad.FOLLOWED  # how a controller counts its own requests between reports
 
     def __post_init__(self) -> None:
         known = 1 <= self.controllers <= MAX_CONTROLLERS
@@ -101,26 +94,20 @@ class ControlSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A pool: equal machines with instances of one role.
-
-    An instance is a pipeline of `pipeline_parallel` stages, each on `tensor_parallel` accelerators of one machine
-    (None: all). A machine may hold several instances, and an instance may span machines. `instances` None is as many as
-    fit. `batcher` None is the default of the role. Pools with the same `nodes` name share their machines; each pool
-    spreads its stages evenly over the machines.
-    """
+    """A pool: equal machines with instances of one role."""
 
     machines: int
     machine: str
     role: Role
-    tensor_parallel: int | None = None
-    pipeline_parallel: int = 1
-    instances: int | None = None
-    nodes: str | None = None
-    batcher: str | None = None
+    tensor_parallel: int | None = None  # accelerators of a stage, all on one machine; None: all of the machine
+    pipeline_parallel: int = 1  # stages of an instance, possibly on several machines
+    instances: int | None = None  # None: as many as fit
+    nodes: str | None = None  # pools with the same name share their machines
+    batcher: str | None = None  # None: the default of the role
 
 
 class InstanceFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Failure of an instance at `at_s` seconds, and restart without requests and cache at `back_s` (None: never)."""
+    """Failure of an instance at `at_s` seconds, and its restart at `back_s` seconds (None: never)."""
 
     instance: str
     at_s: float
@@ -128,72 +115,48 @@ class InstanceFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A cluster and its policies. Machines and models are named as in the catalog, policies as in their registries.
-
-    Batching: `max_num_batched_tokens` is the token budget; for batchers of whole prompts, `auto` is the length of the
-    shortest prompt that saturates an instance (`performance.queueing`). `pipeline_chunk` is the maximum chunk size, in
-    tokens, of pipelined prefill pools, whose stages compute chunks of one prompt at the same time. `inline_tbt_s` is
-    the longest iteration, in seconds, that the batcher `inlined` may create by adding prompts to decodes.
-
-    Memory: `memory_utilization` is the share of accelerator memory for weights and KV. `kv_bytes_per_token` and
-    `kv_capacity_tokens` (per instance) override the values computed from the model. `swap_space_bytes` is host memory
-    per instance, to which the decodes admitted last are swapped out when KV memory is full. `swap_bytes_per_s` is the
-    swap bandwidth (None: PCIe 4.0 per accelerator). `kv_cache` configures prefix caches.
-
-    Network: `link_bytes_per_s` and `link_latency_s` override the network of the machines. Without `contention`, each
-    transfer gets the full bandwidth.
-
-    Control: `handoff` is a hand-off mode or policy. `cells` is the number of groups into which two-level routers divide
-    the instances of each role. `control` configures several controllers with delayed load reports.
-
-    `profiles` are files of `twofold characterize` or `twofold calibrate live`. Each adds the measured machine to the
-    catalog. `rules` selects Twofold's scheduling rules or another simulator's (docs/simulation.md).
-    """
+    """A cluster: its pools of instances, the model that they serve, and the policies and limits of its scheduling."""
 
     pools: tuple[PoolSpec, ...]
     model: str
     performance: str = "auto"
     router: str = "splitwise"
-    handoff: str = "by-size"
+    handoff: str = "by-size"  # a hand-off mode or policy
+    # The token budget. For batchers of whole prompts, `auto` is the shortest prompt that saturates an instance.
     max_num_batched_tokens: int | Literal["auto"] = TOKEN_BUDGET
+    # Maximum tokens of a chunk in pipelined prefill pools, whose stages compute chunks of one prompt at the same time.
     pipeline_chunk: int | None = None
-    inline_tbt_s: float | None = None
+    inline_tbt_s: float | None = None  # longest iteration with prompts and decodes of the batcher `inlined`
     max_num_seqs: int = 512
     block_size: int = 16
-    memory_utilization: float = 0.95
-    contention: bool = True
-    link_bytes_per_s: float | None = None
+    memory_utilization: float = 0.95  # share of accelerator memory for weights and KV
+    contention: bool = True  # False: each KV transfer gets the full bandwidth
+    link_bytes_per_s: float | None = None  # None: the network of the machines, as for the latency
     link_latency_s: float | None = None
-    kv_bytes_per_token: int | None = None
-    kv_capacity_tokens: int | None = None
-    swap_space_bytes: int | None = None
-    swap_bytes_per_s: float | None = None
+    kv_bytes_per_token: int | None = None  # None: computed from the model
+    kv_capacity_tokens: int | None = None  # of an instance; None: computed from the model
+    swap_space_bytes: int | None = None  # host memory of an instance for decodes swapped out when KV memory is full
+    swap_bytes_per_s: float | None = None  # None: PCIe 4.0 per accelerator
     kv_cache: CacheSpec | None = None
-    cells: int | msgspec.UnsetType = msgspec.UNSET
+    cells: int | msgspec.UnsetType = msgspec.UNSET  # groups of each role's instances, for two-level routers
     control: ControlSpec | msgspec.UnsetType = msgspec.UNSET
-    profiles: tuple[str, ...] = ()
-    rules: str = "twofold"
+    profiles: tuple[str, ...] = ()  # files of `twofold characterize` or `calibrate live`, added to the catalog
+    rules: str = "twofold"  # or those of another simulator (docs/simulation.md)
     failures: tuple[InstanceFailure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterRules:
-    """Behaviour in which Twofold and other simulators differ.
-
-    `memory` states when a request reserves KV, and how much. With `lease_retry_s` None, decode memory is reserved when
-    a request arrives; otherwise it is reserved after the prefill, with a retry every `lease_retry_s` seconds. With
-    `over_all_tokens`, TPOT is the decode time per output token, not per gap between tokens. `endless_memory` removes
-    the KV limit. With `instant_handoff`, KV transfers take no time. With `stagewise`, pipeline stages form batches
-    independently.
-    """
+    """Rules for KV memory, KV transfers and pipelines in a simulation: Twofold's or another simulator's."""
 
     help: str
-    memory: KvReservation = FULL_RESERVATION
+    memory: KvReservation = FULL_RESERVATION  # when a request reserves KV, and how much
+    # Interval of attempts to reserve decode memory after the prefill. None: it is reserved when the request arrives.
     lease_retry_s: float | None = None
-    over_all_tokens: bool = False
+    over_all_tokens: bool = False  # TPOT is per output token, not per gap between tokens
     endless_memory: bool = False
-    instant_handoff: bool = False
-    stagewise: bool = False
+    instant_handoff: bool = False  # KV transfers take no time
+    stagewise: bool = False  # pipeline stages form batches independently
 
 
 RULES: dict[str, ClusterRules] = {

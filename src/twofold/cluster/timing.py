@@ -1,4 +1,4 @@
-"""Durations (ps) and power (mW) of iterations from a performance model, as integers, so that sums are exact."""
+"""Durations and power of iterations as exact integers, in picoseconds and milliwatts."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -30,24 +30,24 @@ def ps(seconds: float) -> int:
 
 
 def product(large: int, small: int) -> int:
-    """Return `large * small` for factors ≥ 0, computed in two parts, which is faster in compiled code."""
+    """Return the product of two integers ≥ 0, in compiled code faster than `*`."""
     return ((large >> _HALF) * small << _HALF) + (large & _LOW) * small
 
 
 def squares_of(tokens: int, context: int) -> int:
-    """Return (context + tokens)² − context², to which the attention cost of a prompt chunk is proportional."""
+    """Return (context + tokens)² − context², a measure of the attention cost of a prompt chunk."""
     return tokens * (tokens + 2 * context)
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)
 class RunTiming:
-    """Durations of successive iterations of one batch: `first_ps` for the first, `step_ps` more for each next one."""
+    """Duration and power of the successive iterations of one batch."""
 
     __slots__ = ("first_ps", "milliwatts", "step_ps")
 
     def __init__(self, first_ps: int, step_ps: int, milliwatts: int) -> None:
-        self.first_ps = first_ps
-        self.step_ps = step_ps
+        self.first_ps = first_ps  # of the first iteration
+        self.step_ps = step_ps  # more for each next iteration
         self.milliwatts = milliwatts
 
     def end_ps(self, iterations: int) -> int:
@@ -58,7 +58,7 @@ class RunTiming:
         return end + product(iterations * (iterations - 1) // 2, self.step_ps) if self.step_ps else end
 
     def under_way(self, elapsed_ps: int) -> int:
-        """Return the number (from 1) of the iteration that runs `elapsed_ps` picoseconds after the first one began."""
+        """Return the number, from 1, of the iteration in progress after `elapsed_ps` picoseconds."""
         if not self.step_ps:
             return elapsed_ps // self.first_ps + 1
         # Solve the series for the count: estimate in floats, then correct in integers.
@@ -72,15 +72,11 @@ class RunTiming:
 
 
 class Timing:
-    """Computes the durations of batches, in picoseconds, with a performance model.
-
-    The coefficients of decodes are rounded to picoseconds before use, so that many iterations computed at once take
-    exactly as long as one by one. `copy_ps` is the time to copy a block to host memory or back.
-    """
+    """Computes the duration and the power of batches with a performance model."""
 
     def __init__(self, model: PerformanceModel, copy_ps: int = 0) -> None:
         self.model = model
-        self._copy_ps = copy_ps
+        self._copy_ps = copy_ps  # to copy a block to host memory or back
         self.idle_mw = nearest(model.idle_w * 1e3)
         # By number of sequences: timing without context, and picoseconds per context token.
         self._decodes: dict[int, tuple[RunTiming, int]] = {}
@@ -88,7 +84,7 @@ class Timing:
         self._stages: tuple[Timing, Timing] | None = None
 
     def stages(self) -> "tuple[Timing, Timing]":
-        """Return two `Timing` objects: one for the first stage of a pipeline, and one for each later stage."""
+        """Return the timing of the first pipeline stage and that of each later stage."""
         if self._stages is None:
             self._stages = Timing(self.model.first_stage), Timing(self.model.later_stage)
         return self._stages
@@ -104,7 +100,7 @@ class Timing:
         return self.decodes(sequences, context)
 
     def copying(self, copies: Sequence[BlockCopy]) -> int:
-        """Return the total time, in picoseconds, of block copies to or from swap space, one after another."""
+        """Return the time of block copies to or from swap space, in picoseconds."""
         blocks = 0
         for copy in copies:
             blocks += copy.blocks
@@ -116,6 +112,7 @@ class Timing:
         if known is None:
             cost, watts = self.model.decode_cost(sequences), self.model.decode_w(sequences)
             base = RunTiming(max(1, ps(cost.base_s)), 0, nearest(watts * 1e3))
+            # Rounded here, so that many iterations at once take exactly as long as one by one.
             known = self._decodes[sequences] = base, ps(cost.context_s)
         without_context, per_token = known
         if not per_token:
@@ -124,7 +121,7 @@ class Timing:
         return RunTiming(first, per_token * sequences, without_context.milliwatts)
 
     def prompts(self, tokens: int, squares: int, sequences: int, context: int) -> RunTiming:
-        """Return the timing of a batch of prompt chunks and `sequences` decodes; see `PerformanceModel.mixed_s`."""
+        """Return the timing of a batch of prompt chunks and `sequences` decodes."""
         if sequences:
             seconds = self.model.mixed_s(tokens, squares, sequences, context)
             return RunTiming(max(1, ps(seconds)), 0, nearest(self.model.prefill_w(tokens) * 1e3))

@@ -39,7 +39,7 @@ def check_numbers(spec: ClusterSpec) -> None:
 
 
 def check_spec(spec: ClusterSpec) -> None:
-    """Raise ConfigurationError for mistakes in a spec that can be found without the hardware catalog."""
+    """Raise ConfigurationError for invalid or contradictory settings of a cluster spec."""
     check_numbers(spec)
     roles = {pool.role for pool in spec.pools}
     both_phases = any(role.prefills for role in roles) and any(role.decodes for role in roles)

@@ -12,9 +12,7 @@ _LINK_BYTES_PER_S = 200 * 1024**3  # SplitwiseSim: transfer_bandwidth 200, in Gi
 def splitwise_sim(pools: Sequence[PoolSpec], model: str = "bloom-176b", *, catalog: Catalog) -> ClusterSpec:
     """Create a cluster with the timing and rules of SplitwiseSim, the simulator of Splitwise (ISCA'24).
 
-    With only mixed pools, the cluster is a baseline of the paper, which routes to the instance with the fewest pending
-    tokens. Otherwise machines move between pools, and KV is transferred after the prefill, without contention. The KV
-    size assumes multi-head attention for every model. Raises ConfigurationError for an unknown model.
+    With mixed pools only, it is a baseline of the paper. Raises ConfigurationError for an unknown model.
     """
     known = catalog.model(model)
     split = any(pool.role is not Role.MIXED for pool in pools)
@@ -36,7 +34,7 @@ def splitwise_sim(pools: Sequence[PoolSpec], model: str = "bloom-176b", *, catal
 def distserve_sim(pools: Sequence[PoolSpec], model: str, *, engine: str = "distserve") -> ClusterSpec:
     """Create a cluster with the timing and rules of DistServe's simulator (OSDI'24).
 
-    Mixed pools with `engine` "vllm" are the paper's baseline.
+    With mixed pools and `engine` "vllm", it is the paper's baseline.
     """
     suffix = "" if engine == "distserve" else f"-{engine}"
     return ClusterSpec(

@@ -1,13 +1,4 @@
-"""The machine-level scheduler of SplitwiseSim, reproduced rule by rule.
-
-The rules follow the implementation of SplitwiseSim (`SplitwiseInstance`). They differ from the paper:
-
-- A waiting prompt or paused decode counts one preemption for each batch that leaves it out. With four or more, it comes
-  first. Fewer preemptions matter only when it is queued: they decide its place in the queue.
-- A prompt that does not fit beside the running decodes does not interrupt them. It waits until a decode ends.
-- If a request has its prefill and decode on the same instance, both are queued when the prompt arrives, and the decode
-  may interrupt a batch, too.
-"""
+"""Scheduler of an instance, reproduced from the code of SplitwiseSim, which differs from the Splitwise paper."""
 
 from typing import ClassVar
 
@@ -21,7 +12,7 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 
 @mypyc_attr(free_list_len=1)
 class _Task:
-    """The prefill or the decode of one sequence. The age of a queued task is the number of batches that left it out."""
+    """The prefill or the decode of one sequence."""
 
     __slots__ = (
         "arrival",
@@ -51,17 +42,16 @@ class _Task:
         self.chained: _Task | None = None  # of a prompt: the decodes queued together with it
 
     def is_younger(self, other: "_Task", selections: int) -> bool:
-        """Whether fewer batches left out this task than `other` or, at a tie, whether this task arrived earlier."""
         age, other_age = self.age(selections), other.age(selections)
         return age < other_age if age != other_age else self.arrival_s < other.arrival_s
 
-    def age(self, selections: int) -> int:
+    def age(self, selections: int) -> int:  # number of batches that left out this task
         return self.missed + selections - self.since if self.left_out else self.missed
 
 
 @mypyc_attr(free_list_len=1)
 class _Draft:
-    """A batch under construction: the tasks chosen so far, and the remaining room in sequences and tokens."""
+    """A batch under construction, with its remaining room in sequences and tokens."""
 
     __slots__ = ("budget", "queues", "seats", "tasks", "tokens")
 
@@ -73,11 +63,12 @@ class _Draft:
         self.tasks: list[_Task] = []
 
     def full(self, tokens: int) -> bool:
-        """Whether a task of `tokens` tokens does not fit. An empty batch with a free slot has room for any task."""
+        # An empty batch with a free slot has room for any task.
         return self.seats < 1 or (len(self.tasks) > 0 and tokens > self.tokens)
 
     def take(self, task: _Task) -> bool:
-        """Add a task to the batch; return False if too few KV blocks are free. Paused sequences need no new blocks."""
+        """Add a task to the batch; return False if too few KV blocks are free."""
+        # Paused sequences have all their blocks.
         if task.sequence.queue is not self.queues.paused and not _admit(task, self.budget):
             return False
         task.chosen = True
@@ -87,13 +78,15 @@ class _Draft:
         return True
 
 
+# Differences between SplitwiseSim's code (`SplitwiseInstance`) and the paper:
+# - A waiting prompt or paused decode counts one preemption for each batch without it. With four or more, it comes
+#   first. Fewer preemptions matter only when it is queued: they decide its place in the queue.
+# - A prompt that does not fit beside the running decodes does not interrupt them. It waits until a decode ends.
+# - If a request has its prefill and decode on the same instance, both are queued when the prompt arrives, and the
+#   decode may interrupt a batch, too.
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseSimBatcher(Batcher):
-    """Forms batches by the rules of SplitwiseSim's machine-level scheduler, in order to reproduce its results.
-
-    A batch has at most `max_num_seqs` sequences and `max_num_batched_tokens` tokens. Sequences that were preempted at
-    least four times come first.
-    """
+    """Forms batches by the rules of SplitwiseSim's machine-level scheduler."""
 
     MAX_PREEMPTIONS: ClassVar[int] = 4
     may_preempt: ClassVar[bool] = True
@@ -172,6 +165,7 @@ class SplitwiseSimBatcher(Batcher):
 
     def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
         budget.free_seats = self.max_num_seqs  # SplitwiseSim limits only the sequences of a batch
+        # The most frequent case: one task waits, and it fits beside the running decodes.
         if len(self._left_out) == 1 and not queues.paused.size:
             task, decodes = self._left_out[0], queues.decoding.size
             if decodes < self.max_num_seqs and (not decodes or decodes + task.tokens <= self.max_num_batched_tokens):
@@ -185,7 +179,6 @@ class SplitwiseSimBatcher(Batcher):
         return self._settle(draft, queues.decoding.latest(queues.decoding.size - kept))
 
     def _one_more(self, task: _Task, budget: SchedulingBudget) -> SchedulerOutput:
-        """Return the next batch in the most frequent case: one task waits, and it fits beside the running decodes."""
         output = SchedulerOutput()
         if _admit(task, budget):
             self._choose(task, output)
@@ -215,7 +208,7 @@ class SplitwiseSimBatcher(Batcher):
             sequence = sequence.next
 
     def _keep_running(self, draft: _Draft, decodes: int) -> int:
-        """Return how many running decodes stay in the batch. The decodes that joined the batch last are paused."""
+        """Return the number of running decodes that stay in the batch."""
         most = min(decodes, draft.seats)  # mypyc compiles calls with two arguments to comparisons
         kept = min(most, max(draft.tokens, 0 if draft.tasks else 1))
         draft.seats -= kept
@@ -274,7 +267,7 @@ class SplitwiseSimBatcher(Batcher):
         pending.insert(low, task)
 
     def _drop(self, task: _Task) -> None:
-        """Remove a task from the queues, because the task starts to run or its sequence has ended."""
+        """Remove a task from the queues."""
         task.chosen = False
         if task.pending:
             task.pending = False
@@ -301,7 +294,7 @@ def _admit(task: _Task, budget: SchedulingBudget) -> bool:
 
 
 def _place(tasks: list[_Task], task: _Task) -> int:
-    """Return the index of `task` in the list `tasks`, sorted by arrival, or the index at which to insert it."""
+    """Return the index of a task in a list that is sorted by arrival."""
     low, high = 0, len(tasks)
     while low < high:
         middle = (low + high) // 2

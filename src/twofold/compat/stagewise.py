@@ -1,14 +1,4 @@
-"""Instances as in DistServe's simulator: each stage of a pipeline has its own queues and batches independently.
-
-They differ from other simulated instances (`VirtualInstance`):
-
-- A free stage runs waiting prompts if there are any, and decodes otherwise, but never both in one batch.
-- The first stage batches prompts in order, up to a token limit that DistServe's authors measured. Later stages keep
-  these batches. Any number of batches may be in the pipeline.
-- A stage batches all decodes that wait for it, up to 50,000 KV tokens; the other decodes come first in the next batch.
-- A request generates all its output tokens after the token from its prefill, so one token too many.
-- An idle stage reads its queues after all other events at the same time, so simultaneous arrivals share a batch.
-"""
+"""Instances as in DistServe's simulator: each pipeline stage has its own queues and forms batches independently."""
 
 from collections import deque
 from typing import Final
@@ -27,21 +17,26 @@ from twofold.scheduling.instance.sequence import KvReservation, PrefillChunk, Sc
 from twofold.simulation.instance import InstanceEnvironment, SimulatedInstance
 from twofold.simulation.kernel import EventOrder, MachineLink
 
+# Differences from other simulated instances (`VirtualInstance`):
+# - A free stage runs waiting prompts if there are any, and decodes otherwise, but never both in one batch.
+# - The first stage batches prompts in order, up to a token limit that DistServe's authors measured. Later stages keep
+#   these batches. Any number of batches may be in the pipeline.
+# - A stage batches all decodes that wait for it, up to a limit of KV tokens; the others come first in the next batch.
+# - A request generates all its output tokens after the token from its prefill, so one token too many.
+# - An idle stage reads its queues after all other events at the same time, so simultaneous arrivals share a batch.
+
 _MAX_DECODE_TOKENS: Final = 50_000  # per batch of decodes; a decode counts its context and one new token
 _LAST: Final = EventOrder.FAILURE + (1 << 40)  # after everything else at the same time
 
 
 class StagewiseScheduler(InstanceScheduler):
-    """Scheduler of a stage-wise instance: the queues before the first stage, and the KV allocation.
-
-    `max_tokens` limits both the number of prompt tokens in a batch and the number of decodes in a batch.
-    """
+    """Queues before the first stage and KV blocks of a pipeline whose stages form batches independently."""
 
     def __init__(
         self, blocks: BlockAllocator, leases: LeaseTable, max_num_seqs: int, max_tokens: int, reservation: KvReservation
     ) -> None:
         super().__init__(PrefillFcfs(max_tokens, max_num_seqs), blocks, leases, max_num_seqs, reservation)
-        self.max_tokens = max_tokens
+        self.max_tokens = max_tokens  # limits the prompt tokens in a batch, and the decodes in a batch
         self._decoding = SequenceQueue()
 
     def submit(self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False) -> None:
@@ -64,7 +59,7 @@ class StagewiseScheduler(InstanceScheduler):
         return chunks
 
     def take_ready(self) -> list[ScheduledSequence]:
-        """Start all sequences that are ready to decode, and return them for the queue of the first stage."""
+        """Start all sequences that are ready to decode, and return them."""
         ready = list(self.queues.ready)
         for sequence in ready:
             self.queues.ready.remove(sequence)
@@ -72,13 +67,13 @@ class StagewiseScheduler(InstanceScheduler):
         return ready
 
     def prefilled(self, chunks: list[PrefillChunk]) -> list[StepResult]:
-        """Record the first tokens of prompts that have passed all stages. Return a result for each of these prompts."""
+        """Record the first output token of each completed prompt, and return the results."""
         results: list[StepResult] = []
         self.finish_prefills(self.queues, chunks, (), results)
         return results
 
     def decoded(self, sequences: list[ScheduledSequence]) -> list[StepResult]:
-        """Count one more token of each sequence. Return a result for each sequence that has ended."""
+        """Count one more token of each sequence, and return the results of completed sequences."""
         results: list[StepResult] = []
         for sequence in sequences:
             sequence.computed += 1
@@ -99,13 +94,13 @@ def _one_more(request: Request) -> Request:
 
 
 class _Work:
-    """A batch that a stage is computing; `begun` is its start in picoseconds."""
+    """A batch that a stage is computing."""
 
     def __init__(
         self, stage: "PipelineStage", batch: RunningBatch, decodes: list[ScheduledSequence], begun: int, milliwatts: int
     ) -> None:
         self.stage, self.batch, self.decodes = stage, batch, decodes
-        self.begun, self.milliwatts = begun, milliwatts
+        self.begun, self.milliwatts = begun, milliwatts  # begun: in picoseconds
 
 
 class PipelineStage:
@@ -121,15 +116,16 @@ class PipelineStage:
         self.woken = False  # idle, with an event scheduled to read its queues
 
     def duration(self, batch: RunningBatch) -> int:
-        """Return the duration of a batch in picoseconds, rounded only once: rounding errors per token would add up."""
+        """Return the duration of a batch in picoseconds."""
         if batch.prefills:
             return self.timing.batch(batch).first_ps
         cost = self.timing.model.decode_cost(batch.decode_sequences)
+        # Rounded only once, because rounding errors per token would add up.
         return max(1, ps(cost.base_s + cost.context_s * batch.context_tokens))
 
 
 class StagewiseInstance(SimulatedInstance):
-    """A pipeline whose stages form batches independently. After the last stage, decodes go back to the first stage."""
+    """A simulated instance whose pipeline stages form batches independently."""
 
     def __init__(
         self, slot: InstanceSlot, link: MachineLink, scheduler: InstanceScheduler, environment: InstanceEnvironment
@@ -166,7 +162,6 @@ class StagewiseInstance(SimulatedInstance):
         self.milliwatts = 0
 
     def _wake(self, stage: PipelineStage) -> None:
-        """Schedule an idle stage to read its queues after all other events at the current simulated time."""
         if stage.work is None and not stage.woken:
             stage.woken = True
             self.kernel.schedule(self.kernel.now, _LAST, self._look, stage)
@@ -195,7 +190,6 @@ class StagewiseInstance(SimulatedInstance):
         batch.joined = decodes
 
     def _next_batch(self, stage: PipelineStage) -> tuple[RunningBatch | None, list[ScheduledSequence]]:
-        """Return a stage's next batch and its decodes. In the batch, `resume` lists the decodes with only one token."""
         if stage.number == 0:
             chunks = self._queues.take_prompts()
             if chunks:
@@ -211,11 +205,10 @@ class StagewiseInstance(SimulatedInstance):
         if not decodes:
             return None, []
         context = sum(sequence.computed for sequence in decodes)
-        new = [sequence for sequence in decodes if sequence.generated == 1]
+        new = [sequence for sequence in decodes if sequence.generated == 1]  # decodes in their first iteration
         return RunningBatch(SchedulerOutput(resume=new), len(decodes), context, 1), decodes
 
     def _done(self, work: _Work) -> None:
-        """Pass a computed batch on to the next stage; after the last stage, sample the tokens of the batch."""
         stage, batch, now = work.stage, work.batch, self.kernel.now
         if stage.work is not work:
             return  # the instance has died since

@@ -19,10 +19,10 @@ class LayerShape(msgspec.Struct, frozen=True):
 
 
 class KvLayout(msgspec.Struct, frozen=True):
-    """Layout of a KV cache. Both instances of a hand-off must have the same layout.
+    """Layout of a KV cache in one contiguous memory of `num_blocks` blocks.
 
-    The KV cache is one contiguous pool of `num_blocks` blocks. For each layer, it has the keys [num_blocks, block_size,
-    kv_heads, key_dim], followed by the values [num_blocks, block_size, kv_heads, value_dim].
+    For each layer, it has the keys [num_blocks, block_size, kv_heads, key_dim], followed by the values [num_blocks,
+    block_size, kv_heads, value_dim].
     """
 
     layers: tuple[LayerShape, ...]
@@ -68,33 +68,28 @@ class KvLayout(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
-    """The work of one iteration for one sequence.
-
-    The engine computes the KV of `token_ids`, from position `start` on, and writes it to the blocks of `block_table`,
-    whose first block starts at position 0. `sampling` is None for a chunk that does not complete the prompt.
-    `output_index` is the index of the sampled token in the output. `copies` lists pairs (shared block, own block):
-    before the iteration, the engine copies the shared block to the sequence's own block.
-    """
+    """The work of one iteration for one sequence: a prompt chunk or a decode."""
 
     request_id: str
     token_ids: Sequence[int]
-    start: int
-    block_table: Sequence[int]
-    sampling: SamplingParams | None
-    output_index: int = 0
+    start: int  # position of the first of these tokens
+    block_table: Sequence[int]  # blocks of the sequence from position 0 on
+    sampling: SamplingParams | None  # None: a chunk that does not complete the prompt
+    output_index: int = 0  # index of the sampled token in the output
+    # Pairs (shared block, own block): the engine copies the shared block before the iteration.
     copies: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A sampled token. Log probabilities, if requested, are natural logarithms, computed without temperature."""
+    """A sampled token with its optional log probabilities."""
 
     token_id: int
-    logprob: float | None = None
+    logprob: float | None = None  # natural logarithm, without temperature
     top_logprobs: tuple[tuple[int, float], ...] = ()
 
 
-OnLayer = Callable[[int], None]
+OnLayer = Callable[[int], None]  # called in the order of layers, before the iteration ends
 
 
 class Engine(Protocol):
@@ -110,9 +105,8 @@ class Engine(Protocol):
     ) -> list[Sampled | None]:
         """Run one iteration. Return one entry per step: the sampled token, or None if the step samples no token.
 
-        The engine calls `on_layer(k)` when the KV of layer k of all steps is in the pool, in the order of layers and
-        before `run` returns, possibly from another thread. It calls `wait_for(k)` before the attention of layer k, to
-        wait until the pool has all cached KV of layer k that the iteration reads.
+        The engine calls `on_layer(k)`, possibly from another thread, after the KV of layer k is written. It calls
+        `wait_for(k)` before the attention of layer k, to wait for cached KV.
         """
 
 
@@ -122,10 +116,9 @@ IterationDone = Callable[[list[Sampled | None]], None]
 class PipelineEngine(Engine, Protocol):
     """Interface of an engine with several pipeline stages, which can compute different iterations at the same time."""
 
+    # Each stage computes iterations in order, so a step may read KV of an earlier iteration that has not ended.
     def begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: IterationDone) -> None:
-        """Start an iteration of at least one step; return when the first stage has computed it.
+        """Start an iteration; return when the first stage has computed it.
 
-        When the iteration ends, the engine calls `ended` from another thread with the sampled tokens (see
-        `Engine.run`). Each stage computes iterations in their starting order, so a step may read KV of an unfinished
-        earlier iteration.
+        At the end of the iteration, the engine calls `ended` with the sampled tokens, from another thread.
         """

@@ -21,7 +21,7 @@ _MAX_GROUP = 8  # layers
 
 
 class MonotonicClock:
-    """The host's monotonic clock in whole picoseconds. All processes of the host read the same clock."""
+    """The host's monotonic clock, in picoseconds."""
 
     def now(self) -> int:
         return time.monotonic_ns() * (PS // 10**9)
@@ -32,27 +32,24 @@ class MonotonicClock:
 
 
 class LayerGroups:
-    """Groups of layers that the emulated engine reports as complete together, to save thread wake-ups.
-
-    Group k ends with layer `ends[k]` − 1. The first and the last group have one layer each, because a layer-wise
-    hand-off starts after the first layer and ends after the last layer. Other groups have up to 8 layers.
-    """
+    """Groups of layers that the emulated engine reports as complete together, to save thread wake-ups."""
 
     def __init__(self, layers: int) -> None:
+        # A hand-off starts after the first layer and ends after the last layer, so these are groups of their own.
         ends, end, size = [], 0, 1
         while end < layers:
             end += size
             ends.append(end)
             left = layers - end
             size = min(size * 2, _MAX_GROUP, max(1, (left + 1) // 2))
-        self.ends = tuple(ends)
+        self.ends = tuple(ends)  # for each group, the index after its last layer
         self.layers = layers
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def ready(self, group: int, begin: int, end: int) -> int:
-        """Return the completion time of a group in a prefill from `begin` to `end`. All layers take equally long."""
+        """Return the completion time of a group of layers in a prefill from `begin` to `end`."""
         return begin + (end - begin) * self.ends[group] // self.layers
 
     def layout(self, kv_bytes_per_token: int, block_size: int) -> KvLayout:
@@ -63,13 +60,11 @@ class LayerGroups:
 
 
 class PrefillTimes:
-    """Start and end times of an instance's prefills, to compute when the emulated hand-off can send a layer.
-
-    The last block of a prompt identifies its prefill, because no other prompt gets it before the hand-off ends.
-    """
+    """Start and end times of prefills, which determine when an emulated hand-off can send a layer."""
 
     def __init__(self, groups: LayerGroups) -> None:
         self.groups = groups
+        # By last block of the prompt, which no other prompt gets before the hand-off ends.
         self._spans: dict[int, tuple[int, int]] = {}
 
     def note(self, block_tables: Iterable[Sequence[int]], begin: int, end: int) -> None:
@@ -78,7 +73,7 @@ class PrefillTimes:
             self._spans[blocks[-1]] = begin, end
 
     def ready(self, blocks: Sequence[int], group: int) -> int:
-        """Return the time at which the prefill of the prompt in `blocks` completes a group of layers."""
+        """Return the time at which the prefill of a prompt completes a group of layers."""
         return self.groups.ready(group, *self._spans[blocks[-1]])
 
     def end(self, blocks: Sequence[int]) -> int:
@@ -87,14 +82,14 @@ class PrefillTimes:
 
 
 class RandomTokens:
-    """Generator of uniformly distributed token ids from `low` (above most special tokens) to `vocab_size` − 1."""
+    """Generator of random token ids, in place of a model's output."""
 
     def __init__(self, vocab_size: int) -> None:
-        self.low = min(256, vocab_size // 2)
+        self.low = min(256, vocab_size // 2)  # above most special tokens
         self.size = vocab_size - self.low
 
     def sample(self, sampling: SamplingParams, position: int, output_index: int) -> Sampled:
-        """Return the token at `position`: a hash of the seed and the position. Greedy sampling uses seed 0."""
+        """Return a token that depends only on the seed and the position."""
         place = _mix(0 if sampling.greedy else sampling.seed, position) % self.size
         ruled_out = frozenset(sampling.stop_token_ids if output_index < sampling.min_tokens else ())
         places = (place + step for step in range(len(ruled_out) + 1))
@@ -105,7 +100,7 @@ class RandomTokens:
         return Sampled(token, -math.log(self.size), self._alternatives(token, sampling.logprobs))
 
     def _alternatives(self, token: int, count: int) -> tuple[tuple[int, float], ...]:
-        """Return the `count` consecutive token ids that start with `token`, all with the same log probability."""
+        """Return `count` token ids with equal log probabilities, the sampled token first."""
         ids = (self.low + (token - self.low + step) % self.size for step in range(min(count, self.size)))
         return tuple((each, -math.log(self.size)) for each in ids)
 
@@ -122,11 +117,7 @@ def _mix(seed: int, position: int) -> int:
 
 
 class EmulatedEngine:
-    """Implementation of `twofold.engine.base.Engine` that sleeps for the durations that `timing` predicts.
-
-    Unless the worker has paused, an iteration starts at the predicted end of the previous one, so that delays of the
-    host do not add up.
-    """
+    """Engine that sleeps for the predicted time of each iteration instead of computing."""
 
     def __init__(
         self,
@@ -146,7 +137,7 @@ class EmulatedEngine:
         self._warned: int | None = None
 
     def pause(self) -> None:
-        """Mark the engine as idle: the next iteration starts when `run` is called, not when the previous one ended."""
+        """Mark the engine as idle, so that the next iteration starts at the call of `run`."""
         self._busy_until = None
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
@@ -178,7 +169,7 @@ class EmulatedEngine:
         return sampled
 
     def _check_delay(self, due: int) -> None:
-        """Log a warning, at most every ten seconds, if a batch ends more than 50 ms after time `due` (picoseconds)."""
+        """Log a warning if a batch ends much later than predicted."""
         now = self._clock.now()
         if now - due > _MAX_DELAY_PS and (self._warned is None or now - self._warned > _WARNING_INTERVAL_PS):
             self._warned = now
@@ -188,12 +179,13 @@ class EmulatedEngine:
             )
 
     def _begin(self) -> int:
+        # Iterations start at the predicted end of the previous one, so that delays of the host do not add up.
         now, after = self._clock.now(), self._busy_until
         return now if after is None or now - after > _MAX_LAG_PS else after
 
     def _duration(self, prompts: Iterable[SequenceStep], decodes: Sequence[SequenceStep]) -> int:
-        """Return the duration of an iteration in picoseconds. The context of a decode excludes its new token."""
-        context = sum(step.start for step in decodes)
+        """Return the duration of an iteration in picoseconds."""
+        context = sum(step.start for step in decodes)  # without the new tokens
         tokens = squares = 0
         for step in prompts:
             tokens += len(step.token_ids)
@@ -209,5 +201,5 @@ class EmulatedEngine:
 
 
 def _decodes(step: SequenceStep) -> bool:
-    """Return whether the step decodes one token, instead of computing a prompt or a chunk of a prompt."""
+    """Return whether the step is a decode, not a prompt chunk."""
     return step.output_index > 0 and len(step.token_ids) == 1

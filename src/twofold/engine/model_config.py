@@ -8,7 +8,7 @@ from twofold.errors import ModelError
 
 
 def eos_token_ids(*given: object) -> tuple[int, ...]:
-    """Return the EOS ids of the first configuration that has any: generation_config.json, else config.json."""
+    """Return the EOS token ids from the first argument that has any."""
     for each in given:
         if isinstance(each, int):
             return (each,)
@@ -22,18 +22,16 @@ _NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence
 
 
 def context_length(config: PreTrainedConfig, name: str) -> int:
-    """Return the context length in tokens; for a LongRoPE model, the original one. Raises ModelError if it is unknown.
-
-    Beyond the original length, LongRoPE would change the rotary embeddings of all sequences in the batch.
-    """
+    """Return the context length of a model in tokens. Raises ModelError if its config.json has none."""
     lengths = [int(value) for key in _NAMES if (value := getattr(config, key, None))]
     if not lengths:
         raise ModelError(f"{name}: its config.json has no context length ({_NAMES[0]})")
     rope = getattr(config, "rope_parameters", None) or {}
+    # Beyond the original length, LongRoPE would change the rotary embeddings of all sequences in the batch.
     return min([lengths[0], *_longrope_lengths(rope)])
 
 
 def _longrope_lengths(rope: dict[str, Any]) -> list[int]:
-    """Return the original context length of each LongRoPE parameter set in `rope` (one set, or one per layer type)."""
+    """Return the original context lengths of a LongRoPE model."""
     sets = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return [int(s["original_max_position_embeddings"]) for s in sets if s.get("rope_type") == "longrope"]

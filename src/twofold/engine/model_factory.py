@@ -33,12 +33,11 @@ CHAT_TEMPLATE = """\
 
 
 def train_tokenizer(
-    vocab_size: int, max_length: int, corpus_characters: int = _CORPUS_BYTES
+    vocab_size: int,
+    max_length: int,  # context length of the model
+    corpus_characters: int = _CORPUS_BYTES,
 ) -> PreTrainedTokenizerFast:
-    """Train a tokenizer of at most `vocab_size` tokens on Python's documentation and standard library.
-
-    The result depends only on the arguments and the Python release. `max_length` is the context length of the model.
-    """
+    """Train a tokenizer of at most `vocab_size` tokens on Python's documentation and standard library."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -64,7 +63,7 @@ def train_tokenizer(
 
 
 def _corpus(limit: int) -> Iterator[str]:
-    """Yield the first `limit` characters of the training corpus: Python's help topics, then standard library files."""
+    """Yield the first `limit` characters of Python's help topics and standard library."""
     left, stdlib = limit, Path(sysconfig.get_paths()["stdlib"])
     library = (path.read_text(encoding="utf-8", errors="ignore") for path in sorted(stdlib.glob("*.py")))
     for text in itertools.chain((topics[name] for name in sorted(topics)), library):
@@ -112,12 +111,11 @@ def create_model(
     spec: ModelSpec | None = None,
     *,
     force: bool = False,
-    report: Callable[[str], None] = lambda _stage: None,
+    report: Callable[[str], None] = lambda _stage: None,  # gets a description of each step
 ) -> None:
-    """Write a model to `directory`. The same spec and Python release give the same model.
+    """Write a model with random weights, and its tokenizer, to `directory`.
 
-    `report` is called with a description of each stage. Raises ConfigurationError for impossible sizes, for a non-empty
-    directory without `force`, and if the model cannot be written.
+    Raises ConfigurationError for impossible sizes, for a non-empty directory without `force`, and if writing fails.
     """
     spec = spec or ModelSpec()
     spec.check()

@@ -9,17 +9,13 @@ from twofold.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
-    """Properties of an engine. Most Boolean fields state whether the engine supports a feature.
-
-    `module` is a module of `twofold.serving.worker` with a function `prepare(config, report)`; it imports `package`.
-    Twofold's pip extra `extra` installs this package. `environment` has defaults for environment variables.
-    """
+    """Properties of an engine, such as its Python package and the features that it supports."""
 
     help: str
-    module: str
-    package: str | None = None
-    extra: str | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
+    module: str  # of `twofold.serving.worker`, with a function `prepare(config, report)`
+    package: str | None = None  # imported by the module
+    extra: str | None = None  # extra of Twofold that installs the package
+    environment: Mapping[str, str] = field(default_factory=dict)  # defaults of environment variables
     runs_model: bool = True  # False: only takes the time that a model would take
     parallelism: bool = True  # over tensor and pipeline ranks
     chunked_pipeline: bool = True
@@ -32,7 +28,7 @@ class EngineTraits:
     cpu_block_size: int = 16
 
     def check_installed(self) -> None:
-        """Raise ConfigurationError if the engine's package is not installed, without importing the package."""
+        """Raise ConfigurationError if the engine's package is not installed."""
         if self.extra is not None and find_spec(str(self.package)) is None:
             raise ConfigurationError(
                 f"--engine {self.extra} needs a package that is not installed: pip install 'twofold[{self.extra}]'"

@@ -9,10 +9,7 @@ T = TypeVar("T")
 
 
 class TypedPipe(Generic[T]):
-    """One end of a pipe, which receives messages of one type or of a union of types.
-
-    `recv` raises EOFError if the other process has exited, and msgspec.ValidationError for a message of another type.
-    """
+    """One end of a pipe for typed messages. `recv` raises EOFError if the other process has exited."""
 
     def __init__(self, connection: Connection, receives: Any) -> None:  # noqa: ANN401  (a type or a union)
         self.connection = connection
@@ -22,4 +19,4 @@ class TypedPipe(Generic[T]):
         self.connection.send_bytes(msgspec.msgpack.encode(message))
 
     def recv(self) -> T:
-        return self._decoder.decode(self.connection.recv_bytes())
+        return self._decoder.decode(self.connection.recv_bytes())  # raises msgspec.ValidationError for another type

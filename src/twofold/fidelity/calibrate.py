@@ -68,30 +68,27 @@ def calibrate(
 
 
 def _busy(one: TimedIteration, others: Sequence[WorkerLog]) -> float:
-    """Return the fraction of an iteration in which another worker was busy, averaged over the workers `others`."""
+    """Return the average fraction of an iteration in which other workers were busy."""
     return sum(other.busy_share(one.start_s, one.end_s) for other in others) / max(1, len(others))
 
 
 def _slower(times: IterationTimes, log: WorkerLog, other: WorkerLog) -> float:
-    """Return the slowdown of a worker's iterations while another worker is busy, or 1 if too few iterations overlap."""
+    """Return the slowdown of a worker's iterations while another worker is busy."""
     return _typical(times, [one for one in log.ran if _busy(one, [other]) > _BESIDE and not one.cold])
 
 
 def _shared(times: IterationTimes, logs: dict[str, WorkerLog], name: str, crowded: float) -> float:
-    """Return the slowdown of a worker's iterations by another worker on the same core, beyond taking turns (factor 2).
-
-    The slowdown `crowded`, which a busy worker on another core causes, is divided out.
-    """
+    """Return the slowdown of a worker's iterations by another worker on the same core."""
     if not logs:
         return 1.0
     (other,) = (log for worker, log in logs.items() if worker in _SHARING and worker != name)
     sharing = [one for one in logs[name].ran if _busy(one, [other]) > _BESIDE and not one.cold]
     beside = sum(_busy(one, [logs[_BESIDE_THEM]]) for one in sharing) / max(1, len(sharing))
+    # Without the factor 2 for taking turns, and without the slowdown by a busy worker on another core.
     return max(1.0, _typical(times, sharing) / 2 / (1.0 + (crowded - 1.0) * beside))
 
 
 def _typical(times: IterationTimes, ran: Sequence[TimedIteration]) -> float:
-    """Return measured time / predicted time of the iterations `ran`, but at least 1, and 1 for too few iterations."""
     return max(1.0, _slowness(times, [one.iteration for one in ran])) if len(ran) >= _ENOUGH else 1.0
 
 
@@ -101,13 +98,13 @@ def _slowness(times: IterationTimes, iterations: Sequence[Measurement]) -> float
 
 
 def _front_share(observed: Sequence[GroupResult]) -> float:
-    """Return the mean number of CPU cores that gateway and clients used while the request groups `observed` ran."""
+    """Return the mean number of CPU cores that gateway and clients used."""
     loaded_s = sum(LoadSpan.of(one.timelines).seconds for one in observed)
     return sum(one.front_cpu_s for one in observed) / loaded_s if loaded_s else 0.0
 
 
 def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: float) -> Iterator[Measurement]:
-    """Yield the iterations of colocated workers, without the time lost to other workers and to the gateway."""
+    """Yield the iterations of colocated workers, corrected for contention with each other and the gateway."""
     prefill, decode = crowded
     for log in logs:
         others = [other for other in logs if other is not log]
@@ -118,9 +115,9 @@ def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: flo
 
 
 def _link(measured: Measurements, model: Model, times: IterationTimes) -> KvLink:
-    """Return the measured speed of KV transfers. `sync_s` is the median delay beyond an ideal layer-wise hand-off."""
+    """Return the measured speed of KV transfers."""
     path = measured.link.transfer(model.kv_bytes_per_token, model.layers)
-    tails = []
+    tails = []  # delays beyond an ideal layer-wise hand-off
     for one in measured.prefill.ran:
         if len(one.requests) == 1 and one.requests[0] in measured.decode.landed:
             tokens = one.iteration.tokens
@@ -134,8 +131,9 @@ def _link(measured: Measurements, model: Model, times: IterationTimes) -> KvLink
 
 
 def _front(measured: Measurements) -> GatewayTimes:
-    """Return the gateway's CPU times and delays. Delays are latencies of lone requests minus CPU and iteration time."""
+    """Return the measured CPU times and delays of the gateway."""
     request_s, step_s, token_s = _cpu_of_each(measured)
+    # Delays are the latencies of lone requests, without CPU and iteration time.
     pairs = list(_lone_prompts(measured))
     sizes = np.array([one.iteration.tokens for _, one in pairs], dtype=np.float64)
     before = np.array([one.start_s - sent for (sent, _), one in pairs], dtype=np.float64)
@@ -152,7 +150,7 @@ def _front(measured: Measurements) -> GatewayTimes:
 
 
 def _cpu_of_each(measured: Measurements) -> tuple[float, float, float]:
-    """Return the gateway's CPU seconds per request, iteration and token, by a least-squares fit to request groups."""
+    """Return the gateway's CPU seconds per request, iteration and token."""
     rows, spent = [], []
     for one in measured.observed:
         if one.group.purpose not in {Purpose.MIXED, Purpose.SHARED}:
@@ -174,7 +172,7 @@ def _medians(xs: Floats, ys: Floats) -> tuple[Floats, Floats]:
 
 
 def _lone_prompts(measured: Measurements) -> Iterator[tuple[tuple[float, float], TimedIteration]]:
-    """Yield the times of sending and of the first token, and the prefill iteration, of each request sent alone."""
+    """Yield the client's times and the prefill iteration of each request that was sent alone."""
     timelines = [one.timelines[0] for one in measured.of(Purpose.ALONE)]
     for timeline in sorted(timelines, key=lambda timeline: min(timeline.moments.values())):
         sent = min(timeline.moments.values())

@@ -30,38 +30,33 @@ _WARMUP = 3
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """Live and simulated values of one metric.
-
-    `live` has one value per replay. `simulated` is the mean over one simulation per replay, at the host speed during
-    the replay. `calibrated` is simulated at the host speed of the calibration. `limit` is the accepted error: absolute
-    for SLO attainment, relative for latencies.
-    """
+    """Live and simulated values of one metric."""
 
     name: str
-    calibrated: float
-    simulated: float
-    live: tuple[float, ...]
-    limit: float
+    calibrated: float  # simulated at the host speed of the calibration
+    simulated: float  # mean of one simulation per replay, at the host speed during the replay
+    live: tuple[float, ...]  # one value per replay
+    limit: float  # accepted error: absolute for SLO attainment, relative for latencies
 
     @property
     def spread(self) -> float:
-        """Mean difference between two live replays: absolute for SLO attainment, relative to the mean for latencies."""
+        """Mean difference between live replays, relative to their mean except for SLO attainment."""
         gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
         return fmean(gaps) / self._unit if gaps else 0.0
 
     @property
     def error(self) -> float:
-        """Simulated value minus mean of the live replays: absolute for SLO attainment, relative for latencies."""
+        """Simulated value minus mean live value, relative to the latter except for SLO attainment."""
         return self._error(self.simulated)
 
     @property
     def calibrated_error(self) -> float:
-        """Error of the simulation at the host speed of the calibration, even if the host was slower in the replays."""
+        """Error of the simulation at the host speed of the calibration."""
         return self._error(self.calibrated)
 
     @property
     def holds(self) -> bool:
-        """Whether the error is, in absolute value, at most the accepted error plus the spread of the live replays."""
+        """Whether the error is at most the accepted error plus the spread of the live replays."""
         return abs(self.error) <= self.limit + self.spread
 
     @property
@@ -80,22 +75,19 @@ ATTAINMENT = "SLO attainment"
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Live and simulated results of one load on one service design.
-
-    `slowness` is the host's slowdown since calibration in each replay. Each replay is simulated at its own host speed.
-    """
+    """Live and simulated results of one load on one service design."""
 
     design: str
     rate: float
     requests: int
     slo: Slo
-    slowness: tuple[Slowness, ...]
+    slowness: tuple[Slowness, ...]  # of the host since calibration, in each replay
     calibrated: Summary
-    simulated: tuple[Summary, ...]
+    simulated: tuple[Summary, ...]  # each replay at its own host speed
     live: tuple[Summary, ...]
 
     def figures(self) -> Iterator[Figure]:
-        """Yield a `Figure` for SLO attainment, and for P50 and P90 of TTFT, TPOT and E2E."""
+        """Yield the live and simulated SLO attainment, and P50 and P90 of TTFT, TPOT and E2E."""
         yield self._figure(ATTAINMENT, _attained, ATTAINMENT_POINTS)
         for metric in _METRICS:
             for percentile, limit in (("p50", MEDIAN), ("p90", TAIL)):
@@ -120,13 +112,13 @@ def compare(
     model: Path,
     flags: Sequence[str],
     twin: SimulatedService,
-    loads: dict[float, list[Request]],
+    loads: dict[float, list[Request]],  # by requests per second
     *,
     slo: Slo,
     replays: int,
     on_load: Callable[[str], None],
 ) -> list[Comparison]:
-    """Serve `twin.design`, and replay and simulate each load `replays` times. `loads` maps rates to requests."""
+    """Replay each load on a live service of this host, and compare the results with simulations."""
     design = twin.design
     live: dict[float, list[list[Timeline]]] = {rate: [] for rate in loads}
     with tempfile.TemporaryDirectory(prefix="twofold-verify-") as journals:
@@ -143,16 +135,13 @@ def compare_endpoint(
     url: str,
     api_key: str | None,
     twin: SimulatedEndpoint,
-    loads: dict[float, list[Request]],
+    loads: dict[float, list[Request]],  # by requests per second
     *,
     slo: Slo,
     replays: int,
     on_load: Callable[[str], None],
 ) -> list[Comparison]:
-    """Replay each load `replays` times on a running service, and simulate each load once with `twin`.
-
-    `loads` maps rates (requests/s) to requests. Raises ConfigurationError if the service cannot be reached or fails.
-    """
+    """Compare a running service with its simulation at each load. Raises ConfigurationError if the service fails."""
     found = []
     for rate, requests in loads.items():
         live = []
@@ -180,10 +169,10 @@ def compare_replays(
     rate: float,
     requests: Sequence[Request],
     live: Sequence[list[Timeline]],
-    logs: Mapping[str, WorkerLog],
+    logs: Mapping[str, WorkerLog],  # by name of the worker
     slo: Slo,
 ) -> Comparison:
-    """Simulate the live replays of one load, and compare the results. `logs` maps workers' names to their logs."""
+    """Simulate the live replays of one load, and compare the results."""
     workers = twin.design.workers()
     slow = tuple(slowness(twin.profile, workers, logs, LoadSpan.of(timelines)) for timelines in live)
     return Comparison(
@@ -199,9 +188,10 @@ def compare_replays(
 
 
 def knee(twin: Twin, make: Callable[[float], list[Request]], slo: Slo, attainment: float = 0.9) -> float:
-    """Return the highest rate (requests/s, within 2%) at which the simulated SLO attainment is at least `attainment`.
+    """Return the goodput of a simulated service in requests/s (DistServe, section 4.1), within 2%.
 
-    This rate is DistServe's goodput (section 4.1) of the whole service. Raises ConfigurationError if it is below 1/16.
+    Goodput is the highest rate with an SLO attainment of at least `attainment`. Raises ConfigurationError if it is
+    below 1/16.
     """
 
     def kept(rate: float) -> bool:
@@ -234,7 +224,7 @@ def _value(summary: Summary, metric: str, percentile: str) -> float:
 
 
 def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
-    """Return a table with a row for each load and metric: simulated values, live replays, spread, error and verdict."""
+    """Return a table that compares simulated and live values, with a row for each load and metric."""
     replays = max(len(comparison.live) for comparison in comparisons)
     first = comparisons[0]
     slo = ", ".join(f"{name} {bound}" for name, bound in bounds(first.slo))
@@ -251,7 +241,7 @@ def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
 
 
 def speed_text(comparison: Comparison) -> str:
-    """Format the host's slowdown for prompts and for decodes, each averaged over the replays: `x1.04, x1.12`."""
+    """Format the host's mean slowdown for prompts and for decodes, as in `x1.04, x1.12`."""
     prompts, decodes = (fmean(each) for each in zip(*comparison.slowness, strict=True))
     return f"x{prompts:.2f}, x{decodes:.2f}"
 

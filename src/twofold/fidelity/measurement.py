@@ -1,4 +1,4 @@
-"""Measurement of a live service: send groups of requests, one after the other; collect journals and timelines."""
+"""Measurement of a live service with groups of requests, for a calibration."""
 
 import asyncio
 import os
@@ -48,14 +48,14 @@ class Purpose(StrEnum):
 
 
 class RequestGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that are sent together to measure one effect. Arrival times count from the first request."""
+    """Requests that are sent together to measure one effect."""
 
     purpose: Purpose
     requests: tuple[Request, ...]
 
 
 def split_groups(max_model_len: int, max_num_seqs: int) -> Iterator[RequestGroup]:
-    """Yield the request groups that measure separate prefill and decode workers: each alone, then both at once."""
+    """Yield the request groups that measure separate prefill and decode workers."""
     longest = max_model_len - _DECODES
     prompts = [size for size in _PROMPTS if size < longest]
     for repeat in range(_REPEATS):
@@ -80,16 +80,17 @@ def shared_groups(max_model_len: int) -> Iterator[RequestGroup]:
 
 
 def mixed_groups(max_model_len: int) -> Iterator[RequestGroup]:
-    """Yield the request groups that measure iterations with both prompts (or chunks of prompts) and decodes."""
+    """Yield the request groups that measure iterations with both prompts and decodes."""
     prompts = [size for size in _PROMPTS if size < max_model_len // 2]
     for number in range(2):
         yield _beside(Purpose.MIXED, f"mixed-{number}", prompts, output=max_model_len // 8)
 
 
 def _unlike(mean: int, count: int) -> list[int]:
-    """Return `count` different prompt lengths with the mean `mean`, because engines may be faster on equal lengths."""
+    """Return `count` different prompt lengths with the mean `mean`."""
     if count == 1:
         return [mean]
+    # Engines may be faster on equal lengths.
     steps = [16 ** (number / (count - 1)) for number in range(count)]
     return [max(1, round(mean * count * step / sum(steps))) for step in steps]
 
@@ -107,7 +108,7 @@ def _together(purpose: Purpose, name: str, prompts: Sequence[int], output: int) 
 
 
 def _beside(purpose: Purpose, name: str, prompts: list[int], output: int, together: int = 1) -> RequestGroup:
-    """Return a group of long decodes (`output` tokens) and of prompts that arrive during these, `together` at once."""
+    """Return a group of long decodes, and of prompts that arrive during these decodes."""
     streams = _group(purpose, f"{name}-stream", _STREAMS, 64, output).requests
     short = [size for size in prompts if size <= prompts[-1] // 2] * _REPEATS
     comers = tuple(
@@ -120,12 +121,12 @@ def _beside(purpose: Purpose, name: str, prompts: list[int], output: int, togeth
 
 SPLIT, COLOCATED = ServiceDesign(prefill=1, decode=1), ServiceDesign(colocated=2)
 
-OnGroup = Callable[[str, int, int], None]
+OnGroup = Callable[[str, int, int], None]  # progress: (service, groups done, all groups)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """Client timelines of one group of requests, and the CPU seconds that clients and gateway spent on the group."""
+    """Timelines of a group of requests, and the CPU time that clients and gateway spent on it."""
 
     group: RequestGroup
     timelines: list[Timeline]
@@ -134,18 +135,13 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Measurements of a live service for a calibration.
-
-    `prefill` and `decode` are logs of workers on separate cores, and `mixed` has the logs of colocated workers.
-    `shared` maps the names of the workers of 2P+1D, two of which share a core, to their logs. It is empty if no core is
-    shared.
-    """
+    """Measurements of a live service for a calibration."""
 
     observed: list[GroupResult]
-    prefill: WorkerLog
+    prefill: WorkerLog  # on other cores than the decode worker
     decode: WorkerLog
-    mixed: list[WorkerLog]
-    shared: dict[str, WorkerLog]
+    mixed: list[WorkerLog]  # of colocated workers
+    shared: dict[str, WorkerLog]  # of the workers of 2P+1D by name, if two of them share a core
     link: LinkSpeed
 
     def of(self, purpose: Purpose) -> list[GroupResult]:
@@ -153,11 +149,7 @@ class Measurements:
 
 
 def measure(model: Path, flags: Sequence[str], max_num_seqs: int, on_group: OnGroup) -> Measurements:
-    """Measure `model` in a service with prefill and decode workers, then in a colocated service.
-
-    If two workers of 2P+1D must share a core, also measure 2P+1D. `flags` are flags of `twofold serve`.
-    `on_group(service, done, total)` reports progress. Raises ConfigurationError if a service or a request fails.
-    """
+    """Measure `model` in split and colocated services. Raises ConfigurationError if a service or a request fails."""
     observed: list[GroupResult] = []
     logs: list[dict[str, WorkerLog]] = []
     link: LinkSpeed | None = None
@@ -184,8 +176,8 @@ def measure(model: Path, flags: Sequence[str], max_num_seqs: int, on_group: OnGr
 
 
 def _designs() -> list[ServiceDesign]:
-    """Return the services to measure: 1P+1D, colocated, and 2P+1D if two of its workers must share a core."""
-    sharing = ServiceDesign(prefill=2, decode=1)
+    """Return the services to measure."""
+    sharing = ServiceDesign(prefill=2, decode=1)  # measured if two of its workers must share a core
     workers = sharing.workers()
     shares = {core for worker in workers for core in worker.cores}
     taken = sum(len(worker.cores) for worker in workers)
@@ -215,14 +207,14 @@ def _run(
 
 
 def load_config(endpoint: Endpoint) -> LoadConfig:
-    """Return the configuration of a load with random prompts, whose responses always have the requested length."""
+    """Return the configuration of a load with random prompts and outputs of the requested length."""
     lowest, vocabulary = token_range(endpoint.vocab_size)
     prompts = PromptMaker(lowest=lowest, vocabulary=vocabulary)
     return LoadConfig(endpoint=endpoint, prompts=prompts, client=ClientConfig(ignore_eos=True))
 
 
 def send(config: LoadConfig, requests: Sequence[Request], of: str = "") -> list[Timeline]:
-    """Send requests and return their timelines. If one fails, raises ConfigurationError; `of` names their group."""
+    """Send requests and return their timelines. Raises ConfigurationError if a request fails."""
     result = asyncio.run(run_load(config, requests))
     for request_id, reason in result.errors.items():
         raise ConfigurationError(f"request {request_id}{of} failed: {reason}")
@@ -230,9 +222,9 @@ def send(config: LoadConfig, requests: Sequence[Request], of: str = "") -> list[
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU seconds of all threads of a process, in nanosecond resolution if the kernel has schedstat."""
+    """Return the CPU seconds that all threads of a process have used."""
     process = Path(f"/proc/{pid}")
-    if (process / "schedstat").exists():
+    if (process / "schedstat").exists():  # in nanoseconds
         threads = process.glob("task/*/schedstat")
         return sum(int(thread.read_text(encoding="utf-8").split()[0]) for thread in threads) / 1e9
     fields = (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()

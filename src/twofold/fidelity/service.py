@@ -1,4 +1,4 @@
-"""Description of a service on this host: flags of `twofold serve` to run it, and a cluster spec to simulate it."""
+"""Live services on this host, and their simulations."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -27,12 +27,12 @@ from twofold.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class ServiceDesign:
-    """Number of workers of each role. `max_num_batched_tokens` None selects the default."""
+    """Number of workers of each role in a service."""
 
     prefill: int = 0
     decode: int = 0
     colocated: int = 0
-    max_num_batched_tokens: int | None = None
+    max_num_batched_tokens: int | None = None  # None: the default
 
     @property
     def name(self) -> str:
@@ -41,13 +41,13 @@ class ServiceDesign:
 
     @property
     def flags(self) -> list[str]:
-        """Flags of `twofold serve`, without prefix caching, because the simulation computes every prompt in full."""
+        """Flags of `twofold serve` for a service of this design."""
         flags = ["--prefill", str(self.prefill), "--decode", str(self.decode)]
         if self.colocated:
             flags = ["--colocated", str(self.colocated)]
         if self.max_num_batched_tokens is not None:
             flags += ["--max-num-batched-tokens", str(self.max_num_batched_tokens)]
-        return [*flags, "--no-enable-prefix-caching"]
+        return [*flags, "--no-enable-prefix-caching"]  # the simulation computes every prompt in full
 
     def workers(self) -> tuple[WorkerConfig, ...]:
         """Return the configurations of the workers that `twofold serve` would start."""
@@ -59,8 +59,8 @@ class ServiceDesign:
 
 @contextmanager
 def clients_beside(design: ServiceDesign) -> Iterator[None]:
-    """Pin this process, which runs the clients, to the gateway's cores until the end of the `with` statement."""
-    before = os.sched_getaffinity(0)
+    """Pin this process to the gateway's cores inside a `with` statement."""
+    before = os.sched_getaffinity(0)  # this process runs the clients
     workers = ((worker.role, worker.cores) for worker in design.workers())
     os.sched_setaffinity(0, gateway_cores(available_cores(), workers))
     try:
@@ -77,23 +77,23 @@ class Twin(Protocol):
         """Number of instances of each role."""
 
     def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
-        """Simulate `requests` on the service, with the host slowed down by `slowness`, and return their timelines."""
+        """Simulate `requests` on a host with the slowdown `slowness`, and return their timelines."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEndpoint:
-    """Simulation of a running service from the profile of one instance, which is in the file `path`."""
+    """Simulation of a running service from the measured profile of one instance."""
 
     design: ServiceDesign
     path: Path
     catalog: Catalog
 
     def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
-        """Simulate `requests` at the speed of the profile, and return their timelines. `slowness` is ignored."""
-        return timelines_of(self.cluster(), requests, self.catalog)
+        """Simulate `requests` and return their timelines."""
+        return timelines_of(self.cluster(), requests, self.catalog)  # always at the speed of the profile
 
     def cluster(self) -> ClusterSpec:
-        """Return the cluster spec of the service, with the profile's batch limits and serialized KV transfers."""
+        """Return the cluster spec of the service."""
         profile, design = load_profile(self.path), self.design
         counts = {Role.PREFILL: design.prefill, Role.DECODE: design.decode, Role.MIXED: design.colocated}
         chunked = profile.max_num_batched_tokens is not None
@@ -119,17 +119,17 @@ class SimulatedEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedService:
-    """Simulation of a service on a calibrated host. Each simulated host speed has a host profile in `directory`."""
+    """Simulation of a service on a calibrated host."""
 
     design: ServiceDesign
     profile: MeasuredProfile
-    directory: Path
+    directory: Path  # gets a host profile for each simulated host speed
     kv_capacity_tokens: int
     max_num_seqs: int
     catalog: Catalog
 
     def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
-        """Simulate `requests` on the host slowed down by `slowness`, and return their timelines."""
+        """Simulate `requests` on a host with the slowdown `slowness`, and return their timelines."""
         path = self.directory / f"{slowness.prompts:.6f}-{slowness.decodes:.6f}.yaml"
         if not path.exists():
             path.write_text(dump_profile(self.profile.slower(*slowness)), encoding="utf-8")
@@ -157,10 +157,7 @@ class _Ends(Observer):
 def cluster_of(
     design: ServiceDesign, profile: MeasuredProfile, path: Path, *, kv_capacity_tokens: int, max_num_seqs: int
 ) -> ClusterSpec:
-    """Return the cluster spec that simulates a service design with the host profile in `path`.
-
-    Raises ConfigurationError if the profile was measured with another number of cores or threads.
-    """
+    """Return the cluster spec of a service. Raises ConfigurationError if the profile does not fit the host."""
     workers = design.workers()
     threads, cores = workers[0].threads, len(available_cores())
     host = profile.shared_host

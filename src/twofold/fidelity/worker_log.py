@@ -1,10 +1,4 @@
-"""Iterations and KV arrivals of workers, read from their journals, and the host speed derived from these iterations.
-
-The speed of a shared host changes from minute to minute, but a profile contains only the speed at its measurement.
-Other tenants slow down prefill (limited by compute) and decode (by memory bandwidth) differently. The slowdown is
-therefore one factor per phase and time span: measured time of iterations divided by predicted time, which includes
-contention between the workers and the gateway.
-"""
+"""Iterations of workers, read from their journals, and the slowdown of the host since calibration."""
 
 import math
 from bisect import bisect_right
@@ -31,13 +25,13 @@ _SOON_S = 0.005  # iterations with a shorter gap are consecutive
 
 
 class TimedIteration(msgspec.Struct, frozen=True):
-    """An iteration from `start_s` to `end_s`, after `idle_s` idle seconds. It completed the prefills of `requests`."""
+    """A measured iteration of a worker."""
 
     start_s: float
     end_s: float
     iteration: Measurement
-    requests: tuple[str, ...]
-    idle_s: float
+    requests: tuple[str, ...]  # whose prefills it completed
+    idle_s: float  # before the iteration
 
     @property
     def cold(self) -> bool:
@@ -45,10 +39,11 @@ class TimedIteration(msgspec.Struct, frozen=True):
 
 
 class WorkerLog:
-    """Log of one worker: `ran` has its iterations in order, and `landed` maps request ids to KV arrival times."""
+    """Iterations of one worker, and arrival times of KV."""
 
     def __init__(self, entries: Sequence[JournalEntry]) -> None:
         self.ran = list(_iterations(entries))
+        # Arrival times of KV by request id.
         self.landed = {str(entry.args["request_id"]): entry.at for entry in entries if entry.call == "kv_received"}
         self._starts = [one.start_s for one in self.ran]
 
@@ -66,15 +61,15 @@ class WorkerLog:
 
 
 def read_workers(directory: Path) -> dict[str, WorkerLog]:
-    """Map worker names to logs, read from the journals in `directory` (the `--journal` directory of a service)."""
+    """Read the log of each worker from a service's `--journal` directory, by worker name."""
     return {path.stem: WorkerLog(read_journal(path)) for path in sorted(directory.glob("*-*.jsonl"))}
 
 
 def _iterations(entries: Iterable[JournalEntry]) -> Iterator[TimedIteration]:
-    """Yield the iterations in a journal. Their durations include the median gap between consecutive iterations."""
+    """Yield the iterations in a journal."""
     spans = list(_spans(entries))
     pauses = [after - end for (_, end, _), (after, _, _) in pairwise(spans) if after - end < _SOON_S]
-    pause = median(pauses) if pauses else 0.0
+    pause = median(pauses) if pauses else 0.0  # added to the duration of each iteration
     before = -math.inf
     for start, end, batch in spans:
         prompts = [item for item in batch.items if item.phase is Phase.PREFILL]
@@ -104,10 +99,10 @@ def _spans(entries: Iterable[JournalEntry]) -> Iterator[tuple[float, float, Batc
 
 @dataclass(frozen=True, slots=True)
 class LoadSpan:
-    """Start (first arrival) and end (last token) of a load, in monotonic seconds, and its total requests and tokens."""
+    """Time span of a load in monotonic seconds, with its numbers of requests and tokens."""
 
-    start_s: float
-    end_s: float
+    start_s: float  # first arrival
+    end_s: float  # last token
     requests: int
     tokens: int
 
@@ -127,7 +122,7 @@ class LoadSpan:
 
 
 class Slowness(NamedTuple):
-    """Slowdown factors of a host since calibration: `prompts` for iterations with prompts, `decodes` for all others."""
+    """Slowdown factors of a host since calibration, for iterations with prompts and for all others."""
 
     prompts: float
     decodes: float
@@ -136,13 +131,16 @@ class Slowness(NamedTuple):
 AS_CALIBRATED = Slowness(1.0, 1.0)
 
 
+# The speed of a shared host changes from minute to minute, but a profile contains only the speed at its measurement.
+# Other tenants slow down prefill (limited by compute) and decode (by memory bandwidth) differently. The slowdown is
+# therefore one factor per phase and time span: measured time of iterations divided by predicted time, which includes
+# contention between the workers and the gateway.
+
+
 def slowness(
     profile: MeasuredProfile, workers: Sequence[WorkerConfig], logs: Mapping[str, WorkerLog], span: LoadSpan
 ) -> Slowness:
-    """Return the slowdown factors of a host since calibration, measured during `span`.
-
-    If only one kind of iteration ran, its factor stands for both kinds. If none ran, both factors are 1.
-    """
+    """Return the slowdown factors of a host since calibration, measured during `span`."""
     cores = available_cores()
     shared = gateway_cores(cores, ((worker.role, worker.cores) for worker in workers))
     front = _front_share(profile.shared_host.front, logs, span) / len(shared)
@@ -162,7 +160,7 @@ def slowness(
             slower = 1.0 + (_slowdowns(profile, one).crowded - 1.0) * crowd
             expected[kind] += _alone_s(profile, one) * slower / pace / (1.0 - taken)
     prompts, decodes = (one / other if other else None for one, other in zip(took, expected, strict=True))
-    usual = prompts or decodes or 1.0
+    usual = prompts or decodes or 1.0  # for a kind of iteration that did not run
     return Slowness(prompts or usual, decodes or usual)
 
 
@@ -175,11 +173,9 @@ def _slowdowns(profile: MeasuredProfile, one: TimedIteration) -> ContentionFacto
 
 
 def _pace(profile: MeasuredProfile, one: TimedIteration, turns: Sequence[tuple[float, bool]]) -> float:
-    """Return the speed of an iteration as a fraction of its speed on a core with no other worker.
-
-    `turns` describes each other worker on the core: the fraction of the iteration in which this worker was busy, and
-    whether it runs the other phase (prefill or decode).
-    """
+    """Return the speed of an iteration, relative to its speed on a core of its own."""
+    # `turns` has, for each other worker on the core, its busy fraction of the iteration, and whether it runs the other
+    # phase (prefill or decode).
     if not turns:
         return 1.0
     # Approximation: shared with all of them for the fraction `met` of the time, with none for the rest.
@@ -198,7 +194,7 @@ def _meet(one: WorkerConfig, other: WorkerConfig) -> bool:
 
 
 def _front_share(front: GatewayTimes, logs: Mapping[str, WorkerLog], span: LoadSpan) -> float:
-    """Return the mean number of CPU cores that gateway and clients use during `span`, as the host profile predicts."""
+    """Return the predicted mean number of CPU cores that gateway and clients use."""
     steps = sum(len(log.between(span.start_s, span.end_s)) for log in logs.values())
     spent = front.request_s * span.requests + front.step_s * steps + front.token_s * span.tokens
     return spent / span.seconds

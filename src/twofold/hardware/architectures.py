@@ -9,7 +9,7 @@ from twofold.errors import ModelError
 
 
 class ConfigJson:
-    """A parsed config.json. Lookups accept several names for one field, because model families differ in them."""
+    """A parsed Hugging Face config.json, whose fields have different names in different model families."""
 
     def __init__(self, directory: Path) -> None:
         """Read config.json in `directory`. Raises ModelError if it is missing or not a JSON object."""
@@ -27,10 +27,7 @@ class ConfigJson:
         return ModelError(f"{self.path}: {reason}")
 
     def number(self, *names: str, default: int | None = None) -> int:
-        """Return the first field in `names` that is set, else `default`.
-
-        Raises ModelError for a missing field without `default`, or for a value that is not an integer ≥ 1.
-        """
+        """Return the first field in `names` that is set, else `default`. Raises ModelError if missing or not ≥ 1."""
         value = self.optional_number(*names)
         if value is None and default is None:
             raise self.error(f"field {names[0]} is missing")
@@ -83,34 +80,35 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpt2(config: ConfigJson) -> Architecture:
-    """Return the sizes of a GPT-2 model (learned positions, biases, output tied to the embedding)."""
+    """Return the sizes of a GPT-2 model."""
     hidden = config.number("n_embd", "hidden_size")
     positions = config.number("n_positions", "max_position_embeddings", default=1024)
     inner = config.number("n_inner", default=4 * hidden)
-    outside = (config.number("vocab_size") + positions) * hidden + 2 * hidden
+    outside = (config.number("vocab_size") + positions) * hidden + 2 * hidden  # output tied to the embedding
     return _multi_head(config, hidden, inner, outside, positions)
 
 
 def bloom(config: ConfigJson) -> Architecture:
-    """Return the sizes of a BLOOM model (ALiBi, a norm after the embedding, output tied to the embedding)."""
+    """Return the sizes of a BLOOM model."""
     hidden = config.number("hidden_size", "n_embed")
+    # ALiBi instead of positions, a norm after the embedding, output tied to the embedding.
     outside = config.number("vocab_size") * hidden + 4 * hidden
     return _multi_head(config, hidden, 4 * hidden, outside, config.optional_number("seq_length"))
 
 
 def opt(config: ConfigJson) -> Architecture:
-    """Return the sizes of an OPT model (two extra positions; opt-350m has a smaller embedding with a projection)."""
+    """Return the sizes of an OPT model."""
     hidden = config.number("hidden_size")
     width = config.number("word_embed_proj_dim", default=hidden)
     positions = config.number("max_position_embeddings")
     outside = config.number("vocab_size") * width + (positions + 2) * hidden
-    outside += 2 * width * hidden if width != hidden else 0
+    outside += 2 * width * hidden if width != hidden else 0  # projections of the smaller embedding of opt-350m
     outside += 2 * hidden if config.flag("do_layer_norm_before", default=True) else 0
     return _multi_head(config, hidden, config.number("ffn_dim"), outside, positions)
 
 
 def llama(config: ConfigJson) -> Architecture:
-    """Return the sizes of a Llama-like model (grouped-query attention, gated feed-forward layers or experts)."""
+    """Return the sizes of a Llama-like model, such as Mistral, Qwen or Gemma 2."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     kv_heads = config.number("num_key_value_heads", default=heads)
     kind = config.text("model_type", default="")
@@ -125,7 +123,7 @@ def llama(config: ConfigJson) -> Architecture:
 
 
 def deepseek(config: ConfigJson) -> Architecture:
-    """Return the sizes of a DeepSeek V2 or V3 model (latent attention: arXiv 2405.04434, section 2.1; experts)."""
+    """Return the sizes of a DeepSeek V2 or V3 model (latent attention: arXiv 2405.04434, section 2.1)."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     latent, rope = config.number("kv_lora_rank"), config.number("qk_rope_head_dim")
     plain, value = config.number("qk_nope_head_dim"), config.number("v_head_dim")
@@ -140,7 +138,7 @@ def deepseek(config: ConfigJson) -> Architecture:
 
 def _gated(
     config: ConfigJson,
-    layer: int,
+    layer: int,  # parameters of a layer without its feed-forward network and experts
     heads: int,
     kv_heads: int,
     head_dim: int,
@@ -148,10 +146,7 @@ def _gated(
     tied: bool = False,
     latent_dims: int | None = None,
 ) -> Architecture:
-    """Return the sizes of a model with gated feed-forward layers or experts.
-
-    `layer` is the number of parameters in each layer without its feed-forward network and experts.
-    """
+    """Return the sizes of a model with gated feed-forward layers or experts."""
     hidden, layers = config.number("hidden_size"), config.number("num_hidden_layers")
     embeddings = 1 if config.flag("tie_word_embeddings", default=tied) else 2
     rest = layers * layer + config.number("vocab_size") * hidden * embeddings + hidden
@@ -170,7 +165,8 @@ def _gated(
 
 
 def _multi_head(config: ConfigJson, hidden: int, inner: int, outside: int, max_context: int | None) -> Architecture:
-    """Return the sizes of a model with multi-head attention. `outside` is the number of parameters outside layers."""
+    """Return the sizes of a model with multi-head attention."""
+    # `outside` is the number of parameters outside the layers.
     layers = config.number("num_hidden_layers", "n_layer")
     heads = config.number("num_attention_heads", "n_head")
     layer = 4 * hidden * hidden + 4 * hidden + 2 * hidden * inner + inner + hidden + 4 * hidden
@@ -187,7 +183,7 @@ def _multi_head(config: ConfigJson, hidden: int, inner: int, outside: int, max_c
 
 
 def _feed_forward(config: ConfigJson, hidden: int, layers: int) -> tuple[int, int]:
-    """Return the total and the active parameters of all layers' gated feed-forward networks and experts."""
+    """Return the total and the active parameters of all feed-forward networks and experts."""
     inner = config.number("intermediate_size")
     gated = 3 * hidden * inner
     if config.flag("mlp_bias", default=False):

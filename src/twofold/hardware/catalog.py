@@ -1,4 +1,4 @@
-"""Catalog of accelerators, machines, links, storage tiers and models. Each entry in its TOML files names a source."""
+"""Catalog of accelerators, machines, links, storage tiers and models."""
 
 import datetime as dt
 import math
@@ -28,16 +28,14 @@ SECTION_TYPES: dict[str, type[msgspec.Struct]] = {
 
 
 class CatalogEntry(msgspec.Struct, frozen=True):
-    """Fields of one TOML table, before conversion to a type, and their location for error messages."""
+    """Fields of one TOML table, with their location for error messages."""
 
     where: str
     fields: dict[str, object]
 
     def overridden_by(self, later: "CatalogEntry") -> "CatalogEntry":
-        """Return this entry with the fields in `later` replaced.
-
-        If `later` names no source, the location of `later` is added to this entry's source.
-        """
+        """Return this entry with the fields of `later` in place of its own."""
+        # The source of an entry that does not state its own.
         source = f"{later.where}; the rest: {self.fields.get('source')}"
         return CatalogEntry(later.where, {**self.fields, "source": source, **later.fields})
 
@@ -58,7 +56,7 @@ def parse_entries(text: str, name: str) -> Sections:
 
 
 def merge_sections(earlier: Sections, later: Sections) -> Sections:
-    """Merge the entries of two files. Fields in `later` override those of the entry with the same name in `earlier`."""
+    """Merge the entries of two catalog files; the fields in `later` take precedence."""
     return {
         section: {
             **earlier[section],
@@ -116,7 +114,7 @@ _FAMILY: Final = "dgx-"
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True):
-    """All catalog entries by name. Lookups of unknown names raise ConfigurationError with the known names."""
+    """All catalog entries by name. Lookups raise ConfigurationError for unknown names."""
 
     accelerators: dict[str, Accelerator]
     machines: dict[str, Machine]
@@ -163,13 +161,10 @@ def _find(kind: str, name: str, known: Mapping[str, T]) -> T:
 
 
 def load_catalog(extra: Sequence[Path] = ()) -> Catalog:
-    """Load the package's catalog, then the files in TWOFOLD_CATALOG, then the files in `extra`.
-
-    Later files override single fields. Raises ConfigurationError with file, entry and field for an invalid file.
-    """
+    """Load the catalog of the package, TWOFOLD_CATALOG and `extra`. Raises ConfigurationError for an invalid file."""
     sections = _package_sections()
     installed = (Path(part) for part in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if part)
-    for path in (*installed, *extra):
+    for path in (*installed, *extra):  # later files override single fields
         sections = merge_sections(sections, parse_entries(read_text("catalog", path), str(path)))
     accelerators = {name: build_entry(name, entry, Accelerator) for name, entry in sections["accelerators"].items()}
     return Catalog(
@@ -196,7 +191,7 @@ def _package_sections() -> Sections:
 
 
 def _with_accelerator(entry: CatalogEntry, accelerators: Mapping[str, CatalogEntry]) -> CatalogEntry:
-    """Return a machine's entry, with the name of its accelerator replaced by the accelerator's fields."""
+    """Insert the fields of a machine's accelerator into the entry of the machine."""
     name = entry.fields.get("accelerator")
     if name is None:
         return entry

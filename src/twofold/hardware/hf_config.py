@@ -22,12 +22,7 @@ class _Index(msgspec.Struct):
 
 
 def read_model(directory: Path) -> Model:
-    """Read the model in a directory with a config.json, and name it after the directory.
-
-    The size of unquantized weights follows from the dtype in config.json. Quantized weights have their size on disk or,
-    without weight files, a size computed from the bits per weight. Raises ModelError for a missing, broken or
-    unsupported file.
-    """
+    """Read the sizes of a model from a directory with a config.json. Raises ModelError if it is unsupported."""
     config = ConfigJson(directory)
     kind = config.text("model_type", default="")
     if kind not in ARCHITECTURES:
@@ -51,7 +46,7 @@ def read_model(directory: Path) -> Model:
 
 
 def _value_bytes(config: ConfigJson) -> int:
-    """Return the size in bytes of a number of the model's dtype, used for the KV cache and for unquantized weights."""
+    """Return the bytes per value of the model's dtype."""
     name = config.text("dtype", "torch_dtype", default="")
     if name and name not in _DTYPE_BYTES:
         raise config.error(str(unknown_name("dtype", name, _DTYPE_BYTES)))
@@ -59,7 +54,7 @@ def _value_bytes(config: ConfigJson) -> int:
 
 
 def _quantized_bytes(config: ConfigJson, directory: Path, parameters: int) -> int | None:
-    """Return the total size of quantized weights in bytes, or None if the weights are not quantized."""
+    """Return the size of quantized weights in bytes, or None if the weights are not quantized."""
     quantization = config.table("quantization_config")
     if quantization is None:
         return None
@@ -73,7 +68,7 @@ def _quantized_bytes(config: ConfigJson, directory: Path, parameters: int) -> in
 
 
 def _stored_bytes(directory: Path) -> int:
-    """Return the total size of the weight files in bytes, from their index or else from the files; 0 without files."""
+    """Return the total size of the weight files in bytes, or 0 without weight files."""
     index = directory / "model.safetensors.index.json"
     try:
         return round(msgspec.json.decode(index.read_bytes(), type=_Index).metadata.total_size)

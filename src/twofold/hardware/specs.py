@@ -12,40 +12,32 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU type. FLOP/s are dense bf16 peaks, bandwidths are in bytes per second, and power is in watts.
-
-    `interconnect_bytes_per_s` is the one-way bandwidth to the machine's other accelerators. Data sheets add both ways.
-    """
+    """A GPU type with its memory, peak rates and power."""
 
     name: Text
     memory_bytes: Count
     memory_bytes_per_s: Positive
-    flops_per_s: Positive
-    interconnect_bytes_per_s: Positive
+    flops_per_s: Positive  # dense bf16 peak
+    interconnect_bytes_per_s: Positive  # to the machine's other accelerators, one way (data sheets add both ways)
     tdp_w: Positive
     source: Text
     date: Text
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """A server with `count` identical accelerators.
-
-    `network_bytes_per_s` is for all NICs together, in each direction. `price_per_h` is in US dollars. `tdp_w` is the
-    provisioned power and `idle_w` the idle power, in watts. `power_cap` limits the accelerators to a share of their
-    TDP. `power_units` is the machine's power in the unit of SplitwiseSim's notebooks.
-    """
+    """A server with `count` identical accelerators."""
 
     name: Text
     accelerator: Accelerator
     count: Count
-    network_bytes_per_s: Positive
-    price_per_h: NotNegative
-    tdp_w: Positive
+    network_bytes_per_s: Positive  # of all NICs together, in each direction
+    price_per_h: NotNegative  # US dollars
+    tdp_w: Positive  # provisioned power
     idle_w: NotNegative
     source: Text
     date: Text
-    power_cap: Share = 1.0
-    power_units: Positive | None = None
+    power_cap: Share = 1.0  # limit of the accelerators, as a share of their TDP
+    power_units: Positive | None = None  # power in the unit of SplitwiseSim's notebooks
 
     @property
     def memory_bytes(self) -> int:
@@ -53,7 +45,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """A type of network link: bandwidth in one direction, and a fixed time `latency_s` per transfer."""
+    """A network link with its bandwidth in one direction, and a fixed latency per transfer."""
 
     name: Text
     bytes_per_s: Positive
@@ -63,25 +55,17 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StorageTier(msgspec.Struct, frozen=True, kw_only=True):
-    """A storage tier for KV caches outside accelerators. `price_per_gb_h` is in US dollars per 10^9 bytes.
-
-    `bytes_per_s` is the read bandwidth of one machine, summed over its accelerators.
-    """
+    """A storage tier for KV caches, such as host memory or disk."""
 
     name: Text
-    price_per_gb_h: NotNegative
-    bytes_per_s: Positive
+    price_per_gb_h: NotNegative  # US dollars per 10⁹ bytes
+    bytes_per_s: Positive  # read bandwidth of one machine, summed over its accelerators
     source: Text
     date: Text
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a decoder-only transformer.
-
-    `weight_bytes` is the memory of the weights. `active_parameters` is the number of parameters that compute each
-    token. It is less than `parameters` for a mixture of experts. `kv_latent_dims` is the size of the compressed vector
-    and the rotary key that latent attention (DeepSeek) caches per layer, or None for keys and values per head.
-    """
+    """Sizes of a decoder-only transformer."""
 
     name: Text
     layers: Count
@@ -90,12 +74,13 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     kv_heads: Count
     head_dim: Count
     parameters: Positive
-    active_parameters: Positive
+    active_parameters: Positive  # that compute each token: fewer in a mixture of experts
     weight_bytes: Count
     source: Text
     date: Text
     dtype_bytes: Count = 2
     kv_dtype_bytes: Count = 2
+    # Size per layer of the compressed vector and the rotary key that latent attention (DeepSeek) caches.
     kv_latent_dims: Count | None = None
     max_context: Count | None = None
 

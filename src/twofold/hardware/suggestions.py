@@ -22,22 +22,23 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], *, also: Iterable[str] = ()) -> ConfigurationError:
-    """Create the error for an unknown name. It lists `known`, and suggests a similar name from `known` or `also`."""
+    """Create the error for an unknown name, with the known names and a suggestion."""
     names = sorted(known)
     hint = suggestion(name, (*names, *also))
     return ConfigurationError(f"unknown {kind} {name!r}{hint}; choose from {', '.join(names)}")
 
 
 def explain_validation(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Convert a msgspec error to (place, reason) in words for users. The place is empty if the whole value is wrong."""
+    """Convert a msgspec error to the location of the invalid value, and a reason for users."""
     found = _PLACE.fullmatch(str(error))
+    # The place is empty if the whole value is wrong.
     place, what = (found["place"] or "", found["what"]) if found else ("", str(error))
     what = what.replace("`", "").replace("Object ", "").replace("object", "table")
     return place, what[:1].lower() + what[1:]
 
 
 def read_text(kind: str, path: Path) -> str:
-    """Read a text file. Raises ConfigurationError if it is unreadable. `kind` names the file, such as `deployment`."""
+    """Read a text file. Raises ConfigurationError if it is unreadable."""
     try:
         return path.read_bytes().decode()
     except OSError as error:
@@ -47,7 +48,7 @@ def read_text(kind: str, path: Path) -> str:
 
 
 def read_yaml(kind: str, path: Path) -> Any:  # noqa: ANN401
-    """Read a YAML file. Raises ConfigurationError if it is invalid. `kind` names the file, such as `deployment`."""
+    """Read a YAML file. Raises ConfigurationError if it is invalid."""
     text = read_text(kind, path)
     try:
         return msgspec.yaml.decode(text)
@@ -56,7 +57,7 @@ def read_yaml(kind: str, path: Path) -> Any:  # noqa: ANN401
 
 
 def parse_toml(kind: str, text: str, name: str) -> dict[str, Any]:
-    """Parse the content of the TOML file `name`. Raises ConfigurationError with `kind` and `name` in the message."""
+    """Parse the content of a TOML file. Raises ConfigurationError if it is invalid."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

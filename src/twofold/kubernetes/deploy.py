@@ -92,13 +92,10 @@ def _write(text: str, output: str, name: str) -> None:
 
 
 def values_from(spec: ClusterSpec, catalog: Catalog, text: str, *, emulated: bool) -> Json:
-    """Return the Helm values that serve the plan in `text`, the content of a plan's file.
-
-    Each instance becomes a pod with one worker on one accelerator, on a node labelled with its machine's name. Raises
-    ConfigurationError for pools that pods cannot serve.
-    """
+    """Return the Helm values that serve a plan. Raises ConfigurationError for pools that pods cannot serve."""
     if emulated:
         return {"engine": "emulated", "plan": text}
+    # Each instance is a pod with one worker on one accelerator, on a node labelled with its machine's name.
     profiles = instance_profiles(spec, catalog)
     workers: Json = {role.value: {"replicas": 0} for role in Role}
     for index, profile in enumerate(profiles):
@@ -110,7 +107,7 @@ def values_from(spec: ClusterSpec, catalog: Catalog, text: str, *, emulated: boo
 
 
 def _mistake(profile: InstanceProfile, before: Sequence[InstanceProfile]) -> str | None:
-    """Return the reason why pods cannot serve a pool, or None. `before` lists the profiles of all earlier pools."""
+    """Return the reason why pods cannot serve a pool, or None."""
     accelerators = profile.tensor_parallel * profile.pool.pipeline_parallel
     if accelerators > 1:
         return (
@@ -151,7 +148,7 @@ def _workers(profile: InstanceProfile, kv_bytes_per_token: int) -> Json:
 
 
 def merged(below: Json, above: Json) -> Json:
-    """Merge Helm values as helm does: mappings key by key, while other values in `above` replace those in `below`."""
+    """Merge Helm values as helm does; the values in `above` take precedence."""
     made = dict(below)
     for key, value in above.items():
         under = made.get(key)
@@ -187,7 +184,7 @@ def as_yaml(value: Json) -> str:
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
-    """YAML dumper that writes multi-line texts as block scalars, and repeats equal values instead of using anchors."""
+    """YAML dumper that writes multi-line texts as block scalars, and no anchors."""
 
     def ignore_aliases(self, _: object) -> bool:
         return True

@@ -57,10 +57,10 @@ def _objects(name: str, values: Values) -> Iterator[Json]:
 
 
 def _gateway(name: str, values: Values) -> Json:
-    """Return the gateway's StatefulSet, which never runs two pods, because a service has only one controller."""
+    """Return the StatefulSet of the gateway."""
     spec: Json = {
         "serviceName": name,
-        "replicas": 1,
+        "replicas": 1,  # a service has only one controller
         "selector": {"matchLabels": labels(name, "gateway")},
         "template": gateway_pod(name, values),
     }

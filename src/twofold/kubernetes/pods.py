@@ -21,7 +21,7 @@ _TMP: Final = "/tmp"  # noqa: S108  (a volume of the pod, and its only writable 
 
 
 def workers_of(values: Values) -> dict[Role, WorkerValues]:
-    """Map each role that has replicas to the values of its workers. For an emulated service, the result is empty."""
+    """Map each role with replicas to the values of its workers."""
     if values.engine == "emulated":
         return {}
     workers = values.workers
@@ -30,7 +30,7 @@ def workers_of(values: Values) -> dict[Role, WorkerValues]:
 
 
 def serve_args(values: Values) -> list[str]:
-    """Return the arguments of `twofold serve` in the gateway's pod. Kubernetes expands `$(POD_IP)`."""
+    """Return the arguments of `twofold serve` in the gateway's pod."""
     args = ["serve"]
     if values.engine == "emulated":
         args += ["--engine=emulated", f"--cluster={PLAN_DIR}/plan.yaml"]
@@ -46,7 +46,7 @@ def serve_args(values: Values) -> list[str]:
 
 
 def _flags(group: ServeValues) -> Iterator[str]:
-    """Yield a flag for each value in alphabetical order, as the chart does, then the extra arguments."""
+    """Yield command-line flags for these values, in the same order as the Helm chart."""
     values = msgspec.to_builtins(group)
     for key, value in sorted(values.items()):
         flag = re.sub(r"(?=[A-Z])", "-", key).lower()
@@ -106,7 +106,8 @@ def gateway_pod(name: str, values: Values) -> Json:
 
 
 def worker_pod(name: str, values: Values, role: Role, workers: WorkerValues) -> Json:
-    """Return the pod template of a role's workers, without probes: the gateway stops workers that hang."""
+    """Return the pod template of a role's workers."""
+    # Without probes, because the gateway stops workers that hang.
     container: Json = {"args": join_args(name, values, role, workers)}
     mounts: list[Json] = []
     volumes: list[Json] = []
@@ -183,7 +184,7 @@ def _pod(
 
 
 def _key_copier(values: Values) -> Json:
-    """Return an init container that copies the cluster key from the Secret to a file that only its owner can read."""
+    """Return an init container that copies the cluster key to a private file."""
     return {
         "name": "cluster-key",
         **_image(values),

@@ -1,8 +1,4 @@
-"""Helm values of a deployment: types, defaults and descriptions, for the Helm chart and for `twofold deploy`.
-
-The values for flags of `twofold serve` and `twofold join` are derived from these commands. `make chart` generates the
-chart's `values.yaml`, `values.schema.json` and table in the README from this module.
-"""
+"""Helm values of a deployment, from which `make chart` generates the files of the Helm chart."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -34,17 +30,18 @@ class _Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def _flag(settings: type[Settings], name: str) -> Meta:
-    """Return the description of a Helm value that sets a flag. It contains the help text of the flag."""
+    """Return the description of a Helm value for a flag, with the help text of the flag."""
     return Meta(description=f"`{flag_name(name)}`: {help_text(settings, name)}")
 
 
 def _serve_fields() -> list[tuple[str, Any, Any]]:
-    """Return struct fields for the flags of `twofold serve` that pods do not set themselves; null omits a flag."""
+    """Return struct fields for the flags of `twofold serve`."""
     hints, flags = get_type_hints(ServeSettings), flags_of(ServeSettings)
     made: list[tuple[str, Any, Any]] = []
     for field in fields(ServeSettings):
         if field.name in _SET_BY_PODS:
             continue
+        # A null value omits the flag.
         flag, kind = flags[field.name], hints[field.name]
         if flag.parse is not None:
             kind = int | str
@@ -95,9 +92,9 @@ class SecretText(_Values, frozen=True):
 if TYPE_CHECKING:
 
     class ServeValues(_Values, frozen=True):
-        """Helm values for the flags of `twofold serve`. Type checkers see only the values that this package reads."""
+        """Helm values for the flags of `twofold serve`."""
 
-        router: str | None = None
+        router: str | None = None  # type checkers see only the values that this package reads
 
 else:
     ServeValues = msgspec.defstruct(

@@ -1,7 +1,4 @@
-"""Block allocation and leases: which request owns the blocks of a paged KV cache, and which peer may write to them.
-
-A block stays allocated as long as its owner needs the contents or a transfer may still access the memory.
-"""
+"""Allocation of the blocks of a paged KV cache to requests, and leases with which peers may write to blocks."""
 
 from collections.abc import Sequence
 
@@ -13,23 +10,21 @@ from twofold.handoff import Lease, LeaseWatcher
 
 @mypyc_attr(free_list_len=1)
 class BlockAllocation:
-    """Blocks of one owner. All of them become free when the owner has released them and no transfer uses them."""
+    """Blocks that are allocated to one owner."""
 
     __slots__ = ("blocks", "owned", "owner", "transfers")
 
     def __init__(self, owner: str, blocks: int) -> None:
         self.owner = owner
         self.blocks = blocks
+        # The blocks become free when the owner has released them and no transfer may access them.
         self.owned = True
         self.transfers = 0
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class BlockAllocator:
-    """Counts the free blocks of a KV cache with `num_blocks` blocks of `block_size` tokens each.
-
-    Live workers use subclasses that also assign block ids (`paged.py`). `num_in_flight` counts the blocks in transfer.
-    """
+    """Counts the free blocks of a KV cache, without block ids."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 1 or block_size < 1:
@@ -37,7 +32,7 @@ class BlockAllocator:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_free = num_blocks
-        self.num_in_flight = 0
+        self.num_in_flight = 0  # blocks in transfer
 
     def blocks_of(self, allocation: BlockAllocation) -> Sequence[int]:
         """Return the block ids of an allocation in token order, or () if the allocator only counts blocks."""
@@ -69,7 +64,7 @@ class BlockAllocator:
             self.num_in_flight += blocks
 
     def release(self, allocation: BlockAllocation) -> None:
-        """Release the owner's allocation. Its blocks become free as soon as no transfer uses them."""
+        """Release an owner's blocks, which become free when no transfer uses them."""
         if not allocation.owned:
             raise ValueError(f"{allocation.owner} has already released these blocks")
         allocation.owned = False
@@ -77,10 +72,10 @@ class BlockAllocator:
             self._free(allocation)
 
     def freed_by(self, allocations: Sequence[BlockAllocation]) -> int:
-        """Return how many blocks would become free if these allocations were released and no transfer used them."""
+        """Return how many blocks would become free if these allocations were released."""
         blocks = 0
         for allocation in allocations:
-            blocks += allocation.blocks
+            blocks += allocation.blocks  # assuming that no transfer uses them
         return blocks
 
     def begin_transfer(self, allocation: BlockAllocation) -> None:
@@ -92,7 +87,7 @@ class BlockAllocator:
             self.num_in_flight += allocation.blocks
 
     def end_transfer(self, allocation: BlockAllocation) -> None:
-        """Record the end of a transfer. The blocks become free if released and not used by other transfers."""
+        """Record the end of a transfer, and free the blocks if nothing else uses them."""
         if not allocation.transfers:
             raise ValueError(f"no transfer of the blocks of {allocation.owner} is in flight")
         allocation.transfers -= 1
@@ -110,7 +105,7 @@ class BlockAllocator:
 
 @mypyc_attr(free_list_len=1)
 class _Term:
-    """A lease, its block allocation, and the time by which its source must send the next heartbeat."""
+    """A lease with its deadline for the next heartbeat."""
 
     __slots__ = ("deadline", "expired", "grant", "lease")
 
@@ -122,10 +117,7 @@ class _Term:
 
 
 class LeaseTable:
-    """Leases (rights of peers to write) on the blocks of one instance in one epoch (life of the instance).
-
-    A lease expires `lease_s` seconds after its source's last heartbeat. Its blocks count as in flight until `end`.
-    """
+    """Leases on the blocks of one instance, with which peers may write to these blocks."""
 
     def __init__(
         self, blocks: BlockAllocator, instance: str, epoch: int, lease_s: float, watcher: LeaseWatcher | None = None
@@ -133,7 +125,7 @@ class LeaseTable:
         self._blocks = blocks
         self._watcher = watcher
         self._instance = instance
-        self._lease_s = lease_s
+        self._lease_s = lease_s  # from the last heartbeat of the source to the expiry of its leases
         self._terms: dict[str, _Term] = {}
         self.epoch = epoch
 
@@ -160,7 +152,7 @@ class LeaseTable:
         return lease
 
     def renew(self, source: str | None, now: float) -> None:
-        """Renew the leases of `source` (None: all leases), which now expire `lease_s` seconds after `now`."""
+        """Renew the leases of one source, or of all sources if it is None."""
         for term in self._terms.values():
             if source is None or term.lease.source == source:
                 term.deadline = now + self._lease_s
@@ -179,10 +171,10 @@ class LeaseTable:
         return True
 
     def expired(self, now: float) -> list[Lease]:
-        """Return the leases that expired since the previous call. Their blocks stay in flight until `end`."""
+        """Return the leases that have expired since the previous call."""
         late = [term for term in self._terms.values() if term.deadline < now and not term.expired]
         for term in late:
-            term.expired = True
+            term.expired = True  # the blocks stay in flight until `end`
         return [term.lease for term in late]
 
     def find(self, request_id: str) -> Lease | None:

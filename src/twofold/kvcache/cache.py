@@ -1,4 +1,4 @@
-"""Prefix cache of one memory: blocks by key, eviction, and holds and pins, which protect blocks from eviction."""
+"""Prefix cache of one memory, with eviction and with protection of blocks from eviction."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence
@@ -21,9 +21,10 @@ class RemovalReason(StrEnum):
     REWRITTEN = "rewritten"  # taken by a request that computes its last token again
 
 
+# Calls come in order. An observer must not change the memory.
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CacheObserver(ABC):
-    """Observer of the blocks stored in and removed from a memory, in order. It must not change the memory."""
+    """Observer of the stored and the removed blocks of a memory."""
 
     @abstractmethod
     def stored(self, key: BlockKey) -> None:
@@ -31,11 +32,11 @@ class CacheObserver(ABC):
 
     @abstractmethod
     def removed(self, key: BlockKey, reason: RemovalReason) -> None:
-        """A block was removed. It must not be read after this call returns, because its memory is then reused."""
+        """A block was removed. It must not be read after this call."""
 
 
 class PinnedBlocks:
-    """Pinned blocks with their expiry times. If a block is pinned twice, the later expiry time applies."""
+    """Pinned blocks with their expiry times."""
 
     def __init__(self) -> None:
         self._until: dict[BlockKey, float] = {}
@@ -52,7 +53,7 @@ class PinnedBlocks:
 
     def pin(self, key: BlockKey, until: float) -> None:
         before = self._until.get(key)
-        if before is None or until > before:
+        if before is None or until > before:  # the later expiry time applies
             self._until[key] = until
             self._entries += 1
             heappush(self._expiries, (until, -self._entries, key))
@@ -61,7 +62,7 @@ class PinnedBlocks:
                 heapify(self._expiries)
 
     def pop(self) -> BlockKey | None:
-        """Unpin the block with the earliest expiry time, and return its key, or None if no block is pinned."""
+        """Unpin the next block to expire and return its key, or None if no block is pinned."""
         while self._expiries:
             until, _, key = heappop(self._expiries)
             if self._until.get(key) == until:
@@ -86,13 +87,7 @@ class PinnedBlocks:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixCache:
-    """Prefix cache of up to `capacity` blocks in one memory. It only does bookkeeping and moves no data.
-
-    Blocks with equal keys have equal tokens, also in all blocks before them. Held blocks (until `release`) and pinned
-    blocks (until a time) are never evicted. `hits` counts blocks that requests reused, `misses` blocks that requests
-    computed, and `removals` removed blocks by reason. At most `max_pinned` blocks (None: half the capacity) can be
-    pinned.
-    """
+    """Prefix cache of up to `capacity` blocks in one memory. It only does bookkeeping and moves no data."""
 
     def __init__(
         self,
@@ -105,12 +100,13 @@ class PrefixCache:
             raise ValueError("a prefix cache needs room for at least one block")
         self.capacity = capacity
         self.max_pinned = capacity // 2 if max_pinned is None else max_pinned
-        self.hits = 0
-        self.misses = 0
+        self.hits = 0  # blocks that requests reused
+        self.misses = 0  # blocks that requests computed
         self.removals = dict.fromkeys(RemovalReason, 0)
         self._eviction = eviction
         self._observer = observer
         self._positions: dict[BlockKey, int] = {}
+        # Held blocks (until `release`) and pinned blocks (until a time) are never evicted.
         self._holds: dict[BlockKey, int] = {}
         self._pins = PinnedBlocks()
 
@@ -140,30 +136,26 @@ class PrefixCache:
         return count
 
     def touch(self, keys: Sequence[BlockKey], count: int) -> None:
-        """Count the first `count` blocks of a prompt as hits. All these blocks must be cached."""
+        """Count the first `count` blocks of a prompt, which are cached, as hits."""
         eviction = self._eviction
         for position in range(count):
             eviction.hit(keys[position])
         self.hits += count
 
     def insert(self, keys: Sequence[BlockKey], start: int = 0) -> list[BlockKey]:
-        """Store the blocks of a prompt, starting with index `start`. Return the evicted blocks in order.
-
-        A block that is already cached counts as a hit for the eviction policy, not in `hits`. Blocks of the prompt are
-        not evicted: if no other block can be evicted, the new block is not stored.
-        """
+        """Store the blocks of a prompt from index `start` on, and return the evicted blocks."""
         evicted: list[BlockKey] = []
         positions, eviction = self._positions, self._eviction
         own: frozenset[BlockKey] = frozenset() if len(positions) + len(keys) <= self.capacity else frozenset(keys)
         for position in range(start, len(keys)):
             key = keys[position]
-            if key in positions:
+            if key in positions:  # does not count in `hits`
                 eviction.hit(key)
                 continue
             self.misses += 1
             if len(positions) >= self.capacity:
                 victim = eviction.first(own)
-                if victim is None:
+                if victim is None:  # only blocks of the prompt could be evicted: do not store this one
                     continue
                 self._discard(victim, RemovalReason.CAPACITY)
                 evicted.append(victim)
@@ -171,14 +163,15 @@ class PrefixCache:
         return evicted
 
     def put(self, key: BlockKey, position: int) -> None:
-        """Store a new block, whose index in its prompt is `position`. The caller must ensure that there is room."""
+        """Store a new block with its index in its prompt."""
+        # The caller ensures that there is room.
         self._positions[key] = position
         self._eviction.stored(key, position)
         if self._observer is not None:
             self._observer.stored(key)
 
     def use(self, key: BlockKey) -> None:
-        """Report a hit of a block to the eviction policy, without counting it in `hits`."""
+        """Report a use of a block to the eviction policy, without counting a hit."""
         self._eviction.hit(key)
 
     def position(self, key: BlockKey) -> int:
@@ -186,7 +179,7 @@ class PrefixCache:
         return self._positions[key]
 
     def evict(self, keep: Container[BlockKey] = ()) -> tuple[BlockKey, int] | None:
-        """Evict a block that is not in `keep`. Return its key and its index in its prompt, or None if there is none."""
+        """Evict a block that is not in `keep`; return its key and its index in its prompt, or None."""
         victim = self._eviction.first(keep)
         if victim is None:
             return None
@@ -223,19 +216,19 @@ class PrefixCache:
         return key in self._holds
 
     def pin(self, keys: Sequence[BlockKey], until: float) -> int:
-        """Pin a prompt's leading cached blocks until time `until`, within `max_pinned`. Return how many are pinned."""
+        """Pin the cached leading blocks of a prompt until time `until`, and return their number."""
         count = self.match(keys)
         for position in range(count):
             key = keys[position]
             if key not in self._pins:
-                if len(self._pins) >= self.max_pinned:
+                if len(self._pins) >= self.max_pinned:  # the rest is not pinned
                     return position
                 self.hold(key)
             self._pins.pin(key, until)
         return count
 
     def unpin_next(self) -> bool:
-        """Unpin the block with the earliest expiry time. Return False if no block is pinned."""
+        """Unpin the next block to expire. Return False if no block is pinned."""
         key = self._pins.pop()
         if key is not None:
             self.release(key)

@@ -12,13 +12,10 @@ _BITS = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixIndex:
-    """Index that maps each block to a bitmap of the instances that cache the block.
-
-    A lookup reads the keys of a prompt in order, with one bit operation per block for all instances, until no instance
-    has cached all blocks so far. Lookups ignore a lost instance at once; a later sweep clears its bits.
-    """
+    """Index that maps each cached block to the instances that cache it."""
 
     def __init__(self) -> None:
+        # Bitmaps of instances, so that a lookup needs one bit operation per block for all instances.
         self._holders: dict[BlockKey, int] = {}
         self._bits: dict[str, int] = {}  # bit number of each instance
         self._names: dict[int, str] = {}
@@ -27,8 +24,8 @@ class PrefixIndex:
         self._lost = 0  # bits of lost instances
 
     def __len__(self) -> int:
-        """Number of indexed blocks, including those of lost instances until the next sweep."""
-        return len(self._holders)
+        """Number of indexed blocks."""
+        return len(self._holders)  # with the blocks of lost instances until the next sweep
 
     def stored(self, instance: str, keys: Sequence[BlockKey]) -> None:
         """Record that an instance has stored the blocks `keys`."""
@@ -50,20 +47,20 @@ class PrefixIndex:
                 holders.pop(key, None)
 
     def lost(self, instance: str) -> None:
-        """Forget an instance and all its blocks. The instance may return under the same name, without blocks."""
+        """Forget an instance and all its blocks."""
         number = self._bits.pop(instance, None)
         if number is None:
             return
         del self._names[number]
-        self._live &= ~(1 << number)
+        self._live &= ~(1 << number)  # lookups ignore the instance at once; a sweep clears its bits
         self._lost |= 1 << number
         if self._lost.bit_count() > max(_MAX_LOST, len(self._bits)):
             self._sweep()
 
     def prefixes(self, keys: Sequence[BlockKey]) -> dict[str, int]:
-        """Map each instance to its number of cached leading blocks of the prompt `keys`; leave out instances at 0."""
+        """Map each instance to the number of leading blocks of the prompt that it caches."""
         holders, having, length = self._holders, self._live, 0
-        found: dict[str, int] = {}
+        found: dict[str, int] = {}  # without instances that cache no block
         if not having:
             return found
         for key in keys:
@@ -103,7 +100,7 @@ class PrefixIndex:
         return number
 
     def _named(self, bits: int) -> list[str]:
-        """Return the names of the instances whose bits are set in the bitmap `bits`."""
+        """Return the names of the instances in the bitmap `bits`."""
         return [self._names[number] for number in _numbers(bits)]
 
     def _sweep(self) -> None:

@@ -1,13 +1,4 @@
-"""Block allocators of a live worker: they track block ids and share the blocks of common prompt prefixes.
-
-    allocate_prompt ──▶ owned ── publish ──▶ owned, with a key ── last owner gone ──▶ cached ── evicted ──▶ free
-                                                  ▲ another request with that prefix │
-                                                  └──────────────────────────────────┘
-
-When a prompt starts, call `allocate_prompt` with the keys of its full blocks. Its first `PromptAllocation.tokens`
-tokens are cached. If `PromptAllocation.copy` is set, let the engine copy this block before the next batch with the
-prompt, and then call `copied`. After each batch, call `publish` with the keys of all blocks that are now full.
-"""
+"""Block allocators of a live worker, which track block ids and share the blocks of common prompt prefixes."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +12,7 @@ from twofold.request import BlockKey
 
 
 class PagedBlockAllocator(BlockAllocator):
-    """Block allocator that tracks block ids: it allocates the ids 0 … num_blocks − 1, lowest free id first."""
+    """Block allocator that tracks block ids."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
@@ -47,25 +38,28 @@ class PagedBlockAllocator(BlockAllocator):
 
 
 class PromptAllocation(NamedTuple):
-    """Blocks of a prompt (`grant`), and the number of leading prompt tokens whose KV is cached (`tokens`).
-
-    If `copy` is (source, target), the engine must copy block `source` to block `target` before it computes the prompt.
-    This happens if the whole prompt is cached and its last block is shared: the last token must be computed again, but
-    must not overwrite a shared block.
-    """
+    """Blocks of a prompt, and the number of its leading tokens whose KV is cached."""
 
     grant: BlockAllocation
-    tokens: int
+    tokens: int  # leading tokens whose KV is cached
+    # (source, target): the engine must copy block `source` to block `target` before it computes the prompt. This
+    # happens if the whole prompt is cached and its last block is shared: the last token must be computed again, but
+    # must not overwrite a shared block.
     copy: tuple[int, int] | None
 
 
+#   allocate_prompt ──▶ owned ── publish ──▶ owned, with a key ── last owner gone ──▶ cached ── evicted ──▶ free
+#                                                 ▲ another request with that prefix │
+#                                                 └──────────────────────────────────┘
+#
+# When a prompt starts, call `allocate_prompt` with the keys of its full blocks. If `PromptAllocation.copy` is set, let
+# the engine copy this block before the next batch with the prompt, and then call `copied`. After each batch, call
+# `publish` with the keys of all blocks that are now full.
+#
+# A block with a key is read-only. A cached block counts as free. If no other block is free, the eviction policy chooses
+# a cached block, and pinned blocks last. `num_in_flight` counts a block once for each allocation in transfer with it.
 class PrefixBlockAllocator(PagedBlockAllocator):
-    """Allocator that reuses the full blocks of earlier prompts by key.
-
-    A block with a key is read-only. Without owners, it stays cached but counts as free. When no other block is free,
-    the eviction policy chooses one of these cached blocks, and pinned blocks last. `cache` stores the keys, pins and
-    hit counts. `num_in_flight` counts a block once for each allocation in transfer that contains it.
-    """
+    """Allocator that reuses the full blocks of earlier prompts by key."""
 
     def __init__(self, block_size: int, cache: PrefixCache) -> None:
         super().__init__(cache.capacity, block_size)
@@ -78,11 +72,8 @@ class PrefixBlockAllocator(PagedBlockAllocator):
     def allocate_prompt(
         self, owner: str, tokens: int, keys: Sequence[BlockKey], prompt_tokens: int
     ) -> PromptAllocation:
-        """Allocate blocks for `tokens` tokens, of which the first `prompt_tokens` are the prompt.
-
-        The allocation shares the cached leading blocks of `keys`, the keys of the prompt's full blocks. The last prompt
-        token is always computed. If too few blocks are free, raises OutOfBlocksError and changes nothing.
-        """
+        """Allocate blocks, and reuse cached blocks of the prompt. Raises OutOfBlocksError if too few are free."""
+        # `keys` are those of the prompt's full blocks. The last prompt token is always computed.
         full, total = prompt_tokens // self.block_size, self.blocks_for(tokens)
         matched = self.cache.match(keys[:full])
         whole = matched > 0 and matched * self.block_size == prompt_tokens
@@ -94,18 +85,18 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return PromptAllocation(allocation, matched * self.block_size - whole, copy)
 
     def borrow(self, owner: str, keys: Sequence[BlockKey]) -> tuple[BlockAllocation, int]:
-        """Allocate the blocks of the prefix `keys`. Return the allocation and the number of cached leading blocks.
+        """Allocate the blocks of the prefix `keys`. Return the allocation and its number of cached blocks.
 
-        The caller can read the cached blocks, and fill and publish the others. Hit counts do not change. If too few
-        blocks are free, raises OutOfBlocksError and changes nothing.
+        Raises OutOfBlocksError if too few blocks are free.
         """
+        # The caller reads the cached blocks, and fills and publishes the others. Hit counts do not change.
         cached = self.cache.match(keys)
         allocation = self._share(owner, keys[:cached], len(keys))
         self._assign(allocation, len(keys) - cached)
         return allocation, cached
 
     def reusable_tokens(self, keys: Sequence[BlockKey], prompt_tokens: int) -> int:
-        """Return how many leading tokens of a prompt need no computation, because their blocks are cached."""
+        """Return how many leading tokens of a prompt need no computation."""
         matched = self.cache.match(keys[: prompt_tokens // self.block_size])
         return min(matched * self.block_size, prompt_tokens - 1)
 
@@ -119,22 +110,19 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return sum(self._owners[block] == owners for block, owners in leaving.items())
 
     def copied(self, allocation: BlockAllocation) -> None:
-        """Record that the engine has made the block copy `PromptAllocation.copy` for this allocation."""
+        """Record that the engine has copied the block of `PromptAllocation.copy`."""
         source = self._copies.pop(allocation, None)
         if source is not None:
             self._leave(source)
 
     def publish(self, allocation: BlockAllocation, keys: Sequence[BlockKey], start: int = 0) -> None:
-        """Make the full, written blocks of an allocation available to other requests under `keys`, one per block.
-
-        Skips the first `start` blocks, which earlier calls published, and blocks whose key another block has.
-        """
+        """Make the full blocks of an allocation available to other requests under `keys`."""
         table = self._tables[allocation]
         if len(keys) > len(table):
             raise ValueError(f"{allocation.owner} has {len(table)} blocks but publishes {len(keys)} keys")
         for position in range(start, len(keys)):
             block, key = table[position], keys[position]
-            if block in self._keys or key in self._cached:
+            if block in self._keys or key in self._cached:  # published before, or another block has the key
                 continue
             self._cached[key] = block
             self._keys[block] = key
@@ -142,7 +130,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             self.cache.hold(key)
 
     def _share(self, owner: str, keys: Sequence[BlockKey], total: int) -> BlockAllocation:
-        """Create an allocation of `total` blocks: the cached blocks `keys`, and free blocks that the caller assigns."""
+        """Create an allocation that shares the cached blocks `keys`, and reserve free blocks for the rest."""
         shared = [self._cached[key] for key in keys]
         taken = self._taken(total, shared)
         if taken > self.num_free:
@@ -158,7 +146,8 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return allocation
 
     def _taken(self, total: int, shared: Sequence[int]) -> int:
-        """Return how many free blocks an allocation of `total` blocks takes: all except `shared` blocks with owners."""
+        """Return the number of free blocks that an allocation with the blocks `shared` takes."""
+        # Cached blocks without owners count as free.
         return total - sum(self._owners[block] > 0 for block in shared)
 
     def _take(self) -> int:
@@ -185,7 +174,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             self._leave(block)
 
     def _leave(self, block: int) -> None:
-        """Remove one owner of a block. A block without owners stays cached if it has a key; otherwise it is freed."""
+        """Remove one owner of a block. A block without owners is cached or free."""
         self._owners[block] -= 1
         if not self._owners[block]:
             self.num_free += 1
@@ -196,13 +185,9 @@ class PrefixBlockAllocator(PagedBlockAllocator):
                 self.cache.release(key)
 
     def _rewrite_last(self, allocation: BlockAllocation, key: BlockKey) -> tuple[int, int] | None:
-        """Append a writable block with the contents of the cached block `key` to an allocation.
-
-        If the cached block has no owner, it is appended itself, and the result is None. Otherwise a new block is
-        appended, and the result is the copy (source, target) that the engine must make.
-        """
+        """Append a writable copy of a cached block to an allocation. Return (source, target), or None if not copied."""
         source, table = self._cached[key], self._tables[allocation]
-        if not self._owners[source]:
+        if not self._owners[source]:  # the cached block itself becomes writable
             self.cache.remove(key, RemovalReason.REWRITTEN)
             self._forget(key)
             self._owners[source] = 1

@@ -8,27 +8,25 @@ KEY_BYTES = 16
 
 
 def prefix_keys(token_ids: Sequence[int], block_size: int, salt: bytes = b"") -> Iterator[bytes]:
-    """Yield one key per *full* block of `token_ids`: key[i] = hash(key[i−1], tokens of block i).
-
-    `salt` starts the chain: tenants with different salts never share a key.
-    """
-    key = root_key(salt)
+    """Yield the key of each full block of `token_ids`: key[i] = hash(key[i−1], tokens of block i)."""
+    key = root_key(salt)  # tenants with different salts never share a key
     for end in range(block_size, len(token_ids) + 1, block_size):
         key = next_key(key, token_ids[end - block_size : end])
         yield key
 
 
 def root_key(salt: bytes) -> bytes:
-    """Return the initial value of a hash chain with this salt: the `key` argument of `next_key` for the first block."""
+    """Return the initial value of a hash chain, which depends on `salt`."""
     return blake2b(salt, digest_size=KEY_BYTES).digest()
 
 
 def next_key(key: bytes, token_ids: Sequence[int]) -> bytes:
-    """Return the key of a block with the tokens `token_ids`, where `key` is the key of the block before it."""
+    """Return the key of a block with the tokens `token_ids` after the block with the key `key`."""
     return blake2b(key + array("q", token_ids).tobytes(), digest_size=KEY_BYTES).digest()
 
 
 def tenant_salt(tenant: str, model: str = "", secret: bytes = b"") -> bytes:
-    """Return the salt of a tenant and model for `prefix_keys`, computable only with `secret` (at most 64 bytes)."""
+    """Return the salt of a tenant and model for `prefix_keys`."""
+    # Computable only with `secret`, which has at most 64 bytes.
     names = b"".join(len(name).to_bytes(4) + name for name in (tenant.encode(), model.encode()))
     return blake2b(names, digest_size=KEY_BYTES, key=secret).digest()

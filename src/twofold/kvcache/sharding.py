@@ -10,13 +10,11 @@ from twofold.errors import ConfigurationError
 
 
 class Sharding(msgspec.Struct, frozen=True):
-    """Tensor and pipeline parallelism of an instance. Ranks are numbered by stage: rank = stage · tensor + shard.
+    """Degrees of tensor and pipeline parallelism of an instance."""
 
-    The layers are divided among `pipeline` stages and, within a stage, the heads of each layer among `tensor` ranks.
-    """
-
-    tensor: int = 1
-    pipeline: int = 1
+    # Ranks are numbered by stage: rank = stage · tensor + shard.
+    tensor: int = 1  # ranks among which the heads of each layer are divided
+    pipeline: int = 1  # stages among which the layers are divided
 
     def __str__(self) -> str:
         return f"TP{self.tensor} PP{self.pipeline}"
@@ -26,12 +24,12 @@ class Sharding(msgspec.Struct, frozen=True):
         return self.tensor * self.pipeline
 
     def layers(self, rank: int, num_layers: int) -> range:
-        """Return the layers of the stage that contains `rank`. Stages differ by at most one layer."""
-        stage = rank // self.tensor
+        """Return the layers on `rank`, of a model with `num_layers` layers."""
+        stage = rank // self.tensor  # stages differ by at most one layer
         return range(-(-stage * num_layers // self.pipeline), -(-(stage + 1) * num_layers // self.pipeline))
 
     def heads(self, rank: int, num_heads: int) -> range:
-        """Return the heads that `rank` stores, of a layer with `num_heads` heads."""
+        """Return the heads on `rank`, of a layer with `num_heads` heads."""
         shard, each = rank % self.tensor, num_heads // self.tensor
         return range(shard * each, (shard + 1) * each)
 
@@ -40,14 +38,12 @@ UNSHARDED = Sharding()
 
 
 def check_sharding(sharding: Sharding, kv_heads: Sequence[int], heads: int, model: str) -> None:
-    """Raise ConfigurationError if a model does not support this sharding.
-
-    `kv_heads` lists the KV heads of each layer, and `heads` is the number of query heads. KV heads are not replicated.
-    """
+    """Raise ConfigurationError if a model does not support this sharding."""
     if sharding.pipeline > len(kv_heads):
         raise ConfigurationError(
             f"{model} has {len(kv_heads)} layers, too few for the {sharding.pipeline} pipeline stages of {sharding}"
         )
+    # KV heads are not replicated. `kv_heads` has their number in each layer.
     for count, kind in ((heads, "heads"), *((each, "key-value heads") for each in kv_heads)):
         if count % sharding.tensor:
             raise ConfigurationError(
@@ -56,19 +52,17 @@ def check_sharding(sharding: Sharding, kv_heads: Sequence[int], heads: int, mode
 
 
 class ReshardPiece(NamedTuple):
-    """Layers and heads (numbered as in the whole model) that rank `source` sends to rank `target` in a hand-off."""
+    """Layers and heads that rank `source` sends to rank `target` in a hand-off."""
 
     source: int
     target: int
-    layers: range
-    heads: range
+    layers: range  # numbered as in the whole model
+    heads: range  # numbered as in the whole model
 
 
 def plan_reshard(source: Sharding, target: Sharding, kv_heads: Sequence[int]) -> list[ReshardPiece]:
-    """Return the pieces of KV that a hand-off from sharding `source` to sharding `target` moves.
-
-    `kv_heads` lists the KV heads of each layer; every head is in one piece. Both shardings must fit the model.
-    """
+    """Return the transfers between ranks in a hand-off from sharding `source` to sharding `target`."""
+    # Every head of every layer is in one piece.
     return [
         ReshardPiece(sender, receiver, layers, heads)
         for run, count in _runs(kv_heads)
@@ -84,13 +78,13 @@ def plan_reshard(source: Sharding, target: Sharding, kv_heads: Sequence[int]) ->
 
 
 def overlap(one: range, other: range) -> range:
-    """Return the intersection of two ranges, both with step 1."""
+    """Return the intersection of two ranges."""
     start = max(one.start, other.start)
     return range(start, max(start, min(one.stop, other.stop)))
 
 
 def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
-    """Group successive layers with equal numbers of heads. Yield (layers, number of heads) of each group."""
+    """Yield groups of successive layers with equal numbers of heads."""
     start = 0
     for count, layers in groupby(kv_heads):
         stop = start + len(list(layers))
@@ -99,14 +93,14 @@ def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 class LayerTraffic(NamedTuple):
-    """Traffic of one layer in a hand-off: the most KV heads, and the most transfers (pieces), of any one rank."""
+    """Maximum numbers of KV heads and of transfers that any rank sends for one layer in a hand-off."""
 
     heads: int
     pieces: int
 
 
 def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[LayerTraffic]:
-    """Return the traffic of each layer in a hand-off that moves `pieces`."""
+    """Return the traffic of each layer in a hand-off."""
     found = []
     for layer in range(num_layers):
         sent: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Access rights of processes to the slots of a shared block memory; the rights of a crashed process can be revoked."""
+"""Revocable access rights of processes to a shared memory for KV blocks."""
 
 from collections.abc import Collection, Hashable
 from heapq import heappop, heappush
@@ -8,16 +8,14 @@ from twofold.errors import OutOfBlocksError
 Holder = Hashable
 
 
+#   free ── lease ──▶ leased ── commit ──▶ kept ── drop ──▶ dropped ── last hold ends ──▶ free
+#                       └────── give_up ──▶ free
+#
+# Only the holder of its lease may access a leased slot. A committed slot is read-only and is kept until `drop`; then it
+# becomes free when no reader holds it. Call `lose` only after the holder can no longer access the memory. If a holder
+# lacks the required right, methods raise ValueError and change nothing.
 class SlotAllocator:
-    """Access rights to the slots 0 … count − 1.
-
-        free ── lease ──▶ leased ── commit ──▶ kept ── drop ──▶ dropped ── last hold ends ──▶ free
-                            └────── give_up ──▶ free
-
-    Only the holder of its lease may access a leased slot. A committed slot is read-only and is kept until `drop`; then
-    it becomes free when no reader holds it. `lose` ends all rights of a holder: call `lose` only after the holder can
-    no longer access the memory. If a holder lacks the required right, methods raise ValueError and change nothing.
-    """
+    """Rights of processes to the slots of a shared memory: leases for writing, and holds for reading."""
 
     def __init__(self, count: int) -> None:
         if count < 1:
@@ -51,12 +49,12 @@ class SlotAllocator:
         return slot
 
     def give_up(self, slot: int, holder: Holder) -> None:
-        """End the lease of a slot that was not completely written; the slot becomes free."""
+        """End the lease of a slot that was not completely written, and free the slot."""
         self._end_lease(slot, holder)
         heappush(self._free, slot)
 
     def commit(self, slot: int, holder: Holder) -> None:
-        """End the lease of a slot that was completely written; readers may then hold it."""
+        """End the lease of a completely written slot, which readers may then hold."""
         self._end_lease(slot, holder)
         self._kept.add(slot)
 
@@ -78,7 +76,7 @@ class SlotAllocator:
             self._end_holds(slot, holder)
 
     def drop(self, slot: int) -> None:
-        """Stop keeping a committed slot, which becomes free as soon as no reader holds it."""
+        """Stop keeping a committed slot, and free it when no reader holds it."""
         if slot not in self._kept:
             raise ValueError(f"slot {slot} is not kept")
         self._kept.remove(slot)

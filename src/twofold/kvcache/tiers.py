@@ -10,15 +10,12 @@ from twofold.request import BlockKey
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TieredCache:
-    """Prefix cache over tiers such as host memory and disk. Every block is in one tier at a time.
-
-    New and hit blocks move to the first tier. Evicted blocks move to the next tier or, from the last tier, leave the
-    cache. Each tier counts its own hits, misses and removals. Observers of the tiers move the data.
-    """
+    """Prefix cache over tiers such as host memory and disk. Every block is in one tier at a time."""
 
     def __init__(self, tiers: Sequence[PrefixCache]) -> None:
         if not tiers:
             raise ValueError("a tiered cache needs at least one tier")
+        # Each tier counts its own hits, misses and removals. Observers of the tiers move the data.
         self.tiers = tuple(tiers)
         self._first = tiers[0]
 
@@ -33,21 +30,18 @@ class TieredCache:
         return None
 
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Return how many leading blocks of a prompt each tier contains, up to the first block that is in no tier."""
+        """Return the number of leading blocks of a prompt in each tier."""
         counts = [0] * len(self.tiers)
         counts[0] = self._first.match(keys)
         for position in range(counts[0], len(keys)):
             tier = self.tier_of(keys[position])
-            if tier is None:
+            if tier is None:  # the first block that is in no tier
                 break
             counts[tier] += 1
         return counts
 
     def touch(self, keys: Sequence[BlockKey], count: int) -> list[BlockKey]:
-        """Count the first `count` blocks of a prompt as hits, and move them to the first tier unless they are held.
-
-        All `count` blocks must be cached. Returns the blocks evicted from the last tier, in order.
-        """
+        """Count blocks of a prompt as hits, and move them to the first tier. Return the blocks that left the cache."""
         gone: list[BlockKey] = []
         for position in range(count):
             key = keys[position]
@@ -57,13 +51,9 @@ class TieredCache:
         return gone
 
     def insert(self, keys: Sequence[BlockKey], start: int = 0) -> list[BlockKey]:
-        """Store the blocks of a prompt from index `start` on in the first tier.
-
-        Blocks moved from other tiers do not count as hits. No block of the prompt is evicted to store another one.
-        Returns, in order, the blocks that left the cache and the blocks that fit in no tier.
-        """
+        """Store the blocks of a prompt from index `start` on, and return the blocks that left the cache."""
         gone: list[BlockKey] = []
-        own = frozenset(keys)
+        own = frozenset(keys)  # no block of the prompt is evicted to store another one
         for position in range(start, len(keys)):
             key = keys[position]
             tier = self.tier_of(key)
@@ -89,7 +79,7 @@ class TieredCache:
         return self.tiers[index]
 
     def _use(self, tier: PrefixCache, key: BlockKey, keep: Container[BlockKey], gone: list[BlockKey]) -> None:
-        """Report a use of a block in `tier` to the eviction policy. If possible, move the block to the first tier."""
+        """Report a use of a block, and move it to the first tier if possible."""
         tier.use(key)
         if tier is not self._first and not tier.held(key) and self._first.has_room:
             position = tier.position(key)
@@ -97,12 +87,8 @@ class TieredCache:
             self._store(0, key, position, keep, gone)
 
     def _store(self, index: int, key: BlockKey, position: int, keep: Container[BlockKey], gone: list[BlockKey]) -> None:
-        """Store a block in tier `index` or, if this tier cannot make room, in the next tier that can.
-
-        Each evicted block is stored in the next tier in the same way. Blocks in `keep` are not evicted. Blocks that
-        leave the last tier are appended to `gone`.
-        """
-        if index == len(self.tiers):
+        """Store a block in tier `index`, or in the next tier with room."""
+        if index == len(self.tiers):  # the block has left the cache
             gone.append(key)
             return
         tier = self.tiers[index]
@@ -111,5 +97,5 @@ class TieredCache:
             if victim is None:
                 self._store(index + 1, key, position, keep, gone)
                 return
-            self._store(index + 1, victim[0], victim[1], keep, gone)
+            self._store(index + 1, victim[0], victim[1], keep, gone)  # the evicted block moves to the next tier
         tier.put(key, position)

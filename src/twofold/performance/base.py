@@ -1,7 +1,4 @@
-"""Interface of performance models, which predict the time and power of an instance's iterations.
-
-The time of a decode iteration is linear in the KV tokens read, so that simulators can sum many iterations at once.
-"""
+"""Interface of performance models, which predict the time and power of an instance's iterations."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -13,23 +10,23 @@ from twofold.performance.cost import DecodeCost, ModelAccuracy
 
 @dataclass(kw_only=True)
 class InstancePower:
-    """Power of an instance in watts (see `performance.power`). `cap` and the `_share` fields are fractions of TDP."""
+    """Power of an instance in watts, by phase and batch size."""
 
     idle_w: float
     overhead_w: float
     accelerators_w: float
-    cap: float
-    decode_share: float
-    sequence_share: float
+    cap: float  # fraction of TDP
+    decode_share: float  # fraction of TDP that decoding one sequence draws
+    sequence_share: float  # fraction of TDP that each further sequence adds
     saturation_tokens: int
 
     def prefill_w(self, tokens: int) -> float:
-        """Return the watts of an iteration with `tokens` prompt tokens in total, with or without decodes."""
+        """Return the watts of an iteration that computes `tokens` prompt tokens."""
         full = min(tokens / self.saturation_tokens, 1.0)
         return self._watts(self.decode_share + (1.0 - self.decode_share) * full)
 
     def decode_w(self, sequences: int) -> float:
-        """Return the watts of an iteration that decodes `sequences` sequences and no prompts."""
+        """Return the watts of an iteration that only decodes, for `sequences` sequences."""
         return self._watts(self.decode_share + self.sequence_share * max(sequences - 1, 0))
 
     def _watts(self, share: float) -> float:
@@ -43,67 +40,55 @@ NO_POWER = InstancePower(
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PerformanceModel(ABC):
-    """Predicts iteration times and power of an instance: one LLM on one machine type with one sharding.
+    """Predicts the times and the power of an instance's iterations, for one LLM on one type of machine."""
 
-    `name` is for display, such as `fitted bloom-176b on dgx-h100 TP8`. An iteration runs through the `stages` pipeline
-    stages one after another, and takes the sum of their times. `power` predicts the watts: it is an `InstancePower` or
-    another performance model.
-    """
-
-    name: str
+    name: str  # for display, such as `fitted bloom-176b on dgx-h100 TP8`
     error: ModelAccuracy
-    power: "InstancePower | PerformanceModel"
-    stages: int = 1
+    power: "InstancePower | PerformanceModel"  # predicts the watts
+    stages: int = 1  # an iteration runs through the pipeline stages one after another
 
     @property
     def first_stage(self) -> "PerformanceModel":
         """Performance model of the first pipeline stage alone."""
         return self
 
-    @property
+    @property  # with the transfer of activations to the stage
     def later_stage(self) -> "PerformanceModel":
-        """Performance model of a later pipeline stage alone, including the transfer of activations to this stage."""
+        """Performance model of a later pipeline stage alone."""
         return self
 
     @abstractmethod
     def prefill_s(self, tokens: int, squares: int) -> float:
         """Return the seconds of an iteration that contains only prompts.
 
-        `tokens` is the number of prompt tokens that the iteration computes. `squares`, which determines the cost of
-        attention, is the sum of (context + tokens)² − context² over the sequences: Σ tokens² for whole prompts.
+        The cost of attention is proportional to `squares` = Σ ((context + tokens)² − context²) over the sequences.
         """
 
-    @abstractmethod
+    @abstractmethod  # linear, so that simulators can sum many iterations at once
     def decode_cost(self, sequences: int) -> DecodeCost:
-        """Return the coefficients of the time of an iteration in which `sequences` sequences decode one token each."""
+        """Return the time of an iteration with only `sequences` decodes, as a linear function of their context."""
 
+    # The decodes read `context` KV tokens in total. `squares` is as in `prefill_s`.
     @abstractmethod
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
-        """Return the seconds of an iteration that computes `tokens` prompt tokens and decodes `sequences` sequences.
-
-        The decodes read `context` KV tokens in total. `squares` is as in `prefill_s`.
-        """
+        """Return the seconds of an iteration with `tokens` prompt tokens and `sequences` decodes."""
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
-        """Return (TTFT, TPOT) in seconds of a request that runs alone on the instance.
-
-        The mean context of its decodes is `prompt_tokens` + `output_tokens` / 2. For one output token, TPOT is the
-        predicted time of a second one.
-        """
+        """Return (TTFT, TPOT) in seconds of a request that runs alone on the instance."""
         cost = self.decode_cost(1)
-        context = prompt_tokens + max(output_tokens, 2) / 2
+        context = prompt_tokens + max(output_tokens, 2) / 2  # mean over the decodes, of which there is at least one
         ttft_s = self.prefill_s(prompt_tokens, prompt_tokens * prompt_tokens)
         return ttft_s, cost.base_s + cost.context_s * context
 
     @property
     def idle_w(self) -> float:
-        """Watts that the instance draws between iterations: its share of the power of its idle machine."""
+        """Watts that the instance draws between iterations."""
         return self.power.idle_w
 
     def prefill_w(self, tokens: int) -> float:
-        """Return the watts of an iteration with `tokens` prompt tokens in total, with or without decodes."""
+        """Return the watts of an iteration that computes `tokens` prompt tokens."""
         return self.power.prefill_w(tokens)
 
     def decode_w(self, sequences: int) -> float:
-        """Return the watts of an iteration that decodes `sequences` sequences and no prompts."""
+        """Return the watts of an iteration that only decodes, for `sequences` sequences."""
         return self.power.decode_w(sequences)

@@ -1,9 +1,4 @@
-"""Coefficients of performance models, and the TOML files that store them.
-
-`twofold calibrate fit` writes a calibration file, with one `[[calibration]]` table for each combination of model,
-accelerator and tensor parallelism. The environment variable TWOFOLD_CALIBRATION lists further calibration files,
-separated as in PATH, which take precedence over the package's.
-"""
+"""Coefficients of performance models, and the TOML files that store them."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -22,11 +17,12 @@ def data_bytes(name: str) -> bytes:
     return files("twofold.performance").joinpath("data", name).read_bytes()
 
 
+# Lists further calibration files, separated as in PATH, which take precedence over the package's.
 ENVIRONMENT = "TWOFOLD_CALIBRATION"
 
 
 class MeasuredPair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class of measured data, with the model, accelerator and tensor parallelism of the measurements."""
+    """Base class of data that were measured for one LLM, accelerator and tensor parallelism."""
 
     model: str
     accelerator: str
@@ -57,30 +53,25 @@ class DecodeCoefficients(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class Calibration(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fitted coefficients of one LLM on one accelerator, with prediction errors and origin.
-
-    `prefill_error` and `decode_error` are mean absolute relative errors on held-out configurations. The `max_` fields
-    are the largest measured sizes. `decode_power` is the measured share of TDP that decoding one sequence draws.
-    `dropped` lists the measurements excluded from the fit, with reasons.
-    """
+    """Fitted coefficients of one LLM on one accelerator, with prediction errors and origin."""
 
     prefill: PrefillCoefficients
     decode: DecodeCoefficients
-    prefill_error: float | None = None
-    decode_error: float | None = None
-    max_prefill_tokens: int
+    prefill_error: float | None = None  # mean absolute relative error on held-out configurations
+    decode_error: float | None = None  # mean absolute relative error on held-out configurations
+    max_prefill_tokens: int  # largest measured sizes
     max_prompt_tokens: int
     max_sequences: int
     rows: int
     basis: str
     source: str
     date: str
-    decode_power: float | None = None
-    dropped: list[str] = []
+    decode_power: float | None = None  # measured share of TDP that decoding one sequence draws
+    dropped: list[str] = []  # measurements excluded from the fit, with reasons
 
 
 class CalibrationFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    calibration: list[Calibration]
+    calibration: list[Calibration]  # one for each combination of LLM, accelerator and tensor parallelism
 
 
 def read_calibrations(path: Path) -> list[Calibration]:
@@ -96,7 +87,7 @@ def read_calibrations(path: Path) -> list[Calibration]:
 
 
 def calibrations(extra: Sequence[Path] = ()) -> list[Calibration]:
-    """Return all calibrations by precedence: files `extra`, files in TWOFOLD_CALIBRATION, then the package's."""
+    """Return the calibrations in `extra`, TWOFOLD_CALIBRATION and the package, highest precedence first."""
     installed = (Path(name) for name in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if name)
     return [*(entry for path in (*extra, *installed) for entry in read_calibrations(path)), *packaged()]
 
@@ -107,7 +98,7 @@ def packaged() -> list[Calibration]:
 
 
 def to_toml(fits: Sequence[Calibration], heading: str) -> str:
-    """Return the text of a calibration file with the calibrations `fits`, after `heading` as a comment."""
+    """Format calibrations as a calibration file, with `heading` as a comment."""
     lines = [f"# {line}" for line in heading.splitlines()]
     for fit in fits:
         lines += ["", "[[calibration]]", *_table(msgspec.to_builtins(fit))]
@@ -124,16 +115,13 @@ def _table(values: dict[str, object]) -> Iterator[str]:
 
 
 class PowerLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Formula for the power of accelerators in fractions of TDP, fitted by bench/splitwise/fit_power.py.
+    """Formula for the power of accelerators as a fraction of TDP, fitted by bench/splitwise/fit_power.py."""
 
-    Decoding one sequence draws `decode + memory · (share of memory bandwidth in use)`; each further sequence adds
-    `sequence`. A prefill of `saturation_tokens` or more prompt tokens draws the full TDP.
-    """
-
+    # Decoding one sequence draws `decode + memory · (share of memory bandwidth in use)`.
     decode: float
     memory: float
-    sequence: float
-    saturation_tokens: int
+    sequence: float  # added by each further sequence
+    saturation_tokens: int  # prompt tokens from which prefill draws the full TDP
     decode_error: float
     prefill_error: float
     source: str
@@ -147,14 +135,11 @@ def power_law() -> PowerLaw:
 
 
 class Knots(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Points of SplitwiseSim's two latency curves for one LLM and accelerator.
+    """Points of SplitwiseSim's two latency curves for one LLM and accelerator."""
 
-    At prompt size × batch size = `tokens[i]`, prefill takes `prompt_s[i]` and a decode iteration `token_s[i]` seconds.
-    """
-
-    tokens: list[int]
-    prompt_s: list[float]
-    token_s: list[float]
+    tokens: list[int]  # prompt size × batch size
+    prompt_s: list[float]  # seconds of a prefill
+    token_s: list[float]  # seconds of a decode iteration
 
 
 class KnotsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,19 +1,15 @@
-"""Results of performance models. This module is not compiled by mypyc, because mypyc does not support msgspec."""
+"""Results of performance models."""
 
-import msgspec
+import msgspec  # mypyc does not support it, so this module is not compiled
 
 
 class ModelAccuracy(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean absolute relative errors of a performance model on held-out measurements; None if unknown.
-
-    If `estimated` is set, the model was not fitted to this LLM and machine, and the errors are those of the same method
-    on other LLMs and machines. `basis` briefly describes the underlying data.
-    """
+    """Mean absolute relative errors of a performance model on held-out measurements; None if unknown."""
 
     prefill: float | None
     decode: float | None
-    basis: str
-    estimated: bool = False
+    basis: str  # the underlying data
+    estimated: bool = False  # the errors are those of the same method on other LLMs and machines
 
 
 class DecodeCost(msgspec.Struct, frozen=True):

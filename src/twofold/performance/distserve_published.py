@@ -1,16 +1,11 @@
 """Latency model of DistServe's simulator, for reproducing the paper's figures.
 
-The milliseconds of an iteration in one pipeline stage on A100-80GB depend on the length l of each prompt in the batch
-and on the number PP of stages:
+The milliseconds of an iteration in one of PP pipeline stages, for a batch of prompts of lengths l, or of decodes, are
 
-    prefill = (a + b·Σl + c·Σl²) / PP + PP            + 2 + 1e-4·Σl
-    decode  = (a + b·Σ(context + 1) + c·batch) / PP   + 2 + 1e-4·Σcontext
+    prefill = (a + b·Σl + c·Σl²) / PP + PP
+    decode  = (a + b·Σ(context + 1) + c·batch) / PP
 
-The terms after the gap are an overhead of the first stage alone. Sending activations takes no time. Decode has other
-coefficients from 95 sequences on. Σcontext excludes the new tokens.
-
-DistServe's simulator has no mixed iterations. Here, a mixed iteration takes the prefill time plus the decode time
-without the coefficient a and the 2 ms.
+with published coefficients a, b and c. The first stage takes 2 + 1e-4·Σl or 2 + 1e-4·Σcontext milliseconds more.
 """
 
 from functools import cache
@@ -46,14 +41,14 @@ class LatencyCoefficients(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PublishedLatency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Published coefficients of one LLM, tensor parallelism and engine. `decode_large` is for 95 or more sequences."""
+    """Published coefficients of one LLM, tensor parallelism and engine."""
 
     engine: str
     model: str
     tensor_parallel: int
     prefill: LatencyCoefficients
     decode_small: LatencyCoefficients
-    decode_large: LatencyCoefficients
+    decode_large: LatencyCoefficients  # for 95 or more sequences
 
 
 class PublishedLatencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,7 +62,7 @@ class PublishedLatencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class DistservePublishedModel(PerformanceModel):
-    """Performance model of one stage of a pipeline of `stages` stages, with coefficients published by DistServe."""
+    """Performance model of one pipeline stage, with coefficients published by DistServe."""
 
     def __init__(
         self,
@@ -84,7 +79,7 @@ class DistservePublishedModel(PerformanceModel):
         self.error = ModelAccuracy(
             prefill=None, decode=None, basis=f"the latency model of DistServe's simulator for {latency.engine}"
         )
-        self._latency, self._parts = latency, stages
+        self._latency, self._parts = latency, stages  # sending activations takes no time
         self._overhead_ms = _OVERHEAD_MS if first else 0.0
         self._overhead_token_ms = _OVERHEAD_TOKEN_MS if first else 0.0
         used = memory_share(model, machine, tensor_parallel, self.decode_cost(1).base_s * stages)
@@ -100,6 +95,8 @@ class DistservePublishedModel(PerformanceModel):
         base_ms = (line.a + (line.b + line.c) * sequences) / self._parts + self._overhead_ms
         return DecodeCost(base_ms / 1e3, (line.b / self._parts + self._overhead_token_ms) / 1e3)
 
+    # DistServe's simulator has no mixed iterations. Here, one takes the prefill time plus the decode time without the
+    # coefficient a and the 2 ms.
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         line = self._decode(sequences)
         sequences_ms = ((line.b + line.c) * sequences + line.b * context) / self._parts
@@ -113,10 +110,7 @@ class DistservePublishedModel(PerformanceModel):
 def distserve_published(
     model: Model, machine: Machine, tensor_parallel: int, *, engine: str = "distserve"
 ) -> DistservePublishedModel:
-    """Return the performance model of DistServe's simulator for an instance without pipeline parallelism.
-
-    Raises ConfigurationError for an LLM, accelerator, tensor parallelism or engine without published coefficients.
-    """
+    """Return the latency model of DistServe's simulator. Raises ConfigurationError without published coefficients."""
     line = _line(model, machine, tensor_parallel, engine)
     return DistservePublishedModel(line, model, machine, tensor_parallel)
 
@@ -124,10 +118,7 @@ def distserve_published(
 def distserve_pipeline(
     model: Model, machine: Machine, tensor_parallel: int, pipeline_parallel: int, *, engine: str = "distserve"
 ) -> Pipeline:
-    """Return the performance model of DistServe's simulator for an instance with `pipeline_parallel` stages.
-
-    Raises ConfigurationError as `distserve_published` does, and if there are more stages than layers.
-    """
+    """Return DistServe's latency model of a pipeline. Raises ConfigurationError without published coefficients."""
     stage_layers(model, pipeline_parallel)
     line = _line(model, machine, tensor_parallel, engine)
     first, later = (
@@ -138,7 +129,7 @@ def distserve_pipeline(
 
 
 def published_capacity(model: str, tensor_parallel: int, pipeline_parallel: int) -> int | None:
-    """Return the KV capacity in tokens that DistServe's authors measured, or None for an unpublished configuration."""
+    """Return the KV capacity in tokens that DistServe's authors measured, or None if it is unpublished."""
     for *degrees, tokens in _latencies().capacity.get(model, ()):
         if degrees == [tensor_parallel, pipeline_parallel]:
             return tokens

@@ -1,20 +1,12 @@
 """Performance model fitted to a measured profile of the same LLM and accelerator.
 
-Let n be the number of prompt tokens in a batch, S their `squares` (see `PerformanceModel.prefill_s`), b the number of
-decodes and C the number of KV tokens that the decodes read:
+For n prompt tokens with the `squares` S (see `PerformanceModel.prefill_s`), and b decodes that read C KV tokens:
 
-    prefill(n, S) = (floor^p + (a·n)^p)^(1/p) + e·n·w(n) + q·S         p = 2.5
+    prefill(n, S) = (floor^p + (a·n)^p)^(1/p) + e·n·w(n) + q·S
     decode(b, C)  = t0 + k·b + k2·max(b − 32, 0) + c·C
     mixed         = max(prefill(n, S), t0) + decode(b, C) − t0
 
-- Weight reads and kernel launches limit short prefills (floor), and compute limits long prefills (a). The exponent p
-  smooths the transition. The cost of attention is q·S.
-- Throughput falls beyond 2,048 batched tokens (Splitwise, figure 6). From 4,096 tokens on, each token costs e extra.
-  The weight w is assumed to rise linearly from 0 to 1 in between, where the profile has no sizes.
-- Each decode costs k, each decode beyond the 32nd costs k2 more, and each KV token read costs c.
-- A mixed iteration is assumed to read the weights only once, so the decodes do not add t0 again.
-
-All coefficients are ≥ 0, so no time falls when an argument grows.
+p is 2.5 and w(n) is `long_share`. The other coefficients are fitted.
 """
 
 from collections.abc import Sequence
@@ -26,6 +18,15 @@ from twofold.performance.coefficients import Calibration, calibrations
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.instance import find_pair, instance_name, memory_share, require_pair
 from twofold.performance.power import instance_power
+
+# - Weight reads and kernel launches limit short prefills (floor), and compute limits long prefills (a). The exponent p
+#   smooths the transition. The cost of attention is q·S.
+# - Throughput falls beyond 2,048 batched tokens (Splitwise, figure 6). From 4,096 tokens on, each token costs e extra.
+#   The weight w is assumed to rise linearly from 0 to 1 in between, where the profile has no sizes.
+# - Each decode costs k, each decode beyond the 32nd costs k2 more, and each KV token read costs c.
+# - A mixed iteration is assumed to read the weights only once, so the decodes do not add t0 again.
+#
+# All coefficients are ≥ 0, so no time falls when an argument grows.
 
 KNEE = 2.5
 LONG_TOKENS, FULL_LONG_TOKENS = 2048, 4096
@@ -70,15 +71,13 @@ class FittedModel(PerformanceModel):
 
 
 def long_share(tokens: float) -> float:
-    """Return the weight w of the extra cost per token in long batches: 0 up to 2,048 tokens, 1 from 4,096 tokens on."""
+    """Return the weight of the extra cost per token in long batches, from 0 to 1."""
     return min(max((tokens - LONG_TOKENS) / (FULL_LONG_TOKENS - LONG_TOKENS), 0.0), 1.0)
 
 
 def fitted(model: Model, machine: Machine, tensor_parallel: int, *, extra: Sequence[Path] = ()) -> FittedModel:
-    """Return the performance model fitted to measurements of this LLM, accelerator and tensor parallelism.
-
-    Calibrations in the files `extra` take precedence. Raises ConfigurationError if there is no calibration.
-    """
+    """Return the performance model fitted to this LLM and accelerator. Raises ConfigurationError if there is none."""
+    # Calibrations in `extra` take precedence.
     entry = require_pair(calibrations(extra), model, machine, tensor_parallel, "calibration")
     return FittedModel(entry, model, machine, tensor_parallel)
 

@@ -1,15 +1,10 @@
-"""Pipeline stages and KV capacity of an instance, which is an LLM on some accelerators of a machine.
+"""Pipeline stages and KV capacity of an instance.
 
-Let L be the number of layers, S the number of stages and t the iteration time of an instance with the same tensor
-parallelism but without pipeline. The times are:
+With L layers, S pipeline stages and an iteration time of t without a pipeline, the times are
 
     first stage   ⌈L / S⌉ / L · t
-    later stage   ⌈L / S⌉ / L · t + tokens · hidden size · bytes / bandwidth, to receive activations
+    later stage   ⌈L / S⌉ / L · t + time to receive activations
     iteration     first stage + (S − 1) · later stage
-
-All stages are assumed to be as slow as the largest stage. Costs independent of layers (embeddings, sampling, engine
-overhead) are divided in the same way. Each accelerator of a stage sends its part of the activations, so the activations
-of a token are sent once. Between machines, a stage has its share of the network bandwidth.
 """
 
 from collections.abc import Collection, Iterable
@@ -38,7 +33,7 @@ def check_tensor_parallel(machine: Machine, tensor_parallel: int) -> None:
 
 
 def profile_name(machine: Machine) -> str:
-    """Return the name of a machine's accelerators in profiles. A power cap is part of the name."""
+    """Return the name of a machine's accelerators in profiles, with the power cap if there is one."""
     name = machine.accelerator.name
     if machine.power_cap == 1.0 or name.endswith(_CAPPED):
         return name
@@ -52,10 +47,7 @@ def find_pair(known: Iterable[P], model: Model, machine: Machine, tensor_paralle
 
 
 def require_pair(known: Collection[P], model: Model, machine: Machine, tensor_parallel: int, kind: str) -> P:
-    """Return the measured data in `known` for this LLM, accelerator and tensor parallelism.
-
-    If there is none, raises ConfigurationError with the known pairs. `kind` names the data, such as `calibration`.
-    """
+    """Return the measured data in `known` for this LLM and accelerator. Raises ConfigurationError without data."""
     check_tensor_parallel(machine, tensor_parallel)
     entry = find_pair(known, model, machine, tensor_parallel)
     if entry is None:
@@ -72,22 +64,20 @@ def instance_name(kind: str, model: Model, machine: Machine, tensor_parallel: in
 
 
 def memory_share(model: Model, machine: Machine, tensor_parallel: int, decode_s: float) -> float:
-    """Return the share of memory bandwidth that an instance uses to read the active weights in `decode_s` seconds."""
+    """Return the share of memory bandwidth that reading the weights takes in a decode iteration."""
     bytes_read = model.weight_bytes * model.active_parameters / model.parameters
     return bytes_read / (decode_s * tensor_parallel * machine.accelerator.memory_bytes_per_s)
 
 
 def resident_kv_bytes_per_token(model: Model, tensor_parallel: int) -> int:
-    """Return the bytes of KV cache per token, summed over all accelerators of an instance.
-
-    With more accelerators than KV heads, heads are replicated. Latent vectors are replicated on all accelerators.
-    """
+    """Return the bytes of KV cache per token, summed over all accelerators of an instance."""
+    # With more accelerators than KV heads, heads are replicated. Latent vectors are replicated on all accelerators.
     shards = model.kv_heads if model.kv_latent_dims is None else 1
     return -(-model.kv_bytes_per_token * max(tensor_parallel, shards) // shards)
 
 
 class Pipeline(PerformanceModel):
-    """Performance model of a pipeline that runs one iteration at a time: while one stage computes, the others idle."""
+    """Performance model of a pipeline that runs one iteration at a time."""
 
     def __init__(
         self, name: str, error: ModelAccuracy, first: PerformanceModel, later: PerformanceModel, stages: int
@@ -121,20 +111,18 @@ class Pipeline(PerformanceModel):
         return self.stages * self._first.idle_w
 
     def prefill_w(self, tokens: int) -> float:
-        return self._first.prefill_w(tokens) + (self.stages - 1) * self._first.idle_w
+        return self._first.prefill_w(tokens) + (self.stages - 1) * self._first.idle_w  # the other stages idle
 
     def decode_w(self, sequences: int) -> float:
         return self._first.decode_w(sequences) + (self.stages - 1) * self._first.idle_w
 
 
 class LayersStage(PerformanceModel):
-    """Performance model of a stage with the fraction `share` of the layers of `whole`.
-
-    Receiving the activations of one token takes `token_s` seconds.
-    """
+    """Performance model of a pipeline stage with a part of the layers of `whole`."""
 
     def __init__(self, whole: PerformanceModel, share: float, token_s: float) -> None:
         self.name, self.error, self.power = whole.name, whole.error, whole
+        # Receiving the activations of one token takes `token_s` seconds.
         self._whole, self._share, self._token_s = whole, share, token_s
 
     def prefill_s(self, tokens: int, squares: int) -> float:
@@ -158,16 +146,15 @@ def by_layers(
     pipeline_parallel: int,
     boundary_bytes_per_s: float | None = None,
 ) -> Pipeline:
-    """Return the performance model of a pipeline that divides the layers of `whole` among `pipeline_parallel` stages.
-
-    `boundary_bytes_per_s` is the bandwidth between stages, by default of the interconnect if all stages fit on one
-    machine, else the stage's share of the network. Raises ConfigurationError for more stages than layers.
-    """
+    """Divide the layers of a performance model among pipeline stages. Raises ConfigurationError for too many stages."""
+    # All stages are assumed to be as slow as the largest stage. Costs independent of layers (embeddings, sampling,
+    # engine overhead) are divided in the same way.
     share = stage_layers(model, pipeline_parallel) / model.layers
     if boundary_bytes_per_s is None:
         boundary_bytes_per_s = boundary_bandwidth(
             machine, tensor_parallel, across=tensor_parallel * pipeline_parallel > machine.count
         )
+    # Each accelerator of a stage sends its part of the activations, so the activations of a token are sent once.
     token_s = model.hidden_size * model.dtype_bytes / boundary_bytes_per_s
     error = msgspec.structs.replace(
         whole.error, basis=f"{whole.error.basis}; divided by layers among stages", estimated=True
@@ -177,8 +164,8 @@ def by_layers(
 
 
 def boundary_bandwidth(machine: Machine, tensor_parallel: int, *, across: bool) -> float:
-    """Return the bytes per second from one stage to the next, on another machine if `across` is set."""
-    if across:
+    """Return the bytes per second from one pipeline stage to the next."""
+    if across:  # the stages are on different machines
         return machine.network_bytes_per_s * tensor_parallel / machine.count
     return machine.accelerator.interconnect_bytes_per_s * tensor_parallel
 
@@ -197,21 +184,16 @@ def kv_capacity_tokens(
     model: Model,
     machine: Machine,
     tensor_parallel: int,
-    utilization: float,
-    kv_bytes_per_token: int | None = None,
+    utilization: float,  # share of accelerator memory for weights and KV
+    kv_bytes_per_token: int | None = None,  # None: computed
     pipeline_parallel: int = 1,
 ) -> int:
-    """Return the number of KV tokens that fit into an instance's memory in addition to the weights.
-
-    `utilization` is the share of accelerator memory for weights and KV. `kv_bytes_per_token` overrides the computed
-    size. In a pipeline, the stage with the most layers limits the capacity. Raises ConfigurationError if the weights
-    leave no room for KV.
-    """
+    """Return an instance's KV capacity in tokens. Raises ConfigurationError if the weights leave no room for KV."""
     check_tensor_parallel(machine, tensor_parallel)
     require(0.0 < utilization <= 1.0, f"memory utilization must be above 0 and at most 1, not {utilization:g}")
     given = kv_bytes_per_token is None or kv_bytes_per_token >= 1
     require(given, f"KV bytes per token must be at least 1, not {kv_bytes_per_token}")
-    layers = stage_layers(model, pipeline_parallel)
+    layers = stage_layers(model, pipeline_parallel)  # the largest stage limits the capacity
     memory = tensor_parallel * machine.accelerator.memory_bytes
     weights = _share(model.weight_bytes, layers, model)
     token = _share(kv_bytes_per_token or resident_kv_bytes_per_token(model, tensor_parallel), layers, model)
@@ -228,5 +210,5 @@ def kv_capacity_tokens(
 
 
 def _share(size: int, layers: int, model: Model) -> int:
-    """Return the bytes of `layers` layers, rounded up, if all layers together have `size` bytes."""
+    """Return the bytes of `layers` layers, if the whole model has `size` bytes."""
     return -(-size * layers // model.layers)

@@ -1,20 +1,11 @@
-"""Measured performance of an instance, for simulations and plans with the same LLM, engine and hardware.
+"""Measured performance of an instance, stored by `twofold characterize` in a YAML file.
 
-`twofold characterize` writes the profile as YAML; `--profile` of `simulate`, `plan`, `serve` and `verify` reads it.
-Times are in seconds. An iteration computes n prompt tokens, whose `squares` are S (see `PerformanceModel.prefill_s`),
-and decodes b sequences, which read C KV tokens in total:
+An iteration computes n prompt tokens with the `squares` S (see `PerformanceModel.prefill_s`), and decodes b sequences,
+which read C KV tokens. It takes
 
-    iteration(n, S, b, C) = base + p·[n > 0] + m·[n > 0 and b > 0] + f(n + b) + q·S + s·b + l·max(b − large, 0) + c·C
+    base + p·[n > 0] + m·[n > 0 and b > 0] + f(n + b) + q·S + s·b + l·max(b − large, 0) + c·C
 
-- f is the time of the linear layers for all tokens together. f is piecewise linear, with measured bends: kernels use
-  small matrices less efficiently, and CPU libraries switch kernels at certain sizes. No slope is negative.
-- p is an additional fixed cost of iterations with prompts, for example if only pure decode iterations run as a captured
-  graph. m is an additional fixed cost of iterations with both prompts and decodes.
-- q is the cost of attention within prompts, and c the cost of attention for each KV token that decodes read. s is the
-  remaining cost of a decode, and l the additional cost of each decode beyond `large` decodes.
-- On a shared host, compute and memory reads slow down by different factors. `decode_factor` therefore multiplies the
-  time of iterations without prompts.
-- The first iteration after an idle period takes `cold_s` longer.
+seconds. The piecewise linear function f and the other coefficients are measured.
 """
 
 from collections import Counter
@@ -32,19 +23,25 @@ from twofold.performance.base import NO_POWER, InstancePower, PerformanceModel
 from twofold.performance.coefficients import power_law
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 
+# - f is the time of the linear layers for all tokens together. f is piecewise linear, with measured bends: kernels use
+#   small matrices less efficiently, and CPU libraries switch kernels at certain sizes. No slope is negative.
+# - p is an additional fixed cost of iterations with prompts, for example if only pure decode iterations run as a
+#   captured graph. m is an additional fixed cost of iterations with both prompts and decodes.
+# - q is the cost of attention within prompts, and c the cost of attention for each KV token that decodes read. s is the
+#   remaining cost of a decode, and l the additional cost of each decode beyond `large` decodes.
+# - On a shared host, compute and memory reads slow down by different factors. `decode_factor` therefore multiplies the
+#   time of iterations without prompts.
+# - The first iteration after an idle period takes `cold_s` longer.
+
 COLD_AFTER_S: Final = 0.03  # of idling
 
 
 class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Coefficients of this module's formula for the iteration time, in seconds.
-
-    `bends` are the numbers of tokens at which the slope of f changes, starting with 0. `token_s[i]` is the slope after
-    `bends[i]`. Errors are median absolute relative errors on held-out measurements, or None.
-    """
+    """Coefficients of this module's formula for the iteration time, in seconds."""
 
     base_s: float
-    bends: tuple[int, ...]
-    token_s: tuple[float, ...]
+    bends: tuple[int, ...]  # numbers of tokens at which the slope of f changes, starting with 0
+    token_s: tuple[float, ...]  # slopes of f, each after one of the bends
     square_s: float
     sequence_s: float
     context_s: float
@@ -54,16 +51,14 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     large_s: float = 0.0
     cold_s: float = 0.0
     decode_factor: float = 1.0
+    # Median absolute relative errors on held-out measurements.
     prefill_error: float | None = None
     decode_error: float | None = None
     mixed_error: float | None = None
     iterations: int = 0
 
     def seconds(self, tokens: int, squares: int, sequences: int, context: int) -> float:
-        """Return the seconds of an iteration that computes `tokens` prompt tokens and decodes `sequences` sequences.
-
-        The decodes read `context` KV tokens in total. `squares` is as in `PerformanceModel.prefill_s`.
-        """
+        """Return the seconds of an iteration with `tokens` prompt tokens and `sequences` decodes."""
         parts = spread(tokens + sequences, self.bends)
         linear_s = sum(slope * part for slope, part in zip(self.token_s, parts, strict=True))
         attention_s = self.square_s * squares + self.context_s * context
@@ -74,7 +69,7 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return seconds + self.prompt_s + (self.mixed_s if sequences else 0.0)
 
     def slower(self, factor: float, decodes: float | None = None) -> "IterationTimes":
-        """Return a copy with times multiplied by `factor`, or by `decodes` (if set) for iterations without prompts."""
+        """Return a copy that is slower by `factor`, and by `decodes` in iterations without prompts."""
         times = ("base_s", "square_s", "sequence_s", "context_s", "prompt_s", "mixed_s", "large_s", "cold_s")
         return msgspec.structs.replace(
             self,
@@ -85,13 +80,13 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def spread(tokens: float, bends: tuple[int, ...]) -> list[float]:
-    """Split `tokens` at the `bends` of a piecewise linear function: return the number of tokens in each segment."""
+    """Split `tokens` at the `bends` of a piecewise linear function; return the number of tokens in each segment."""
     ends = (*bends, float("inf"))
     return [min(max(tokens - low, 0), high - low) for low, high in pairwise(ends)]
 
 
 class MeasuredModel(PerformanceModel):
-    """Performance model of one measured instance. `basis` describes the measurement."""
+    """Performance model of one measured instance."""
 
     def __init__(
         self, name: str, times: IterationTimes, basis: str = "measured", power: InstancePower = NO_POWER
@@ -117,60 +112,46 @@ UNKNOWN_LINK: Final = 12.5e9  # bytes per second between machines with no measur
 
 
 class GatewayTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """CPU seconds of the gateway, and delays between clients and workers on the same host.
+    """CPU times of the gateway, and delays between clients and workers, in seconds."""
 
-    A request takes `request_s` plus `prompt_token_s` per prompt token, and reaches a worker `request_delay_s` later. An
-    iteration's output takes `step_s` plus `token_s` per token, and reaches clients `step_delay_s` later.
-    """
-
-    request_s: float
-    prompt_token_s: float
-    request_delay_s: float
-    step_s: float
-    token_s: float
-    step_delay_s: float
+    request_s: float  # CPU time per request
+    prompt_token_s: float  # CPU time per prompt token
+    request_delay_s: float  # until the request reaches a worker
+    step_s: float  # CPU time per iteration
+    token_s: float  # CPU time per output token
+    step_delay_s: float  # until the output of an iteration reaches clients
 
 
 class KvLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Speed of KV transfers between two instances.
-
-    A transfer takes `latency_s` seconds in addition to the time for its bytes, and a layer-wise hand-off also takes
-    `sync_s` seconds after the first token. If `layer_wise` is False, clients measured the speed from the delay of the
-    second token, so hand-offs are simulated as serialized.
-    """
+    """Speed of KV transfers between two instances."""
 
     bytes_per_s: float
-    latency_s: float
-    sync_s: float = 0.0
+    latency_s: float  # of a transfer, in addition to the time for its bytes
+    sync_s: float = 0.0  # of a layer-wise hand-off, after the first token
+    # False: clients measured the speed by the delay of the second token, so hand-offs are simulated as serialized.
     layer_wise: bool = True
 
 
 class ContentionFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Factors by which other workers on the same host slow down an iteration.
+    """Factors by which other workers on the same host slow down an iteration."""
 
-    `crowded` applies while workers keep all other cores busy. `shared` applies while an iteration of the other phase
-    (prefill or decode) runs on the same core, in addition to the time lost by taking turns.
-    """
-
-    crowded: float = 1.0
+    crowded: float = 1.0  # while workers keep all other cores busy
+    # While the other phase (prefill or decode) runs on the same core, in addition to the time lost by taking turns.
     shared: float = 1.0
 
 
 class SharedHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """CPU host on which all workers (of `threads` threads each) and the gateway of a service share `cores` cores.
-
-    `front` is the gateway's cost. Contention slows iterations with prompts by `prefill`, those without by `decode`.
-    """
+    """CPU host whose cores are shared by the workers and the gateway of a service."""
 
     cores: int
-    threads: int
+    threads: int  # of each worker
     front: GatewayTimes
-    prefill: ContentionFactors
-    decode: ContentionFactors
+    prefill: ContentionFactors  # of iterations with prompts
+    decode: ContentionFactors  # of all other iterations
 
 
 class MeasuredPower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Measured power of an instance's accelerators in prefill and in decode, as shares of their total TDP `tdp_w`."""
+    """Measured power of an instance's accelerators in prefill and in decode, as shares of their TDP."""
 
     tdp_w: float
     prefill_share: float
@@ -187,26 +168,21 @@ class MachineCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Measured performance of one instance of a model: iteration times, KV capacity and KV transfers.
-
-    `engine` describes the software, and `machine` is the hardware's name in cluster specs. `max_num_batched_tokens` and
-    `max_num_seqs` are the engine's limits in the measurement (None: unset). `request_s` is a request's time outside the
-    engine. `host` is None if each instance has its own accelerators. `link` is None if no KV transfer was measured.
-    """
+    """Measured performance of one instance of a model: iteration times, KV capacity and KV transfers."""
 
     model: Model
-    engine: str
+    engine: str  # describes the software
     times: IterationTimes
     kv_capacity_tokens: int
     source: str
     date: str
-    machine: str = HOST
+    machine: str = HOST  # name of the hardware in cluster specs
     tensor_parallel: int = 1
-    max_num_batched_tokens: int | None = None
-    max_num_seqs: int | None = None
-    request_s: float = 0.0
-    link: KvLink | None = None
-    host: SharedHost | None = None
+    max_num_batched_tokens: int | None = None  # limit of the engine in the measurement
+    max_num_seqs: int | None = None  # limit of the engine in the measurement
+    request_s: float = 0.0  # time of a request outside the engine
+    link: KvLink | None = None  # None: no KV transfer was measured
+    host: SharedHost | None = None  # None: each instance has its own accelerators
     power: MeasuredPower | None = None
     costs: MachineCosts = MachineCosts()
 
@@ -218,7 +194,7 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return self.host
 
     def slower(self, prompts: float, decodes: float) -> "MeasuredProfile":
-        """Return a copy with times multiplied by `prompts` or, for iterations without prompts, by `decodes`."""
+        """Return a copy that is slower by `prompts` in iterations with prompts, and by `decodes` in all others."""
         host = self.shared_host
         front = {name: getattr(host.front, name) * prompts for name in host.front.__struct_fields__}
         slowed = msgspec.structs.replace(host, front=GatewayTimes(**front))
@@ -233,8 +209,9 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         )
 
     def as_machine(self) -> Machine:
-        """Return the hardware of one instance as a catalog machine with just enough memory for weights and KV."""
+        """Return the hardware of one instance as a catalog machine."""
         count, network = self.tensor_parallel, UNKNOWN_LINK if self.link is None else self.link.bytes_per_s
+        # Just enough memory for the weights and the KV.
         memory = self.model.weight_bytes + self.kv_capacity_tokens * self.model.kv_bytes_per_token
         accelerator = Accelerator(
             name=self.machine,
@@ -279,11 +256,7 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def load_profiles(paths: Sequence[str]) -> tuple[MeasuredProfile, ...]:
-    """Read the measured profiles of a cluster.
-
-    Raises ConfigurationError if two of them measured hardware of the same name, or if one of several profiles measured
-    a host that its instances share.
-    """
+    """Read the measured profiles of a cluster. Raises ConfigurationError if two profiles conflict."""
     found = tuple(load_profile(path) for path in paths)
     names = Counter(each.machine for each in found)
     for each, path in zip(found, paths, strict=True):

@@ -1,20 +1,11 @@
 """Queueing delay of prefill instances, and the prompt length that saturates them: DistServe, sections 3.1 and 4.3.
 
-The formulas hold for an M/D/1 queue: prompts of one length arrive as a Poisson process at R per second and are served
-in order of arrival, one per batch. If a prompt takes s seconds in the slowest stage and t seconds in all stages
-together, the mean time to first token is
+In an M/D/1 queue, prompts of one length arrive as a Poisson process at R per second. If a prompt takes s seconds in the
+slowest pipeline stage and t seconds in all stages together, the mean TTFT in seconds is
 
     t + R·s² / (2·(1 − R·s))
 
-because stages with fixed times cause as much waiting as the slowest stage alone. The paper's equations are special
-cases, where D is the prefill time on one accelerator:
-
-    one instance                               D + R·D² / (2·(1 − R·D))              equation 1
-    pipeline of n stages, s = D/n, t = D       D + R·D² / (2·n·(n − R·D))            equation 2 for n = 2
-    tensor parallelism, speed-up K             D/K + R·D² / (2·K·(K − R·D))          equation 3
-
-Pipeline bubbles have three causes: different prompt lengths, batches of several prompts, and unequal stages. The first
-formula covers unequal stages; the other two causes need a simulation. Times are in seconds, rates are per second.
+The paper's equations 1 to 3 are special cases of this formula.
 """
 
 import math
@@ -25,10 +16,19 @@ from twofold.errors import ConfigurationError
 from twofold.performance.base import PerformanceModel
 
 
+# Stages with fixed times cause as much waiting as the slowest stage alone. The paper's equations, where D is the
+# prefill time on one accelerator:
+#
+#     one instance                               D + R·D² / (2·(1 − R·D))              equation 1
+#     pipeline of n stages, s = D/n, t = D       D + R·D² / (2·n·(n − R·D))            equation 2 for n = 2
+#     tensor parallelism, speed-up K             D/K + R·D² / (2·K·(K − R·D))          equation 3
+#
+# Pipeline bubbles have three causes: different prompt lengths, batches of several prompts, and unequal stages. The
+# formula covers unequal stages; the other two causes need a simulation.
 def mean_ttft_s(rate: float, latency_s: float, stage_s: float) -> float:
-    """Return the mean TTFT of prompts that take `latency_s` in all stages together and `stage_s` in the slowest stage.
+    """Return the mean TTFT in seconds at `rate` prompts per second, or infinity for an overloaded instance.
 
-    It is infinite if `rate` · `stage_s` ≥ 1. Raises ConfigurationError for a negative rate and for impossible times.
+    Raises ConfigurationError for a negative rate or impossible times.
     """
     if not (rate >= 0 and 0 < stage_s <= latency_s < math.inf):
         raise ConfigurationError(
@@ -39,21 +39,17 @@ def mean_ttft_s(rate: float, latency_s: float, stage_s: float) -> float:
 
 
 def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> float | None:
-    """Return the rate (per second) above which instance `other` has a lower mean TTFT than instance `quick`.
-
-    Each argument is a pair (seconds in all stages, seconds in the slowest stage). Return 0 if `other` is better at
-    every rate, and None if the slowest stage of `other` is not faster. If `quick` is (t₁, s₁) and `other` is (t₂, s₂),
-    the result is the smaller root R of
-
-        (1 − R·s₁)·(1 − R·s₂) = (s₁ − s₂) / (2·(t₂ − t₁) + s₁ − s₂)
-    """
+    """Return the rate per second above which `other` has a lower mean TTFT than `quick`, or None if there is none."""
+    # Each argument is a pair (seconds in all stages, seconds in the slowest stage). If `quick` is (t₁, s₁) and `other`
+    # is (t₂, s₂), the result is the smaller root R of
+    #     (1 − R·s₁)·(1 − R·s₂) = (s₁ − s₂) / (2·(t₂ − t₁) + s₁ − s₂)
     (first_s, slow_s), (second_s, fast_s) = quick, other
     for times in (quick, other):
         mean_ttft_s(0.0, *times)  # validates the arguments
     if fast_s >= slow_s:
         return None
     later_s = second_s - first_s
-    if later_s <= 0:
+    if later_s <= 0:  # better at every rate
         return 0.0
     both_s = slow_s + fast_s
     share = 2 * later_s / (2 * later_s + slow_s - fast_s)
@@ -61,24 +57,22 @@ def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> flo
 
 
 def highest_rate(ttft_s: float, latency_s: float, stage_s: float) -> float:
-    """Return the highest rate with a mean TTFT of at most `ttft_s`; 0 if prefill alone takes longer than `ttft_s`."""
+    """Return the highest rate per second with a mean TTFT of at most `ttft_s`, or 0 if there is none."""
     mean_ttft_s(0.0, latency_s, stage_s)  # validates the arguments
     wait_s = ttft_s - latency_s
     return 2 * wait_s / (stage_s * (stage_s + 2 * wait_s)) if wait_s > 0 else 0.0
 
 
 def stage_times(model: PerformanceModel, prompt_tokens: int) -> tuple[float, float]:
-    """Return the prefill time of a prompt alone in its batch: (seconds in all stages, seconds in the slowest stage)."""
+    """Return the prefill seconds of a single prompt, in all pipeline stages together and in the slowest stage."""
     size = prompt_tokens, prompt_tokens * prompt_tokens
     slowest_s = max(model.first_stage.prefill_s(*size), model.later_stage.prefill_s(*size))
     return model.prefill_s(*size), slowest_s
 
 
 def quickest_by_rate(times: Mapping[str, tuple[float, float]]) -> list[tuple[float, str]]:
-    """Return (lowest rate, name of the option with the lowest mean TTFT) for each range of rates, in ascending order.
-
-    `times` maps the name of each option to a pair (seconds in all stages, seconds in the slowest stage).
-    """
+    """Return the option with the lowest mean TTFT for each range of rates, as (lowest rate, name)."""
+    # `times` has (seconds in all stages, seconds in the slowest stage) of each option.
     now = min(times, key=lambda name: times[name])
     found = [(0.0, now)]
     while True:
@@ -95,13 +89,10 @@ _STEP: Final = 1.02  # growth of the lengths tried first; the rate is assumed to
 
 
 def saturating_tokens(prefill_s: Callable[[int], float], most: int, share: float = SHARE) -> int:
-    """Return the shortest prompt, in tokens, that reaches `share` of the best prefill throughput (tokens/s).
-
-    `prefill_s` maps the length of a prompt alone in its batch to seconds. The best throughput is over all lengths up to
-    `most` tokens. Batching longer prompts than the result only delays them.
-    """
+    """Return the shortest prompt, in tokens, with at least `share` of the maximum prefill throughput."""
     if most < 1 or not 0.0 < share <= 1.0:
         raise ValueError(f"need at least 1 token and a share in (0, 1], not {most} and {share:g}")
+    # Batching prompts longer than the result only delays them.
     lengths = _lengths(most)
     rates = [tokens / prefill_s(tokens) for tokens in lengths]
     enough = share * max(rates)

@@ -22,7 +22,8 @@ def auto(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceMod
 
 
 def distserve_published_vllm(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:
-    """Return DistServe's performance model of vLLM. It covers only the LLMs that DistServe published, on A100-80GB."""
+    """Return DistServe's performance model of vLLM."""
+    # Only for LLMs that DistServe published, on A100-80GB.
     return distserve_published(model, machine, tensor_parallel, engine="vllm")
 
 
@@ -52,13 +53,9 @@ def performance_model(
     tensor_parallel: int,
     pipeline_parallel: int = 1,
     *,
-    boundary_bytes_per_s: float | None = None,
+    boundary_bytes_per_s: float | None = None,  # of activations between stages
 ) -> PerformanceModel:
-    """Create the performance model `name` for an instance with `tensor_parallel` accelerators per pipeline stage.
-
-    `boundary_bytes_per_s` is the bandwidth for activations between stages. Raises ConfigurationError for an unknown
-    name and for a configuration that the machine, the LLM or this performance model does not support.
-    """
+    """Create the performance model named `name`. Raises ConfigurationError for an unsupported configuration."""
     factory = PERFORMANCE_MODELS.get(name)
     if factory is None:
         raise ConfigurationError(f"unknown performance model {name!r}: choose one of {', '.join(PERFORMANCE_MODELS)}")

@@ -1,17 +1,10 @@
-"""Reuse or recompute: find out when loading the KV cache of a prefix is faster than computing it again.
+"""Comparison of loading the KV cache of a prefix with computing it again (Mooncake, FAST'25).
 
-Mooncake (FAST'25) counts `l·(a·p²·d + b·p·d²)` FLOPs for the prefill of p tokens, and `2·p·l·d·s / gqa` bytes for their
-KV cache. The LLM has l layers of width d, s bytes per value and gqa query heads per KV head; a = 4 is for full-square
-attention, and b = 22 for the matrices of LLaMA-70B. At G FLOP/s and B bytes per second, loading is faster if
+At G FLOP/s and B bytes per second, loading a prefix of p tokens is faster if
 
     B / G > 2·d·s / (gqa·(a·p·d + b·d²))
 
-The right-hand side falls as p grows, so longer prefixes are worth loading even over slower links. `PrefixCost` computes
-this limit from FLOPs and bytes at peak performance. `prefix_bytes_per_s` and `shortest_prefix` use a performance model,
-which includes the fixed cost of a prefill. Reuse does not save this cost.
-
-Loads, computation and stores of layers run in parallel (Mooncake, arXiv 2407.00079, section 5.2): a layer is computed
-once it is loaded, and stored once it is computed.
+for an LLM of width d with s bytes per value and gqa query heads per KV head. For LLaMA-70B, a is 4 and b is 22.
 """
 
 import math
@@ -23,20 +16,26 @@ from twofold.hardware.specs import Model
 from twofold.performance.base import PerformanceModel
 from twofold.performance.transfer import shortest
 
+# Mooncake counts `l·(a·p²·d + b·p·d²)` FLOPs for the prefill of p tokens in l layers, and `2·p·l·d·s / gqa` bytes for
+# their KV cache; a = 4 is for full-square attention, and b = 22 for the matrices of LLaMA-70B. The limit falls as p
+# grows, so longer prefixes are worth loading even over slower links. `PrefixCost` computes this limit from FLOPs and
+# bytes at peak performance. `prefix_bytes_per_s` and `shortest_prefix` use a performance model, which includes the
+# fixed cost of a prefill. Reuse does not save this cost.
+
 REST = 512  # default number of prompt tokens after the prefix
 _ATTENTION = 4  # FLOPs per token pair and head value: scores and weighted sum
 
 
 class PrefixCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of a prefix of n tokens: `kv_bytes`·n bytes of KV cache, and `flops`·n + `square_flops`·n² FLOPs."""
+    """Cost of a cached prefix: bytes to load, and FLOPs to compute."""
 
-    kv_bytes: float
-    flops: float
-    square_flops: float
+    kv_bytes: float  # per token
+    flops: float  # per token
+    square_flops: float  # per squared number of tokens
 
     @classmethod
     def of(cls, model: Model) -> "PrefixCost":
-        """Return the cost for an LLM of the catalog: 2 FLOPs per token and active parameter, plus attention."""
+        """Return the cost for an LLM of the catalog."""
         return cls(
             kv_bytes=model.kv_bytes_per_token,
             flops=2 * model.active_parameters,
@@ -44,7 +43,7 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def bytes_per_s(self, prefix: int, flops_per_s: float) -> float:
-        """Return the bytes/s above which loading `prefix` tokens is faster than computing them at `flops_per_s`."""
+        """Return the bandwidth in bytes/s above which loading a prefix is faster than computing it."""
         _require_tokens(prefix)
         return flops_per_s * self.kv_bytes / (self.flops + self.square_flops * prefix)
 
@@ -60,41 +59,34 @@ PUBLISHED = PrefixCost(kv_bytes=2 * 80 * 8192 * 2 / 8, flops=80 * 22 * 8192**2, 
 
 
 def prefix_bytes_per_s(model: PerformanceModel, kv_bytes: int, prefix: int, rest: int = REST) -> float:
-    """Return the bandwidth in bytes/s above which loading a prefix of `prefix` tokens is faster than computing it.
-
-    `kv_bytes` is the size of the KV cache per token. `rest` is the number of prompt tokens after the prefix.
-    """
+    """Return the bandwidth in bytes/s above which loading a prefix is faster than computing it."""
     _require_tokens(prefix)
-    saved = saved_s(model, prefix, rest)
+    saved = saved_s(model, prefix, rest)  # `rest` prompt tokens follow the prefix
     return prefix * kv_bytes / saved if saved > 0 else math.inf
 
 
 def shortest_prefix(
     model: PerformanceModel, kv_bytes: int, bytes_per_s: float, latency_s: float = 0.0, rest: int = REST
 ) -> int | None:
-    """Return the shortest prefix, in tokens, whose KV cache loads faster than it is computed, or None.
-
-    `latency_s` is the fixed time of a load. `rest` is the number of prompt tokens after the prefix.
-    """
+    """Return the shortest prefix, in tokens, whose KV cache loads faster than it is computed, or None."""
     _require_bandwidth(bytes_per_s)
 
     def pays(tokens: int) -> bool:
+        # `latency_s` is the fixed time of a load, and `kv_bytes` the size of KV per token.
         return latency_s + tokens * kv_bytes / bytes_per_s < saved_s(model, tokens, rest)
 
     return shortest(pays)
 
 
 def saved_s(model: PerformanceModel, prefix: int, rest: int = REST) -> float:
-    """Return the prefill seconds that a cached prefix saves if `rest` more prompt tokens follow the prefix."""
-    prompt = prefix + rest
+    """Return the prefill seconds that a cached prefix of `prefix` tokens saves."""
+    prompt = prefix + rest  # tokens
     return model.prefill_s(prompt, prompt * prompt) - reuse_s(model, prompt, prefix, 0.0)
 
 
 def reuse_s(model: PerformanceModel, prompt: int, reused: int, load_s: float) -> float:
-    """Return the prefill seconds of a prompt of `prompt` tokens if its first `reused` tokens are loaded, not computed.
-
-    The load takes `load_s` seconds and overlaps with computation layer by layer.
-    """
+    """Return the prefill seconds of a prompt whose first `reused` tokens are loaded instead of computed."""
+    # The load overlaps with computation layer by layer.
     return max(load_s, model.prefill_s(prompt - reused, prompt * prompt - reused * reused))
 
 
@@ -107,11 +99,7 @@ def _require_tokens(prefix: int) -> None:
 
 
 def layer_wise(layers: int, *lanes: float) -> float:
-    """Return the total time of parallel lanes (load, compute, store), each of which processes `layers` layers in order.
-
-    `lanes` has the total time of each lane with work. A lane starts layer i after its layer i − 1 and after layer i of
-    the previous lane. All layers of a lane take equal time, so the total time is
-
-        Σ lanes / layers + (layers − 1) · max(lanes) / layers
-    """
+    """Return the total time to load, compute and store `layers` layers in parallel (Mooncake, section 5.2)."""
+    # `lanes` has the total time of each lane (load, compute, store). A lane starts layer i after its layer i − 1 and
+    # after layer i of the previous lane. All layers of a lane take equal time.
     return (sum(lanes) + (layers - 1) * max(lanes)) / layers

@@ -1,26 +1,4 @@
-"""Roofline estimate for unmeasured pairs of LLM and machine, from the LLM's work and the machine's peak rates.
-
-Let n be the number of prompt tokens in a batch, S their `squares` (see `PerformanceModel.prefill_s`), b the number of
-decodes and C the number of KV tokens that the decodes read:
-
-    overhead      layers · (launch + step · log2 TP), for kernels and all-reduce latency
-    weights(b)    bytes of the weights that b tokens touch / (TP · bandwidth · efficiency)
-    token         2 · active parameters / (TP · FLOP/s · efficiency)
-                  + all-reduce of a token / (interconnect · efficiency)
-    floor(n)      overhead + layers · prefill launch + weights(n)
-    prefill(n, S) (floor(n)^p + (token·n)^p)^(1/p) + long·token·n·w(n) + attention·S
-    decode(b, C)  overhead + weights(b) + sequence·layers·b + token·b + kv·C
-    mixed         max(prefill(n, S), overhead + weights(b)) + the last three terms of decode
-
-The exponent p and the weight w(n) are defined in `twofold.performance.fitted`. Each layer has two all-reduces, each of
-hidden_size values per token; for each value, an accelerator sends and receives 2·(TP − 1)/TP values. In a mixture of
-experts, b tokens touch 1 − (1 − active/all)^b of the weights, which is the expectation for independent, even routing.
-
-Efficiencies and overheads are the same for all pairs of LLM and machine. bench/splitwise/fit_roofline.py fitted them to
-pairs measured with one serving stack of 2023; newer stacks are faster. Against DistServe's latency model of OPT on
-A100, the mean error is 8% for prefill and 22% for decode. No pair with TP 1 was measured. A power cap does not slow
-decode; it slows prefill linearly, by a factor of 1.3 at half the TDP (Splitwise).
-"""
+"""Roofline estimate of iteration times, from the LLM's FLOPs and bytes and the machine's peak rates."""
 
 import math
 from functools import cache
@@ -46,10 +24,7 @@ _CAPPED_SLOWDOWN, _CAP = 1.3, 0.5
 
 
 class RooflineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constants of the roofline formula. Times are in seconds per layer.
-
-    Efficiencies are fractions of peak rates. `long_batch` is the relative extra cost of a token in long batches.
-    """
+    """Constants of the roofline formulas: fractions of peak rates, and seconds per layer."""
 
     compute_efficiency: float
     interconnect_efficiency: float
@@ -59,11 +34,11 @@ class RooflineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     step_s: float
     prefill_launch_s: float
     sequence_s: float
-    long_batch: float
+    long_batch: float  # relative extra cost of a token in long batches
 
 
 class LeftOut(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Roofline errors for one measured pair of LLM and machine, with constants fitted to all other pairs."""
+    """Roofline errors for one measured LLM and machine, with constants fitted to all others."""
 
     prefill_error: float
     decode_error: float
@@ -78,8 +53,29 @@ class RooflineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     left_out: list[LeftOut]
 
 
+# Let n be the number of prompt tokens in a batch, S their `squares` (see `PerformanceModel.prefill_s`), b the number of
+# decodes and C the number of KV tokens that the decodes read:
+#
+#     overhead      layers · (launch + step · log2 TP), for kernels and all-reduce latency
+#     weights(b)    bytes of the weights that b tokens touch / (TP · bandwidth · efficiency)
+#     token         2 · active parameters / (TP · FLOP/s · efficiency)
+#                   + all-reduce of a token / (interconnect · efficiency)
+#     floor(n)      overhead + layers · prefill launch + weights(n)
+#     prefill(n, S) (floor(n)^p + (token·n)^p)^(1/p) + long·token·n·w(n) + attention·S
+#     decode(b, C)  overhead + weights(b) + sequence·layers·b + token·b + kv·C
+#     mixed         max(prefill(n, S), overhead + weights(b)) + the last three terms of decode
+#
+# The exponent p and the weight w(n) are defined in `twofold.performance.fitted`. Each layer has two all-reduces, each
+# of hidden_size values per token; for each value, an accelerator sends and receives 2·(TP − 1)/TP values. In a mixture
+# of experts, b tokens touch 1 − (1 − active/all)^b of the weights, which is the expectation for independent, even
+# routing.
+#
+# Efficiencies and overheads are the same for all pairs of LLM and machine. bench/splitwise/fit_roofline.py fitted them
+# to pairs measured with one serving stack of 2023; newer stacks are faster. Against DistServe's latency model of OPT on
+# A100, the mean error is 8% for prefill and 22% for decode. No pair with TP 1 was measured. A power cap does not slow
+# decode; it slows prefill linearly, by a factor of 1.3 at half the TDP (Splitwise).
 class RooflineModel(PerformanceModel):
-    """Performance model with the formulas of this module, for one LLM on one machine."""
+    """Roofline estimate of the iteration times of one LLM on one machine."""
 
     def __init__(
         self, constants: RooflineConstants, error: ModelAccuracy, model: Model, machine: Machine, tensor_parallel: int
@@ -124,16 +120,16 @@ class RooflineModel(PerformanceModel):
 
 
 class RooflineTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Roofline terms at peak rates. `active` is the share of parameters used per token; `steps` is layers · log2 TP."""
+    """Times of an LLM's work at the peak rates of a machine."""
 
     compute_s: float
     all_reduce_s: float
     attention_s: float
     kv_s: float
     weights_s: float
-    active: float
+    active: float  # share of parameters used per token
     layers: int
-    steps: float
+    steps: float  # layers · log2 TP
 
     @classmethod
     def of(cls, model: Model, machine: Machine, tensor_parallel: int) -> "RooflineTerms":
@@ -163,24 +159,21 @@ def roofline_with(
     tensor_parallel: int,
     error: ModelAccuracy | None = None,
 ) -> RooflineModel:
-    """Return a roofline model with custom constants. `error` is the model's accuracy, by default unknown."""
+    """Return a roofline model with custom constants."""
     check_tensor_parallel(machine, tensor_parallel)
     unknown = ModelAccuracy(prefill=None, decode=None, basis="roofline with custom constants", estimated=True)
     return RooflineModel(constants, error or unknown, model, machine, tensor_parallel)
 
 
 def roofline(model: Model, machine: Machine, tensor_parallel: int) -> RooflineModel:
-    """Return a performance model estimated from FLOPs and bandwidths, for any LLM on any machine.
-
-    The model's error on a measured pair of LLM and machine is measured with constants fitted to all other pairs. For an
-    unmeasured pair, it is the mean of these errors.
-    """
+    """Return a performance model estimated from FLOPs and bandwidths, for any LLM on any machine."""
     data = _data()
     known = find_pair(data.left_out, model, machine, tensor_parallel)
     return roofline_with(data.constants, model, machine, tensor_parallel, _error(data.left_out, known))
 
 
 def _error(left_out: list[LeftOut], known: LeftOut | None) -> ModelAccuracy:
+    # Each error on a measured pair is measured with constants fitted to all other pairs.
     if known is not None:
         basis = "roofline fitted to other measured pairs"
         return ModelAccuracy(prefill=known.prefill_error, decode=known.decode_error, basis=basis, estimated=True)

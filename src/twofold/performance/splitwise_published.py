@@ -1,13 +1,4 @@
-"""SplitwiseSim's performance model, computed exactly as in SplitwiseSim to reproduce the paper's figures.
-
-Do not plan with this model. Its two piecewise linear curves, of prefill times and of decode times over x = prompt size
-× batch size, interpolate between the medians of Splitwise's profile and extrapolate beyond both ends.
-
-- A prefill takes the value of the prompt curve at x = all its prompt tokens.
-- A decode iteration takes the value of the token curve at x = *number of sequences*, which is far below the measured
-  range. Decode batching is therefore almost free, and context has no influence.
-- A mixed iteration takes 1.1 × the value of the prompt curve at x = prompt tokens + decodes.
-"""
+"""Performance model of SplitwiseSim, for reproducing the paper's figures, not for planning."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -36,7 +27,8 @@ class PiecewiseLinear:
         self._slopes = [(ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) for i in range(len(xs) - 1)]
 
     def at(self, x: float) -> float:
-        """Return the value at `x`. Compiled code calls a method named `at` faster than `__call__`."""
+        """Return the value of the function at `x`."""
+        # Compiled code calls a method named `at` faster than `__call__`.
         i = min(max(bisect_right(self._xs, x) - 1, 0), len(self._slopes) - 1)
         return self._ys[i] + self._slopes[i] * (x - self._xs[i])
 
@@ -44,8 +36,15 @@ class PiecewiseLinear:
 _MIXED = 1.1
 
 
+# Two piecewise linear curves, of prefill times and of decode times over x = prompt size × batch size, interpolate
+# between the medians of Splitwise's profile and extrapolate beyond both ends.
+#
+# - A prefill takes the value of the prompt curve at x = all its prompt tokens.
+# - A decode iteration takes the value of the token curve at x = *number of sequences*, which is far below the measured
+#   range. Decode batching is therefore almost free, and context has no influence.
+# - A mixed iteration takes 1.1 × the value of the prompt curve at x = prompt tokens + decodes.
 class SplitwisePublishedModel(PerformanceModel):
-    """Performance model with SplitwiseSim's prompt and token curves for one LLM on one machine."""
+    """Performance model with SplitwiseSim's latency curves for one LLM on one machine."""
 
     def __init__(self, knots: Knots, model: Model, machine: Machine, tensor_parallel: int) -> None:
         self.name = instance_name("splitwise-published", model, machine, tensor_parallel)
@@ -67,7 +66,7 @@ class SplitwisePublishedModel(PerformanceModel):
         return _MIXED * self._above_zero(self._prompt_s.at(tokens + sequences), tokens + sequences)
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
-        """Return (TTFT, TPOT) in seconds of a lone request, by prompt size only, as in SplitwiseSim's notebooks."""
+        """Return (TTFT, TPOT) in seconds of a request that runs alone, as in SplitwiseSim's notebooks."""
         return self._prompt_s.at(prompt_tokens), self._token_s.at(prompt_tokens)
 
     def _above_zero(self, seconds: float, tokens: int) -> float:
@@ -79,9 +78,6 @@ class SplitwisePublishedModel(PerformanceModel):
 
 
 def splitwise_published(model: Model, machine: Machine, tensor_parallel: int) -> SplitwisePublishedModel:
-    """Return the performance model of SplitwiseSim, for reproducing the paper's figures.
-
-    Raises ConfigurationError if SplitwiseSim has no curves for this LLM, accelerator and tensor parallelism.
-    """
+    """Return SplitwiseSim's performance model. Raises ConfigurationError for an unmeasured LLM or accelerator."""
     knots = require_pair(published_knots().knots, model, machine, tensor_parallel, "published profile")
     return SplitwisePublishedModel(knots, model, machine, tensor_parallel)

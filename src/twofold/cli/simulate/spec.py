@@ -37,13 +37,11 @@ _SAME: Final = (
 
 
 def cluster_spec(settings: SimulateSettings, catalog: Catalog) -> tuple[ClusterSpec, Catalog]:
-    """Return the cluster spec of --cluster with the changes of the other flags, and the hardware catalog. With
-    --profile, the catalog also has the measured machine and model. Raises ConfigurationError for invalid flags.
-    """
+    """Return the cluster spec and the hardware catalog for these flags. Raises ConfigurationError for invalid flags."""
     model, given = settings.model, _overrides(settings)
     if settings.profiles:
         given["profiles"] = paths = tuple(str(path) for path in settings.profiles)
-        for measured in load_profiles(paths):
+        for measured in load_profiles(paths):  # the catalog also gets the measured machines and models
             catalog, model = measured.extend(catalog), model or measured.model.name
     if model is not None:
         given["model"] = model
@@ -56,7 +54,7 @@ def cluster_spec(settings: SimulateSettings, catalog: Catalog) -> tuple[ClusterS
 
 
 def with_batchers(spec: ClusterSpec, batchers: dict[Role, str]) -> ClusterSpec:
-    """Return the cluster with changed batchers. `batchers` maps the role of a pool to the pool's new batcher."""
+    """Return a copy of the cluster with other batchers. `batchers` maps roles of pools to names of batchers."""
     if not batchers:
         return spec
     pools = [msgspec.structs.replace(pool, batcher=batchers.get(pool.role, pool.batcher)) for pool in spec.pools]
@@ -64,7 +62,7 @@ def with_batchers(spec: ClusterSpec, batchers: dict[Role, str]) -> ClusterSpec:
 
 
 def with_spare(spec: ClusterSpec, machines: int) -> ClusterSpec:
-    """Return the cluster with `machines` spare machines added as a decode pool, or unchanged if `machines` is 0."""
+    """Return a copy of the cluster with `machines` spare machines, added as a decode pool."""
     if not machines:
         return spec
     spare = msgspec.structs.replace(spec.pools[0], machines=machines, role=Role.DECODE)
@@ -72,7 +70,7 @@ def with_spare(spec: ClusterSpec, machines: int) -> ClusterSpec:
 
 
 def parse_failure(text: str) -> InstanceFailure:
-    """Parse a failure `INSTANCE@TIME` or `INSTANCE@TIME+RESTART_DELAY` (in seconds). Raises ConfigurationError."""
+    """Parse a failure `INSTANCE@SECONDS` or `INSTANCE@SECONDS+RESTART_DELAY`. Raises ConfigurationError."""
     found = _FAILURE.fullmatch(text.strip())
     at_s = _seconds(found["at"]) if found else None
     away_s = _seconds(found["away"]) if found and found["away"] is not None else None
@@ -94,7 +92,6 @@ def _read_cluster(text: str | None, model: str | None, catalog: Catalog) -> Clus
 
 
 def _overrides(settings: SimulateSettings) -> dict[str, Any]:
-    """Return the new values of the cluster spec fields that flags change, by field name."""
     values = {name: getattr(settings, name) for name in _SAME}
     values["swap_space_bytes"] = settings.swap_space
     if settings.link_gb_per_s is not None:
@@ -113,7 +110,6 @@ def link_bytes_per_s(gigabytes: float) -> float:
 
 
 def _control(settings: SimulateSettings, spec: ClusterSpec) -> ControlSpec | None:
-    """Return the `control` field of the cluster spec with the changes of the flags, or None if no flag changes it."""
     values = {
         "controllers": settings.controllers,
         "reports_every_s": settings.reports_every,

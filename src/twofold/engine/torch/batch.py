@@ -20,10 +20,10 @@ _DEVICE_GROUP_BYTES = 2**29
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The positions `first` … `end` − 1 that the tokens of one sequence attend to, and the blocks that contain them."""
+    """Range of positions to which a sequence's new tokens attend, and the blocks of this range."""
 
     first: int
-    end: int
+    end: int  # exclusive
     blocks: Sequence[int]
     skip: int  # positions of the first block that come before `first`
 
@@ -39,14 +39,15 @@ class _Span:
 
 
 def is_decode(step: SequenceStep) -> bool:
-    """Return whether the step computes one token, not at position 0: a decode, or a prompt chunk of 1 token."""
+    """Return whether the step computes exactly one token, after cached context."""
     return step.start > 0 and len(step.token_ids) == 1
 
 
 class AttentionPlanner:
-    """Plans the attention calls of layers with a sliding window of `window` tokens (None: with full attention)."""
+    """Plans the attention calls of all layers that have the same sliding window."""
 
     def __init__(self, window: int | None, pool: KvPool, scratch: kernels.Scratch) -> None:
+        # The window is in tokens, or None for full attention.
         self._window, self._pool, self._scratch = window, pool, scratch
         self._block_size = pool.layout.block_size
         self._block_bytes = pool.layout.layer_bytes_per_block(0)
@@ -54,7 +55,7 @@ class AttentionPlanner:
         self._group_bytes = _CPU_GROUP_BYTES * torch.get_num_threads() if on_cpu else _DEVICE_GROUP_BYTES
 
     def plan(self, steps: Sequence[SequenceStep]) -> list[kernels.BatchPart]:
-        """Return the attention calls for `steps`, in the same order. In `steps`, decodes must come before prompts."""
+        """Return the attention calls for `steps`, in which decodes come before prompts."""
         decodes = [self._span(step) for step in steps if is_decode(step)]
         parts: list[kernels.BatchPart] = list(self._decode_groups(decodes))
         row = len(decodes)
@@ -108,7 +109,7 @@ class AttentionPlanner:
             start = end
 
     def _group_end(self, spans: Sequence[_Span], start: int) -> int:
-        """Return the end index of the group of decodes from `start` on, limited by the buffer size and the padding."""
+        """Return the end of the group of decodes that starts at index `start`."""
         longest, end = len(spans[start].blocks), start + 1
         while end < len(spans):
             blocks = len(spans[end].blocks)
@@ -120,8 +121,9 @@ class AttentionPlanner:
         return end
 
     def _group(self, rows: slice, spans: Sequence[_Span]) -> kernels.DecodeGroup:
-        """Return one attention call for several decodes. Shorter block lists are padded with their last block."""
+        """Return one attention call for several decodes."""
         width = max(len(span.blocks) for span in spans)
+        # Shorter block lists are padded with their last block.
         table = [block for s in spans for block in (*s.blocks, *([s.blocks[-1]] * (width - len(s.blocks))))]
         column = torch.arange(width * self._block_size, device=self._pool.device)
         ends = self._pool.index([span.skip + span.length for span in spans]).unsqueeze(1)
@@ -147,19 +149,15 @@ class LayerHooks:
     wait_for: OnLayer | None = None
 
     def written(self, layer: int) -> None:
-        """Call the callbacks of a layer after its new KV is written, or after the write is queued on the device."""
+        """Call the callbacks of a layer whose new KV is written."""
         if self.wait_for is not None:
             self.wait_for(layer)
-        if self.on_layer is not None:
+        if self.on_layer is not None:  # the write may only be queued on the device yet
             self.announcer.after(partial(self.on_layer, layer))
 
 
 class PackedBatch:
-    """The steps of an iteration as packed tensors: decodes in order of descending context, then prompts.
-
-    `order[i]` is the index in `steps` of the i-th packed step. `token_ids` and `positions` have the shape [tokens].
-    `first_layer` is the index in the whole model of the first layer in the pool.
-    """
+    """The steps of an iteration as packed tensors, decodes before prompts."""
 
     def __init__(
         self,
@@ -170,9 +168,10 @@ class PackedBatch:
         hooks: LayerHooks,
         first_layer: int = 0,
     ) -> None:
+        # Indices in `steps` of the packed steps: decodes in order of descending context, then prompts.
         self.order = sorted(range(len(steps)), key=lambda i: _rank(steps[i]))
         self.hooks = hooks
-        self.first_layer = first_layer
+        self.first_layer = first_layer  # index in the whole model of the first layer in the pool
         self._steps = [steps[i] for i in self.order]
         self._pool, self._windows, self._scratch = pool, windows, scratch
         self._parts: dict[int | None, list[kernels.BatchPart]] = {}
@@ -181,7 +180,7 @@ class PackedBatch:
         self._slots = self._pool.index([slot for step in self._steps for slot in self._slots_of(step)])
 
     def sampled(self) -> tuple[list[int], Tensor]:
-        """Return the indices of the steps that sample a token, and the packed index of each such step's last token."""
+        """Return the indices of the sampling steps, and of their last tokens in the packed tensors."""
         steps, rows, end = [], [], 0
         for original, step in zip(self.order, self._steps, strict=True):
             end += len(step.token_ids)
@@ -196,8 +195,8 @@ class PackedBatch:
             part.view(-1, part.shape[2], part.shape[3]).index_copy_(0, self._slots, new)
 
     def parts(self, layer: int) -> list[kernels.BatchPart]:
-        """Return the attention calls of a layer in packed order. All layers with the same window share these calls."""
-        window = self._windows[layer]
+        """Return the attention calls of a layer, in packed order."""
+        window = self._windows[layer]  # layers with the same window share their calls
         if window not in self._parts:
             self._parts[window] = AttentionPlanner(window, self._pool, self._scratch).plan(self._steps)
         return self._parts[window]
@@ -218,9 +217,9 @@ PAGED = "twofold_paged"  # name of `paged_attention` as an attn_implementation o
 
 def paged_attention(
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Tensor,  # [1, heads, tokens, key_dim]
+    key: Tensor,  # [1, kv_heads, tokens, key_dim]
+    value: Tensor,  # [1, kv_heads, tokens, value_dim]
     attention_mask: Tensor | None,  # noqa: ARG001  (always None: the batch has the masks)
     *,
     twofold_batch: PackedBatch,
@@ -229,11 +228,7 @@ def paged_attention(
     s_aux: Tensor | None = None,
     **_ignored: object,  # the probe refuses models with other arguments that change attention
 ) -> tuple[Tensor, None]:
-    """Write the new keys and values to the pool, call the layer callbacks of the batch, and compute attention.
-
-    Shapes: `query` [1, heads, tokens, key_dim], `key` and `value` [1, kv_heads, tokens, dim], result [1, tokens, heads,
-    value_dim].
-    """
+    """Write the new keys and values to the KV pool, and compute attention over the whole context."""
     batch = twofold_batch
     layer = int(module.layer_idx) - batch.first_layer  # type: ignore[arg-type]
     batch.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
@@ -241,4 +236,4 @@ def paged_attention(
     call = kernels.AttentionInputs(layer, query, key, value, kernels.AttentionScoring(scaling, softcap, s_aux))
     pieces = [part.attend(call) for part in batch.parts(layer)]
     packed = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-    return packed.unsqueeze(0), None
+    return packed.unsqueeze(0), None  # [1, tokens, heads, value_dim]

@@ -13,12 +13,10 @@ from twofold.engine.torch.pool import KvPool, LayerNotifier, copy_blocks
 from twofold.engine.torch.sampler import SamplingRow, sample
 
 
+# Batching and chunking change results only by rounding: greedy output is identical in float32, but may differ in
+# bfloat16 where two tokens are almost equally likely. On an accelerator, `on_layer` is called from another thread.
 class TorchEngine:
-    """Implements `twofold.engine.base.Engine` for `model`, with the KV cache in `pool` on the same device.
-
-    Batching and chunking change results only by rounding: greedy output is identical in float32, but may differ in
-    bfloat16 where two tokens are almost equally likely. On an accelerator, `on_layer` is called from another thread.
-    """
+    """Engine that runs a transformers model over a paged KV cache on the same device."""
 
     def __init__(self, model: LoadedModel, pool: KvPool) -> None:
         if model.layout(pool.layout.block_size) != pool.layout:
@@ -56,7 +54,7 @@ class TorchEngine:
         self._announcer.finish()
 
     def _copy(self, steps: Sequence[SequenceStep]) -> None:
-        """Copy each shared block that a sequence will write to the sequence's own block (copy on write)."""
+        """Copy shared blocks before sequences write to them (copy on write)."""
         copies = [copy for step in steps for copy in step.copies]
         if copies:
             sources, targets = [source for source, _ in copies], [target for _, target in copies]
@@ -64,7 +62,7 @@ class TorchEngine:
                 copy_blocks(self._pool, layer, sources, self._pool, targets)
 
     def _forward(self, batch: PackedBatch, rows: torch.Tensor) -> torch.Tensor:
-        """Run the model, and return the logits [rows, vocabulary] of the tokens at the packed indices `rows`."""
+        """Run the model, and return the logits [rows, vocabulary] of the packed tokens `rows`."""
         options = {"logits_to_keep": rows} if self._keeps_rows else {}
         output = self._model(
             input_ids=batch.token_ids.unsqueeze(0),

@@ -14,15 +14,11 @@ _ROWS_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class AttentionScoring:
-    """Parameters of the attention scores of a layer.
+    """Parameters of a layer's attention scores: scale factor, softcap and attention sinks."""
 
-    `scaling` multiplies the dot products (None: 1/√dim). `softcap` limits scores to ±softcap by tanh (Gemma 2). `sinks`
-    [heads] is one extra softmax score per head, without a value vector (gpt-oss).
-    """
-
-    scaling: float | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
+    scaling: float | None = None  # factor on the dot products; None: 1/√dim
+    softcap: float | None = None  # limits scores to ±softcap by tanh (Gemma 2)
+    sinks: Tensor | None = None  # [heads]: one extra softmax score per head, without a value vector (gpt-oss)
 
 
 def attend(
@@ -30,9 +26,9 @@ def attend(
 ) -> Tensor:
     """Compute attention of `query` [b, heads, n, d], `key` [b, kv_heads, c, d] and `value` [b, kv_heads, c, v].
 
-    The result is [b, heads, n, v]. `mask` is added to the scores and broadcasts to [b, 1, n, c]. `causal` requires n =
-    c and no mask.
+    The result is [b, heads, n, v]. `mask` is added to the scores.
     """
+    # `mask` broadcasts to [b, 1, n, c]. `causal` requires n = c and no mask.
     if scoring.softcap is not None or scoring.sinks is not None:
         return _unfused(query, key, value, scoring, _causal_mask(query) if causal else mask)
     grouped = query.shape[1] != key.shape[1]
@@ -56,7 +52,7 @@ def _causal_mask(query: Tensor) -> Tensor:
 
 
 def _unfused(query: Tensor, key: Tensor, value: Tensor, scoring: AttentionScoring, mask: Tensor | None) -> Tensor:
-    """Compute attention with softcap or sinks, which the fused kernel lacks, a few query rows at a time."""
+    """Compute attention without the fused kernel, which supports neither softcap nor sinks."""
     rows = query.shape[2]
     pieces = []
     for start in range(0, rows, _ROWS_AT_ONCE):
@@ -91,10 +87,10 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 class Scratch:
-    """Buffers for gathered keys and values, reused for all layers and batches: new buffers cause page faults."""
+    """Reusable buffers for gathered keys and values."""
 
     def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}  # for all layers and batches, because new buffers cause page faults
 
     def take(self, name: str, like: Tensor, rows: int, columns: int) -> Tensor:
         """Return a buffer [rows, columns] with the dtype of `like`, valid until the next call with the same `name`."""
@@ -107,40 +103,33 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class ContiguousKv:
-    """KV context of one sequence whose blocks are contiguous in the pool, so that it is read without a copy."""
+    """KV context of one sequence in contiguous blocks, which is read without a copy."""
 
     first_slot: int
     length: int
 
     def read(self, part: Tensor, name: str) -> Tensor:
-        """Return the context's keys or values as [sequences, kv_heads, positions, dim].
-
-        `part` has all keys or all values of a layer, [num_blocks, block_size, kv_heads, dim]. The result is valid until
-        the next read with the same `name`.
-        """
+        """Return the keys or values of the context as [sequences, kv_heads, positions, dim]."""
+        # `part` has all keys or all values of a layer, [num_blocks, block_size, kv_heads, dim].
         slots = part.view(-1, part.shape[2], part.shape[3])
         return slots[self.first_slot : self.first_slot + self.length].transpose(0, 1).unsqueeze(0)
 
 
 @dataclass(frozen=True, slots=True)
 class GatheredKv:
-    """KV context of sequences whose blocks are scattered in the pool. The blocks are gathered into a buffer.
+    """KV context of sequences whose blocks are scattered in the pool, and are gathered into a buffer."""
 
-    `blocks` lists the block ids of one sequence after another, padded to equally many per sequence. From each sequence,
-    `length` positions are read, starting with `first`. `padding` lists the padded positions of the buffer, which are
-    set to 0 because unused memory may contain NaN.
-    """
-
-    blocks: Tensor
+    blocks: Tensor  # block ids of one sequence after another, padded to equally many
     sequences: int
-    first: int
-    length: int
-    padding: Tensor | None
+    first: int  # first position to read of each sequence
+    length: int  # number of positions to read of each sequence
+    padding: Tensor | None  # padded positions of the buffer, set to 0 because unused memory may contain NaN
     scratch: Scratch
 
     def read(self, part: Tensor, name: str) -> Tensor:
         kv_heads, dim = part.shape[2:]
         rows = part.view(part.shape[0], -1)
+        # The buffer, and so the result, is valid until the next read with the same name.
         out = self.scratch.take(name, part, len(self.blocks), rows.shape[1])
         torch.index_select(rows, 0, self.blocks, out=out)
         if self.padding is not None:
@@ -154,12 +143,12 @@ KvContext = ContiguousKv | GatheredKv
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """A layer's inputs for all tokens: query [1, heads, tokens, dim], key and value [1, kv_heads, tokens, …]."""
+    """Inputs of one layer's attention for all tokens of a batch."""
 
     layer: int
-    query: Tensor
-    key: Tensor
-    value: Tensor
+    query: Tensor  # [1, heads, tokens, key_dim]
+    key: Tensor  # [1, kv_heads, tokens, key_dim]
+    value: Tensor  # [1, kv_heads, tokens, value_dim]
     scoring: AttentionScoring
 
 
@@ -173,7 +162,8 @@ class DecodeGroup:
     mask: Tensor | None
 
     def attend(self, call: AttentionInputs) -> Tensor:
-        """Return the output [tokens, heads, value_dim]. The keys and values of the tokens must be in the pool."""
+        """Return the attention output [tokens, heads, value_dim]."""
+        # The pool already has the keys and values of the new tokens.
         keys = self.context.read(self.pool.keys(call.layer), "keys")
         values = self.context.read(self.pool.values(call.layer), "values")
         tokens = call.query[0, :, self.rows].transpose(0, 1).unsqueeze(2)
@@ -182,7 +172,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PromptStart:
-    """Attention call for the start of a prompt. The tokens attend only to each other, so the KV pool is not read."""
+    """Attention call for the start of a prompt, whose tokens attend only to each other."""
 
     rows: slice
     mask: Tensor | None
@@ -195,7 +185,7 @@ class PromptStart:
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """Attention call for a later chunk of a prompt, whose tokens also attend to earlier tokens in the KV pool."""
+    """Attention call for a later chunk of a prompt, whose tokens also attend to cached KV."""
 
     rows: slice
     pool: KvPool

@@ -19,9 +19,9 @@ from twofold.errors import ModelError
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Disable transformers' progress bars inside a `with` statement, because they would leave a thread running."""
+    """Disable transformers' progress bars inside a `with` statement."""
     shown = is_progress_bar_enabled()
-    disable_progress_bar()
+    disable_progress_bar()  # they would leave a thread running
     try:
         yield
     finally:
@@ -59,15 +59,11 @@ class LoadedModel:
 
 
 def load_model(path_or_id: str | Path, *, dtype: str = "auto", seed: int | None = None) -> LoadedModel:
-    """Load a model on the CPU.
+    """Load a transformers model from a local directory or by hub id, on the CPU.
 
-    `path_or_id` is a local directory (no network access) or a hub id. `dtype` is `auto` (the checkpoint's dtype),
-    `float32`, `bfloat16` or `float16`. With `seed`, the weights are random, so that config.json suffices.
-
-    Loading does not initialize an accelerator, and starts no threads after `torch.set_num_threads(1)`, so that the
-    process may fork afterwards. Raises ModelError if the model is missing, incomplete or unreadable, or does not work
-    with a paged KV cache.
+    With `seed`, the weights are random. Raises ModelError if the model cannot be loaded or served.
     """
+    # This initializes no accelerator, and starts no threads after `torch.set_num_threads(1)`, so the process may fork.
     name = str(path_or_id)
     config = _read_config(name)
     if dtype not in _DTYPES:
@@ -102,7 +98,7 @@ def _read_config(name: str) -> PreTrainedConfig:
 
 
 def _read_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None) -> PreTrainedModel:
-    """Load the weights. Raises ModelError for missing weights, which transformers would replace by random numbers."""
+    """Load the weights. Raises ModelError if some are missing."""
     path = Path(name).expanduser()
     with _model_errors(f"{name}: its weights cannot be loaded"), no_progress_bars():
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -113,6 +109,7 @@ def _read_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None
             local_files_only=path.is_dir(),
             output_loading_info=True,
         )
+    # transformers would replace missing weights by random numbers.
     missing = sorted(str(key) for key in (*info["missing_keys"], *info["mismatched_keys"]))
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -121,7 +118,7 @@ def _read_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None
 
 
 def _draw_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None, seed: int) -> PreTrainedModel:
-    """Create the model with random weights, without changing torch's global random state."""
+    """Create the model with random weights."""
     with _model_errors(f"{name}: no such model can be made"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(
@@ -131,7 +128,7 @@ def _draw_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None
 
 @contextmanager
 def _model_errors(what: str) -> Iterator[None]:
-    """Convert any exception to a ModelError. Its message is `what` and the first line of the original message."""
+    """Convert exceptions inside a `with` statement to ModelErrors."""
     try:
         yield
     except Exception as error:

@@ -19,16 +19,13 @@ _SHORT_RUN = 2
 
 
 class KvPool:
-    """A KV cache of `num_blocks` blocks in `memory`, or in new memory on `device` if `memory` is None.
-
-    `memory` is a 1-D uint8 tensor, which may be shared with other processes and is never copied. Raises ValueError if
-    it has fewer than `layout.pool_bytes(num_blocks)` bytes.
-    """
+    """A KV cache of `num_blocks` blocks, in the tensor `memory` or in new memory on `device`."""
 
     def __init__(
         self, layout: KvLayout, num_blocks: int, memory: Tensor | None = None, device: torch.device | str = "cpu"
     ) -> None:
         nbytes = layout.pool_bytes(num_blocks)
+        # `memory` may be shared with other processes, and is never copied.
         if memory is None:
             memory = torch.zeros(nbytes, dtype=torch.uint8, device=device)
         elif memory.dtype != torch.uint8 or memory.dim() != 1 or memory.numel() < nbytes:
@@ -50,15 +47,13 @@ class KvPool:
         return self._parts[layer][1]
 
     def index(self, numbers: Sequence[int]) -> Tensor:
-        """Return `numbers` as an int64 tensor on the pool's device. The copy to an accelerator is asynchronous."""
+        """Return `numbers` as an int64 tensor on the pool's device."""
         return torch.tensor(numbers, dtype=torch.long).to(self.device, non_blocking=True)
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """Run the KV copies inside a `with` statement on a separate CUDA stream, and wait for them at its end.
-
-        Use this method on threads other than the engine's, so that copies and iterations do not wait for each other.
-        """
+        """Run the KV copies inside a `with` statement on a separate CUDA stream, and wait for them at its end."""
+        # For threads other than the engine's, so that copies and iterations do not wait for each other.
         if self._stream is None:
             yield
             return
@@ -74,13 +69,10 @@ class KvPool:
 def copy_blocks(
     source: KvPool, layer: int, source_ids: Sequence[int], target: KvPool, target_ids: Sequence[int]
 ) -> None:
-    """Copy one layer of the blocks `source_ids` to the blocks `target_ids`, pairwise. The pools may be the same.
-
-    Both pools must have the same layout. Copies between host and accelerator are asynchronous: they are complete at the
-    end of `with KvPool.copying()` or of the iteration.
-    """
+    """Copy one layer of the blocks `source_ids` to the blocks `target_ids` of a pool with the same layout."""
     if not source_ids:
         return
+    # Copies between host and accelerator are complete at the end of `KvPool.copying` or of the iteration.
     runs = block_runs(source_ids, target_ids)
     parts = zip(source.block_rows(layer), target.block_rows(layer), strict=True)
     if len(runs) == 1 or len(source_ids) >= _SHORT_RUN * len(runs):
@@ -96,13 +88,13 @@ def copy_blocks(
 
 
 def copy_all_layers(source: KvPool, target: KvPool, ids: Sequence[int]) -> None:
-    """Copy all layers of the blocks `ids` to the blocks with the same ids in `target`, which has the same layout."""
+    """Copy all layers of the blocks `ids` to the blocks with the same ids in another pool."""
     for layer in range(len(source.layout.layers)):
         copy_blocks(source, layer, ids, target, ids)
 
 
 class PoolHeads(NamedTuple):
-    """A range of KV heads of one layer, in the blocks `blocks` of `pool`."""
+    """A range of KV heads in one layer and in some blocks of a pool."""
 
     pool: KvPool
     layer: int
@@ -116,7 +108,7 @@ class PoolHeads(NamedTuple):
 
 
 def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
-    """Copy KV heads from the blocks of `source` to those of `target`, pairwise, and return the number of bytes."""
+    """Copy KV heads from the blocks of `source` to the blocks of `target`; return the number of bytes."""
     if not source.blocks:
         return 0
     runs = block_runs(source.blocks, target.blocks)
@@ -127,7 +119,7 @@ def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
 
 
 def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Split pairs (source id, target id) into runs of consecutive ids: (first source id, first target id, length)."""
+    """Split pairs (source id, target id) into runs of consecutive ids: (first source, first target, length)."""
     pairs = list(zip(source_ids, target_ids, strict=True))
     starts = [0] + [i for i, ((a, b), (c, d)) in enumerate(pairwise(pairs), 1) if (c, d) != (a + 1, b + 1)]
     ends = [*starts[1:], len(pairs)]
@@ -155,15 +147,12 @@ def _as_bytes(part: Tensor) -> Tensor:
 
 
 def _as_words(part: Tensor) -> Tensor:
-    """View rows of bytes as int64, so that torch indexes fewer elements, if the row size is a multiple of 8 bytes."""
+    """View rows of bytes as int64 numbers if their size allows it, because torch indexes these faster."""
     return part if part.shape[1] % torch.int64.itemsize else part.view(torch.int64)
 
 
 class LayerNotifier:
-    """Runs callbacks in order, each as soon as the device has completed all work queued before the callback.
-
-    On an accelerator, a separate thread runs the callbacks. On a CPU, `after` runs them immediately.
-    """
+    """Runs callbacks in order, each as soon as the device has completed all earlier work."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -173,7 +162,7 @@ class LayerNotifier:
             threading.Thread(target=self._run, name="announcer", daemon=True).start()
 
     def after(self, call: Callable[[], None]) -> None:
-        """Run `call` once the device has completed all work that the calling thread has queued so far."""
+        """Run `call` once the device has completed all work that is queued so far."""
         if self._device.type != "cuda":
             call()
             return
@@ -182,7 +171,7 @@ class LayerNotifier:
         self._waiting.put((event, call))
 
     def finish(self) -> None:
-        """Wait for the calling thread's device work and for all callbacks. Raises a failed callback's exception."""
+        """Wait for the queued work of the device and for all callbacks. Raises the exception of a failed callback."""
         if self._device.type != "cuda":
             return
         torch.cuda.current_stream(self._device).synchronize()
@@ -204,13 +193,11 @@ class LayerNotifier:
 
 
 class PinnedMemory:
-    """Host memory, registered until `close` for DMA by `device`, so that copies are several times faster.
-
-    On a CPU, or if the registration fails, the memory is used unregistered.
-    """
+    """Host memory that is pinned until `close`, for fast copies to and from an accelerator."""
 
     def __init__(self, memory: Tensor, device: torch.device) -> None:
         self._address, self._device = memory.data_ptr(), device
+        # On a CPU, or if the registration fails, the memory is used unpinned.
         self.pinned = device.type == "cuda" and self._register(memory.numel())
 
     def _register(self, nbytes: int) -> bool:
@@ -223,10 +210,10 @@ class PinnedMemory:
             return False
 
     def close(self) -> None:
-        """Unregister the memory. Call this before unmapping the memory, because its addresses may be mapped again."""
+        """Unpin the memory. Call this before unmapping the memory."""
         if self.pinned:
             with torch.cuda.device(self._device):
-                _runtime().cudaHostUnregister(self._address)
+                _runtime().cudaHostUnregister(self._address)  # once unmapped, the address may be mapped again
             self.pinned = False
 
 

@@ -1,4 +1,4 @@
-"""Inspects a model's attention in a tiny forward pass, and rejects models that the engine would compute wrongly."""
+"""Inspects a model's attention in a tiny forward pass, and rejects unsupported models."""
 
 import inspect
 import sys
@@ -21,10 +21,7 @@ MaskRule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def read_window(visible: MaskRule, max_model_len: int, refuse: Callable[[str], ModelError]) -> int | None:
-    """Return the sliding window, in tokens, of the mask function `visible`, or None for full causal attention.
-
-    For any other mask, raise the error that `refuse(reason)` creates.
-    """
+    """Return the window of a causal mask in tokens, or None for full attention. Raises ModelError for other masks."""
     last = max_model_len - 1
     try:
         window = int(_row(visible, last, max_model_len).sum())
@@ -86,11 +83,7 @@ class _NotHandedDownError(Exception):
 
 
 def probe_layers(model: PreTrainedModel, name: str) -> ProbedModel:
-    """Return the attention layers of `model`, and switch the model to paged attention.
-
-    Raises ModelError unless the model calls transformers' attention interface once per layer, keeps no state other than
-    KV, and has a supported kind of attention.
-    """
+    """Switch a model to paged attention, and return its attention layers. Raises ModelError if it is unsupported."""
     _check_kind(model, name)
     text = model.config.get_text_config(decoder=True)
     probe = _Probe(name, context_length(text, name))
@@ -103,7 +96,7 @@ def probe_layers(model: PreTrainedModel, name: str) -> ProbedModel:
 
 
 def _check_kind(model: PreTrainedModel, name: str) -> None:
-    """Raise ModelError if the model keeps state other than KV, or if its `forward` has no parameter `position_ids`."""
+    """Raise ModelError if the model keeps recurrent state or takes no position ids."""
     if model._is_stateful:  # noqa: SLF001  (transformers has no public name for it)
         raise _refusal(name, "some of its layers keep state other than a KV cache (state space, linear attention)")
     if "position_ids" not in inspect.signature(model.forward).parameters:
@@ -131,8 +124,9 @@ def _run(model: PreTrainedModel, probe: _Probe) -> None:
 
 @contextmanager
 def _without_cuda_graphs() -> Iterator[None]:
-    """Disable torch's check for CUDA graph capture, which would initialize CUDA and prevent forks of the process."""
+    """Disable torch's check for CUDA graph capture inside a `with` statement."""
     asked = torch.cuda.is_current_stream_capturing
+    # The check would initialize CUDA, and then the process could not fork.
     torch.cuda.is_current_stream_capturing = lambda: False
     try:
         yield
@@ -153,7 +147,7 @@ def _all_layers(probe: _Probe, expected: int) -> ProbedModel:
 def _probe_mask(
     q_length: int, kv_length: int, mask_function: MaskRule, device: torch.device, **_rest: object
 ) -> Tensor:
-    """Return a placeholder mask. Its attribute `twofold_visible` is the model's mask function."""
+    """Return a placeholder mask that carries the model's mask function."""
     carrier = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device=device)
     carrier.twofold_visible = mask_function  # type: ignore[attr-defined]
     return carrier
@@ -196,10 +190,7 @@ def _check_arguments(probe: _Probe, module: nn.Module, arguments: dict[str, obje
 
 
 def _window(probe: _Probe, mask: Tensor | None) -> int | None:
-    """Return the sliding window, in tokens, of the model's mask, or None for full attention.
-
-    Raises ModelError if the model has modified the mask.
-    """
+    """Return the sliding window of the model's mask in tokens, or None for full attention."""
     if mask is None:
         return None
     visible = getattr(mask, "twofold_visible", None)
@@ -215,10 +206,7 @@ def _compare_with_eager(
     arguments: dict[str, object],
     window: int | None,
 ) -> Tensor:
-    """Return the engine's attention for the queries, keys and values in `states`, [1, tokens, heads, value_dim].
-
-    Raises ModelError if transformers' eager attention for this model gives another result.
-    """
+    """Compute attention with the engine. Raises ModelError if the result differs from transformers' result."""
     query, key, value = (state.float() for state in states)
     scoring = AttentionScoring(arguments.get("scaling"), arguments.get("softcap"), arguments.get("s_aux"))  # type: ignore[arg-type]
     mask = _mask(query.shape[2], window)

@@ -1,11 +1,4 @@
-"""An engine on several ranks: rank 0 sends each iteration to the other ranks, and every rank computes its part.
-
-rank 0                                          another rank
-SplitEngine.begin(…) ─── RankIteration ──────▶ RankFollower.follow(…)
-  its part of the model ◀─ process group ─────▶   its part of the model
-  on_layer(k), if all have it ◀── LayerDone ────   on_layer(k)
-  tokens ◀──────────── SampledTokens, if it samples
-"""
+"""An engine on several ranks: rank 0 sends each iteration to the other ranks, and every rank computes its part."""
 
 import queue
 import threading
@@ -41,8 +34,8 @@ class LayerProgress:
                 self._announce()
 
     def finish(self) -> None:
-        """At the end of an iteration, call `on_layer` for layers whose `LayerDone` messages have not all arrived."""
-        with self._lock:
+        """Call `on_layer` for the remaining layers at the end of an iteration."""
+        with self._lock:  # not all `LayerDone` messages may have arrived
             while self._complete < len(self._computed):
                 self._announce()
 
@@ -55,23 +48,30 @@ RANK_HEARTBEAT_S = 0.2
 RANK_TIMEOUT_S = 2.0  # a rank without a heartbeat for this long hangs
 
 
+# Messages:
+#
+# rank 0                                          another rank
+# SplitEngine.begin(…) ─── RankIteration ──────▶ RankFollower.follow(…)
+#   its part of the model ◀─ process group ─────▶   its part of the model
+#   on_layer(k), if all have it ◀── LayerDone ────   on_layer(k)
+#   tokens ◀──────────── SampledTokens, if it samples
 class RankIteration(msgspec.Struct, frozen=True):
-    """Message of rank 0 to run an iteration. With `reports_layers`, the receiver sends a `LayerDone` for each layer."""
+    """Message from rank 0 to another rank: run an iteration."""
 
     number: int
     steps: Sequence[SequenceStep]
-    reports_layers: bool
+    reports_layers: bool  # the receiver sends a `LayerDone` for each layer
 
 
 class LayerDone(msgspec.Struct, frozen=True, tag=True):
-    """Message to rank 0: the sending rank has written its KV heads of a layer to its KV pool."""
+    """Message to rank 0: the sender has computed its part of a layer."""
 
     number: int
     layer: int
 
 
 class SampledTokens(msgspec.Struct, frozen=True, tag=True):
-    """Message to rank 0 from the rank that samples: the tokens of an iteration."""
+    """Message to rank 0 with the sampled tokens of an iteration."""
 
     number: int
     sampled: list[Sampled | None]
@@ -85,21 +85,17 @@ RankMessage = LayerDone | SampledTokens | RankHeartbeat
 
 
 class _RunningIteration(NamedTuple):
-    """An iteration that has not yet passed all stages. `progress` is None if the worker needs no layer callbacks."""
+    """An iteration that has not yet passed all pipeline stages."""
 
-    progress: LayerProgress | None
+    progress: LayerProgress | None  # None: the worker needs no layer callbacks
     ended: IterationDone
 
 
 class SplitEngine:
-    """Engine of a worker with several ranks, on rank 0. Implements `twofold.engine.base.PipelineEngine`.
-
-    `own` runs rank 0's part of the model, `layout` is the KV layout of all ranks together, and `others` are the
-    connections to ranks 1, 2, …. A failed iteration ends the worker, because the other ranks would wait forever.
-    """
+    """Engine of a worker with several ranks, which runs on rank 0."""
 
     def __init__(self, own: TorchEngine, layout: KvLayout, split: Sharding, others: Sequence[Connection]) -> None:
-        self.layout, self.num_blocks = layout, own.num_blocks
+        self.layout, self.num_blocks = layout, own.num_blocks  # the layout is that of all ranks together
         self._own, self._split = own, split
         self._others = {other: TypedPipe[RankMessage](other, RankMessage) for other in others}
         self._number = 0
@@ -122,10 +118,11 @@ class SplitEngine:
         return ended.get()
 
     def begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: IterationDone) -> None:
-        """Start an iteration on all ranks (see `PipelineEngine.begin`). With one stage, return when it has ended."""
+        """Start an iteration on all ranks (see `PipelineEngine.begin`)."""
         try:
             self._begin(steps, on_layer, ended)
         except Exception as error:
+            # The other ranks would wait forever.
             raise SystemExit(f"a rank failed during an iteration: {error}") from error
 
     def _begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: IterationDone) -> None:
@@ -163,11 +160,11 @@ class SplitEngine:
 
 
 class RankFollower:
-    """Runs iterations on a rank other than 0, as rank 0 requests them. `send` and `heartbeat` are thread-safe."""
+    """On a rank other than 0, runs the iterations that rank 0 requests."""
 
     def __init__(self, first: Connection) -> None:
         self._first = TypedPipe[RankIteration](first, RankIteration)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # `send` and `heartbeat` are thread-safe
         self._heartbeat_s = 0.0
 
     def send(self, message: RankMessage) -> None:
@@ -175,7 +172,7 @@ class RankFollower:
             self._first.send(message)
 
     def heartbeat(self) -> None:
-        """Send a heartbeat, unless the previous one was less than `RANK_HEARTBEAT_S` seconds ago."""
+        """Send a heartbeat to rank 0, at most once every `RANK_HEARTBEAT_S` seconds."""
         now = time.monotonic()
         if now - self._heartbeat_s >= RANK_HEARTBEAT_S:
             self._heartbeat_s = now

@@ -18,25 +18,20 @@ _COLDEST = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """The sampling parameters of one row of logits.
-
-    `position` is the position of the new token in the sequence, and `output_index` in the output, both counted from 0.
-    """
+    """The sampling parameters of one row of logits."""
 
     sampling: SamplingParams
-    position: int
-    output_index: int
+    position: int  # of the new token in the sequence, counted from 0
+    output_index: int  # of the new token in the output, counted from 0
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[int]) -> list[Sampled]:
-    """Sample a token for each row of `logits` [rows, vocabulary].
-
-    Log probabilities are the model's own, without temperature and without masking of stop ids for `min_tokens`.
-    """
+    """Sample a token, with log probabilities if requested, for each row of `logits` [rows, vocabulary]."""
     picked = pick(logits, rows, eos_token_ids)
     wanted = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
     if not wanted:
         return [Sampled(token) for token in picked]
+    # The model's own log probabilities, without temperature and without masking of stop ids for `min_tokens`.
     logprobs = dict(zip(wanted, _logprobs(logits, picked, rows, wanted), strict=True))
     return [logprobs.get(i) or Sampled(token) for i, token in enumerate(picked)]
 
@@ -56,7 +51,7 @@ def pick(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[in
 
 
 def _ruled_out(row: SamplingRow, eos_token_ids: Sequence[int]) -> list[int]:
-    """Return the token ids that must not be sampled yet: stop ids, if the output has fewer than `min_tokens` tokens."""
+    """Return the stop token ids that must not be sampled before `min_tokens` output tokens."""
     sampling = row.sampling
     if row.output_index >= sampling.min_tokens:
         return []
@@ -64,16 +59,14 @@ def _ruled_out(row: SamplingRow, eos_token_ids: Sequence[int]) -> list[int]:
 
 
 def _draw(logits: Tensor, row: SamplingRow) -> int:
-    """Sample a token with temperature, top_k, top_p and the Gumbel-max trick: the argmax of log probability plus noise.
-
-    Rounding differences between batch shapes change an argmax only if two tokens are nearly tied.
-    """
+    """Sample a token with temperature, top_k and top_p, by the Gumbel-max trick."""
     sampling = row.sampling
     numbers = logits.float()
     scores = (numbers - numbers.max()) / max(sampling.temperature, _COLDEST)
     noise = _gumbel(sampling.seed, row.position, len(scores)).to(scores.device)
     if sampling.top_k == 0 and sampling.top_p >= 1.0:
         return int((scores + noise).argmax())
+    # Rounding differences between batch shapes change an argmax only if two tokens are nearly tied.
     kept = _kept(scores, sampling)
     return int(kept[(scores[kept] + noise[kept]).argmax()])
 
@@ -94,7 +87,7 @@ def _kept(scores: Tensor, sampling: SamplingParams) -> Tensor:
 
 
 def _nucleus(best: Tensor, total: Tensor, top_p: float) -> int:
-    """Return how many of the highest scores are needed to reach a total probability of `top_p`, at least one."""
+    """Return how many of the highest scores reach a total probability of `top_p`."""
     if top_p >= 1.0:
         return len(best)
     reached = torch.exp(best - total).cumsum(0)
@@ -102,10 +95,8 @@ def _nucleus(best: Tensor, total: Tensor, top_p: float) -> int:
 
 
 def _gumbel(seed: int, position: int, count: int) -> Tensor:
-    """Return standard Gumbel noise [count] that depends only on the seed, the position and the index in the vocabulary.
-
-    It is computed from raw Philox bits, which are the same on every platform and in every numpy release.
-    """
+    """Return `count` values of standard Gumbel noise, which depend only on the seed and the position."""
+    # Raw Philox bits are the same on every platform and in every numpy release.
     bits = np.random.Philox(key=seed % 2**64, counter=position << 128).random_raw(count)
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return torch.from_numpy(-np.log(-np.log(uniform))).float()
@@ -114,7 +105,7 @@ def _gumbel(seed: int, position: int, count: int) -> Tensor:
 def _logprobs(
     logits: Tensor, picked: Sequence[int], rows: Sequence[SamplingRow], wanted: Sequence[int]
 ) -> list[Sampled]:
-    """Return the tokens sampled in the rows `wanted`, with natural log probabilities and likeliest alternatives."""
+    """Return the sampled tokens of the rows `wanted`, with log probabilities."""
     logprobs = torch.log_softmax(logits[list(wanted)].float(), dim=-1)
     tokens = [picked[i] for i in wanted]
     chosen: list[float] = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()

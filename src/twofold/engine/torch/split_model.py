@@ -1,8 +1,4 @@
-"""Tensor and pipeline parallelism: the process group of a worker's ranks, and the part of the model on each rank.
-
-Each pipeline stage passes hidden states to the next. Each tensor shard (Megatron-LM) computes a part of the attention
-heads and of each feed-forward matrix, as transformers' plan for the model specifies.
-"""
+"""Tensor (Megatron-LM) and pipeline parallelism: a worker's process group, and each rank's part of the model."""
 
 import os
 import re
@@ -22,11 +18,7 @@ from twofold.kvcache.sharding import UNSHARDED, Sharding, check_sharding
 
 
 class RankGroup:
-    """Process group of a worker's ranks on one host: gloo over loopback between CPUs, NCCL between GPUs.
-
-    All ranks create it at the same time. They find each other through the file `store`, which is new for each worker
-    process and accessible only to its user.
-    """
+    """Process group of a worker's ranks on one host, with gloo on CPUs and NCCL on GPUs."""
 
     def __init__(self, split: Sharding, rank: int, store: str, device: str) -> None:
         self.split, self.rank = split, rank
@@ -36,6 +28,7 @@ class RankGroup:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group(
             "nccl" if place.type == "cuda" else "gloo",
+            # The ranks find each other through this file, which is new for each worker process and private to its user.
             store=dist.FileStore(store, split.ranks),  # type: ignore[attr-defined]
             rank=rank,
             world_size=split.ranks,
@@ -47,18 +40,19 @@ class RankGroup:
         ]
 
     def send_on(self, hidden: torch.Tensor) -> None:
-        """Send hidden states to the rank of the next stage that has the same tensor shard."""
+        """Send hidden states to the next pipeline stage."""
+        # To the rank with the same tensor shard.
         dist.send(hidden.contiguous(), self.rank + self.split.tensor)
 
     def receive(self, like: torch.Tensor) -> torch.Tensor:
-        """Receive hidden states, in the shape of `like`, from the previous stage's rank with the same tensor shard."""
+        """Receive hidden states, in the shape of `like`, from the previous pipeline stage."""
         hidden = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         dist.recv(hidden, self.rank - self.split.tensor)
         return hidden
 
 
 class MissingLayer(nn.Module):
-    """Placeholder for a module that another stage computes; returns its first argument."""
+    """Placeholder for a module of another pipeline stage; returns its first argument."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -70,7 +64,7 @@ class MissingLayer(nn.Module):
 
 
 class _Shape(nn.Module):
-    """Placeholder for the embedding on all stages but the first; returns zeros in the shape of the hidden states."""
+    """Placeholder for the embedding on later pipeline stages; returns zeros."""
 
     def __init__(self, embedding: nn.Module) -> None:
         super().__init__()
@@ -92,7 +86,7 @@ def stage_layers(model: PreTrainedModel) -> nn.ModuleList | None:
 
 
 def keep_stage(model: PreTrainedModel, group: RankGroup) -> range:
-    """Replace the modules of other stages in `model` by placeholders; return the indices of this rank's layers."""
+    """Remove the layers of other pipeline stages from `model`; return the indices of this rank's layers."""
     layers = stage_layers(model)
     assert layers is not None  # noqa: S101  (for the type checker: checked at startup)
     kept = group.split.layers(group.rank, len(layers))
@@ -114,7 +108,7 @@ def keep_stage(model: PreTrainedModel, group: RankGroup) -> range:
 def _replace_first(
     group: RankGroup, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a layer's arguments with the first one replaced by the hidden states of the previous stage."""
+    """Replace a layer's first argument by the hidden states of the previous pipeline stage."""
     if arguments:
         return (group.receive(arguments[0]), *arguments[1:]), named
     name, placeholder = next(iter(named.items()))
@@ -139,10 +133,7 @@ _OWN_PLANS = {"opt": {f"model.decoder.layers.*.{name}": style for name, style in
 
 
 def tensor_plan(model: PreTrainedModel) -> dict[str, str]:
-    """Return the tensor-parallel plan, which maps name patterns (model.layers.*.mlp.up_proj) to styles (colwise).
-
-    The result is empty if the model has no plan that divides the attention heads. Embeddings stay whole on every rank.
-    """
+    """Return the tensor-parallel plan of a model, which maps name patterns to styles; empty if unsupported."""
     if apply_tensor_parallelism is None:
         return {}
     plan = _OWN_PLANS.get(model.config.model_type) or model.tp_plan or {}
@@ -165,7 +156,7 @@ def keep_shard(model: PreTrainedModel, shards: DeviceMesh) -> None:
 
 
 def _by_name(model: PreTrainedModel, plan: dict[str, str]) -> dict[str, str]:
-    """Map the full name of each module and parameter that the plan divides to its tensor-parallel style."""
+    """Map the names of all divided modules and parameters to their tensor-parallel styles."""
     named = {}
     for module_name, module in model.named_modules():
         if isinstance(module, MissingLayer):
@@ -185,10 +176,10 @@ def _rule(name: str) -> str:
 
 
 def _take_local(module: nn.Module) -> None:
-    """Replace the DTensor parameters of a module with their local tensors, because operations on DTensor are slower."""
+    """Replace the DTensor parameters of a module by their local tensors."""
     for name, parameter in module.named_parameters(recurse=False):
         if isinstance(parameter, DTensor):
-            local: torch.Tensor = parameter.to_local()
+            local: torch.Tensor = parameter.to_local()  # operations on a DTensor are slower
             module.register_parameter(name, nn.Parameter(local, requires_grad=False))
 
 
@@ -211,7 +202,7 @@ def check_split_model(loaded: LoadedModel, split: Sharding, name: str) -> None:
 
 
 def split_model(loaded: LoadedModel, group: RankGroup) -> LoadedModel:
-    """Return this rank's part of the model, on the CPU. The weights of other ranks are removed in place."""
+    """Remove the weights of other ranks from a model, and return this rank's part."""
     split, rank = group.split, group.rank
     held = range(len(loaded.layers))
     if split.pipeline > 1:
@@ -229,5 +220,5 @@ def split_model(loaded: LoadedModel, group: RankGroup) -> LoadedModel:
 
 
 def first_of_last_stage(split: Sharding) -> int:
-    """Return the first rank of the last stage, which samples. All ranks of the last stage have the complete logits."""
+    """Return the first rank of the last pipeline stage, which samples tokens."""
     return split.ranks - split.tensor

@@ -1,7 +1,4 @@
-"""Interface between vLLM's KV connectors and the worker, which run in one process.
-
-vLLM passes connectors nothing but its configuration, so they look up the worker's `ConnectorBridge` in `BRIDGES`.
-"""
+"""Interface between vLLM's KV connectors and the worker, which run in one process."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -12,42 +9,43 @@ from twofold.engine.base import KvLayout
 
 
 class VllmBlockCounts(NamedTuple):
-    """Numbers of blocks in vLLM's block pool. `free` includes cached blocks that no request uses."""
+    """Numbers of all blocks and of free blocks in vLLM's block pool."""
 
     total: int
-    free: int
+    free: int  # including cached blocks that no request uses
 
 
 class SettledTransfers(NamedTuple):
-    """Ids of requests whose transfer has ended. vLLM may now free blocks of `sent` and use blocks of `received`."""
+    """Ids of requests whose KV transfers have ended."""
 
-    sent: set[str]
-    received: set[str]
+    sent: set[str]  # vLLM may now free their blocks
+    received: set[str]  # vLLM may now use their blocks
 
 
 class ConnectorBridge(Protocol):
     """Interface of the worker for vLLM's KV connector. All methods are called on the thread that runs vLLM."""
 
     def place_cache(self, layout: KvLayout, num_blocks: int) -> torch.Tensor:
-        """Return memory for the KV cache that peers can access, as a uint8 tensor [bytes of the KV pool]."""
+        """Return memory for vLLM's KV cache that peers can access, as a uint8 tensor."""
 
     def is_remote(self, request_id: str) -> bool:
         """Return whether a peer computes the KV of this request's prompt."""
 
     def allocated(self, request_id: str, blocks: Sequence[int]) -> None:
-        """Record that vLLM has allocated `blocks` for a prompt whose KV a peer computes. The peer may write to them."""
+        """Record that vLLM has allocated blocks for a prompt whose KV a peer computes."""
 
     def prefills_start(self, request_ids: Sequence[str]) -> None:
         """Record that the next iteration starts the prefills of these requests."""
 
     def prompt_completes(self, request_id: str, computed: int, blocks: Sequence[int]) -> bool:
-        """Return whether a request to hand off has its whole prompt `computed`; if so, record its `blocks`."""
+        """Return whether a prompt to hand off is completely computed; if so, record its blocks."""
 
+    # The computation may only be queued on the device yet.
     def layer_computed(self, request_ids: Sequence[str], layer: int) -> None:
-        """Record that vLLM has computed this layer for these requests, or has queued the computation on the device."""
+        """Record that vLLM has computed a layer for these requests."""
 
     def holds_blocks(self, request_id: str) -> bool:
-        """Return whether the blocks of a finished request must still be sent. If so, vLLM must not free them yet."""
+        """Return whether vLLM must keep the blocks of a finished request, because they must still be sent."""
 
     def is_sending(self) -> bool:
         """Return whether blocks of finished requests are being sent."""
@@ -56,4 +54,5 @@ class ConnectorBridge(Protocol):
         """Return the transfers that have ended since the previous call."""
 
 
+# vLLM passes connectors nothing but its configuration, so they look up the worker's bridge here.
 BRIDGES: dict[str, ConnectorBridge] = {}  # bridges of this process, by the name in the configuration of connectors

@@ -9,16 +9,14 @@ from twofold.errors import ModelError
 
 
 def read_layout(caches: Mapping[str, torch.Tensor], kv_heads: int) -> tuple[KvLayout, int]:
-    """Return the layout of vLLM's KV cache, and the number of blocks.
-
-    `caches` maps the name of each layer, in order, to a tensor [blocks, heads, block size, numbers]. The last dimension
-    is a token's key and value together, one key in the returned layout. Raises ModelError for other layouts.
-    """
+    """Return the layout and the number of blocks of vLLM's KV cache. Raises ModelError for unsupported layouts."""
+    # `caches` has a tensor [blocks, heads, block size, numbers] of each layer, in order.
     shapes = {name: _shape(name, cache, kv_heads) for name, cache in caches.items()}
     num_blocks, _, size, _ = next(iter(shapes.values()))
     for name, shape in shapes.items():
         if (shape[0], shape[2]) != (num_blocks, size):
             raise ModelError(f"the KV cache of {name} has another number or size of blocks than the first layer's")
+    # The last dimension is a token's key and value together, which counts as one key.
     layers = tuple(LayerShape(kv_heads=heads, key_dim=numbers, value_dim=0) for _, heads, _, numbers in shapes.values())
     dtype = next(iter(caches.values())).dtype
     layout = KvLayout(layers, block_size=size, dtype=str(dtype).removeprefix("torch."), itemsize=dtype.itemsize)
@@ -38,13 +36,11 @@ def _shape(name: str, cache: torch.Tensor, kv_heads: int) -> tuple[int, int, int
 def move_caches(
     memory: torch.Tensor, layout: KvLayout, num_blocks: int, views: Sequence[Sequence[torch.Tensor]]
 ) -> None:
-    """Move the KV cache into `memory`, uint8 [bytes], without its contents.
-
-    `views` lists all tensors that view each layer's cache. They are changed in place, so vLLM's references stay valid.
-    """
+    """Move vLLM's KV cache, without its contents, into `memory`."""
     numbers = memory[: layout.pool_bytes(num_blocks)].view(getattr(torch, layout.dtype))
     storage, offset = numbers.untyped_storage(), numbers.storage_offset()
     for layer, same in enumerate(views):
         for view in same:
+            # In place, so that vLLM's references stay valid.
             view.set_(storage, offset, view.shape, view.stride())
         offset += num_blocks * layout.layer_bytes_per_block(layer) // layout.itemsize

@@ -1,8 +1,4 @@
-"""A KV connector, which vLLM loads from this module by its setting `kv_connector_module_path`.
-
-It reports allocated blocks and computed layers to the worker's `ConnectorBridge`. The worker's threads transfer the KV,
-so no forward pass waits. vLLM keeps the blocks of a request allocated until `get_finished` returns the request.
-"""
+"""Twofold's KV connector for vLLM, which reports allocated blocks and computed layers to the worker."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,12 +24,14 @@ BRIDGE = "twofold_bridge"  # key in kv_connector_extra_config for the bridge's n
 
 
 class CompletingPrefills(KVConnectorMetadata):
-    """Connector metadata of an iteration: the requests to hand off whose prompts the iteration completes."""
+    """Connector metadata: the requests to hand off whose prompts this iteration completes."""
 
     def __init__(self, request_ids: Sequence[str]) -> None:
         self.request_ids = request_ids
 
 
+# vLLM loads this class by its setting `kv_connector_module_path`. The worker's threads transfer the KV, so no forward
+# pass waits. vLLM keeps the blocks of a request allocated until `get_finished` returns the request.
 class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
     """KV connector of Twofold. vLLM creates one instance for its scheduler and one for its model runner."""
 
@@ -73,7 +71,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
             self._bridge.layer_computed(metadata.request_ids, self._layers[layer_name])
 
     def wait_for_save(self) -> None:
-        """Do nothing: blocks stay allocated while they are sent, so an iteration need not wait for the transfer."""
+        """Do nothing: transfers may continue after the iteration."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         settled = self._bridge.settle()
@@ -82,8 +80,8 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
     # -- scheduler --------------------------------------------------------------------------------------------------
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
-        """Return all groups. A peer writes all KV of a request, so vLLM must not clear blocks of the request."""
-        return self._groups
+        """Return all KV cache groups, because a peer writes all KV of a request."""
+        return self._groups  # vLLM would clear the blocks of other groups
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         if not self._bridge.is_remote(request.request_id):

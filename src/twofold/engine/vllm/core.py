@@ -1,4 +1,4 @@
-"""vLLM's engine core, run on one thread of the worker's process, and reports of the prompt blocks that vLLM caches."""
+"""vLLM's engine core in the worker's process, and the prompt blocks that it caches."""
 
 import os
 import time
@@ -24,10 +24,7 @@ ExternalHash = int | bytes
 
 
 class CachedPromptBlocks(EventPublisher):
-    """Receives vLLM's KV cache events, and reports cached and evicted prompt blocks by Twofold's block keys.
-
-    Blocks of outputs, and of prompts whose KV a peer computes, are not reported.
-    """
+    """Translates vLLM's events of cached and evicted prompt blocks to Twofold's block keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,14 +35,15 @@ class CachedPromptBlocks(EventPublisher):
         self._changes: list[tuple[BlockKey, bool]] = []
 
     def expect(self, request_id: str, hashes: Sequence[BlockHash], keys: Sequence[BlockKey]) -> None:
-        """Record Twofold's keys of a prompt's full blocks, whose hashes in vLLM are `hashes`."""
+        """Record the block keys of a prompt, and vLLM's hashes of the same blocks."""
         named = [maybe_convert_block_hash(each) for each in hashes[: len(keys)]]
         self._expected[request_id] = named
         self._names.update(zip(named, keys, strict=False))
         self._wanted.update(named)
 
     def forget(self, request_id: str) -> None:
-        """Remove a finished request. The keys of its cached blocks are kept until vLLM evicts the blocks."""
+        """Remove a finished request."""
+        # The keys of its cached blocks are kept until vLLM evicts the blocks.
         for each in self._expected.pop(request_id, ()):
             self._release(each)
 
@@ -71,7 +69,7 @@ class CachedPromptBlocks(EventPublisher):
                 watcher.removed(key, RemovalReason.CAPACITY)
 
     def _stored(self, each: ExternalHash) -> None:
-        if each in self._names:
+        if each in self._names:  # else a block of an output, or of a prompt whose KV a peer computes
             if not self._cached[each]:
                 self._changes.append((self._names[each], True))
             self._cached[each] += 1
@@ -92,11 +90,11 @@ class CachedPromptBlocks(EventPublisher):
 
 
 class VllmCore:
-    """Runs vLLM one iteration at a time. Only the block counts `blocks` may be read on other threads."""
+    """Runs vLLM one iteration at a time."""
 
     def __init__(self, name: str, bridge: ConnectorBridge, *, prefix_caching: bool, **options: Any) -> None:  # noqa: ANN401  (vLLM checks them)
-        """Start vLLM with the engine arguments `options`. vLLM's KV connectors find `bridge` by `name` in `BRIDGES`."""
-        BRIDGES[name] = bridge
+        """Start vLLM with the engine arguments `options`."""
+        BRIDGES[name] = bridge  # for vLLM's KV connectors
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         transfer = KVTransferConfig(
             kv_connector="TwofoldConnector",
@@ -126,13 +124,10 @@ class VllmCore:
         request_id: str,
         token_ids: Sequence[int],
         sampling: VllmSampling,
-        cache_salt: str | None,
+        cache_salt: str | None,  # requests share cached blocks only if they have the same salt
         keys: Sequence[BlockKey] = (),
     ) -> None:
-        """Queue a request. Requests share cached blocks only if they have the same `cache_salt`.
-
-        `keys` are Twofold's keys of the prompt's full blocks, by which cached and evicted blocks are reported.
-        """
+        """Queue a request, whose prompt has the block keys `keys`."""
         request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=list(token_ids),
@@ -150,14 +145,11 @@ class VllmCore:
         self._core.add_request(prepared, wave)
 
     def append_first_token(self, request_id: str, token_id: int) -> bool:
-        """Append the first output token, which a peer has sampled, to a prompt before vLLM runs the request.
-
-        Changes only the scheduler's record, because the model runner has not seen the request. Returns False for
-        unknown requests.
-        """
+        """Append a peer's first output token to a waiting request's prompt; return False for unknown requests."""
         request = self._scheduler.requests.get(request_id)
         if request is None or request.is_finished():
             return False
+        # Only in the scheduler, because the model runner has not seen the request.
         request.prompt_token_ids.append(token_id)
         request._all_token_ids.append(token_id)  # noqa: SLF001  (vLLM has no public way to extend a prompt)
         request.num_prompt_tokens += 1
@@ -184,7 +176,7 @@ class VllmCore:
         """Whether vLLM has unfinished requests, or finished requests that are not cleaned up."""
         return bool(self._scheduler.has_requests())
 
-    @property
+    @property  # the only member that other threads may use
     def blocks(self) -> VllmBlockCounts:
         pool = self._scheduler.kv_cache_manager.block_pool
         return VllmBlockCounts(pool.num_gpu_blocks - 1, pool.get_num_free_blocks())  # vLLM never allocates block 0

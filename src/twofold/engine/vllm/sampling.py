@@ -1,8 +1,4 @@
-"""Sampling by seed and position, as in the torch engine, so that a replayed request gets the same tokens.
-
-vLLM's random generator depends on earlier requests, so vLLM decodes greedily, and this logits processor masks all
-tokens except the sampled one.
-"""
+"""Sampling for vLLM by seed and position, so that a replayed request gets the same tokens."""
 
 from typing import Any
 
@@ -19,21 +15,23 @@ SAMPLING = "twofold_sampling"  # key in a request's extra_args
 
 
 class SampledRequest:
-    """A request that needs sampling or `min_tokens`. vLLM appends the output tokens to the list `output`."""
+    """A request that needs sampling or `min_tokens`."""
 
     def __init__(self, extra: dict[str, Any], prompt: list[int], output: list[int]) -> None:
         self._sampling: SamplingParams = extra["sampling"]
         self._given: int = extra["prompt_tokens"]
         self.eos_token_ids: tuple[int, ...] = extra["eos_token_ids"]
-        self._before, self._output = len(prompt), output
+        self._before, self._output = len(prompt), output  # vLLM appends the output tokens to this list
 
     def row(self) -> SamplingRow:
         position = self._before + len(self._output)
         return SamplingRow(self._sampling, position, position - self._given)
 
 
+# vLLM's random generator depends on earlier requests, so vLLM decodes greedily, and this logits processor masks all
+# tokens except the sampled one.
 class KeyedSampling(LogitsProcessor):
-    """Logits processor that samples for requests with `SAMPLING` in their extra_args. Others are decoded greedily."""
+    """Logits processor that samples tokens by seed and position, for requests that are not greedy."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, SampledRequest] = {}
@@ -70,11 +68,9 @@ class KeyedSampling(LogitsProcessor):
 def vllm_sampling(
     sampling: SamplingParams, prompt_tokens: int, max_tokens: int, eos_token_ids: frozenset[int]
 ) -> VllmSampling:
-    """Return vLLM parameters for greedy decoding, with the input of `KeyedSampling` for requests that need it.
-
-    `prompt_tokens` is the request's prompt length. vLLM's prompt may also contain output from another worker.
-    """
-    extra = None
+    """Return vLLM's sampling parameters for a request."""
+    extra = None  # input of `KeyedSampling`
+    # `prompt_tokens` is the request's prompt length; vLLM's prompt may also contain output from another worker.
     if not sampling.greedy or sampling.min_tokens:
         extra = {
             SAMPLING: {"sampling": sampling, "prompt_tokens": prompt_tokens, "eos_token_ids": tuple(eos_token_ids)}

@@ -11,7 +11,7 @@ EVICTIONS: dict[str, type[EvictionPolicy]] = {"lru": Lru, "lfu": Lfu, "length-aw
 
 
 def create_eviction(name: str) -> EvictionPolicy:
-    """Create the eviction policy named `name` for one memory. Raises ConfigurationError for an unknown name."""
+    """Create the eviction policy named `name`. Raises ConfigurationError for an unknown name."""
     policy = EVICTIONS.get(name)
     if policy is None:
         raise ConfigurationError(f"unknown eviction policy {name!r}: choose one of {', '.join(EVICTIONS)}")

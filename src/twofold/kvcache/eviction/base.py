@@ -11,11 +11,10 @@ from twofold.request import BlockKey
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class EvictionPolicy(ABC):
-    """Ranks the blocks of one memory for eviction.
+    """Ranks the blocks of one memory for eviction."""
 
-    The memory reports every event of a block: `stored`, each `hit`, `hold` and `release` alternately, and `forget` when
-    the block is removed, even if held. The time of an operation must not depend on the number of blocks.
-    """
+    # The memory reports every event of a block: `stored`, each `hit`, `hold` and `release` alternately, and `forget`
+    # when the block is removed, even if held. The time of an operation must not depend on the number of blocks.
 
     help: ClassVar[str] = ""  # one line for command-line help
 
@@ -23,22 +22,22 @@ class EvictionPolicy(ABC):
     def stored(self, key: BlockKey, position: int) -> None:
         """The memory stored a new block; `position` is the index of the block in its prompt."""
 
-    @abstractmethod
+    @abstractmethod  # the block may be held
     def hit(self, key: BlockKey) -> None:
-        """A request reused a block, which may be held."""
+        """A request reused a block."""
 
     @abstractmethod
     def hold(self, key: BlockKey) -> None:
         """The block must not be evicted until `release`."""
 
-    @abstractmethod
+    @abstractmethod  # counts as a use
     def release(self, key: BlockKey) -> None:
-        """The block may be evicted again. Its release counts as a use."""
+        """The block may be evicted again."""
 
     @abstractmethod
     def forget(self, key: BlockKey) -> None:
         """Remove the block from the ranking, because the memory has removed it."""
 
-    @abstractmethod
+    @abstractmethod  # the block stays ranked until `forget`
     def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:
-        """Return the block to evict next, or None if all are held or in `keep`. It stays ranked until `forget`."""
+        """Return the next block to evict, or None if all blocks are held or in `keep`."""

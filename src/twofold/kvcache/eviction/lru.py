@@ -8,12 +8,12 @@ from twofold.request import BlockKey
 
 
 class Lru(EvictionPolicy):
-    """Evicts the least recently used block. A block is used when it is stored, hit or released."""
+    """Evicts the least recently used block."""
 
     help = "least recently used"
 
     def __init__(self) -> None:
-        self._order: OrderedDict[BlockKey, None] = OrderedDict()
+        self._order: OrderedDict[BlockKey, None] = OrderedDict()  # by last use: stored, hit or released
 
     def stored(self, key: BlockKey, position: int) -> None:
         self._order[key] = None

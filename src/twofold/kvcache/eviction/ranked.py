@@ -12,16 +12,13 @@ from twofold.request import BlockKey
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RankedEviction(EvictionPolicy):
-    """Evicts a block with the lowest rank: of several, the one that entered the queue of this rank first.
-
-    Every hit raises the rank of a block by `step`. Each rank has a queue of its blocks that are not held.
-    """
+    """Evicts a block with the lowest rank. Every hit of a block raises its rank by `step`."""
 
     def __init__(self, step: int) -> None:
         self._step = step
         self._ranks: dict[BlockKey, int] = {}
         self._held: set[BlockKey] = set()
-        self._queues: dict[int, OrderedDict[BlockKey, None]] = {}
+        self._queues: dict[int, OrderedDict[BlockKey, None]] = {}  # by rank: blocks that are not held, first come first
         self._heap: list[int] = []
 
     def add(self, key: BlockKey, rank: int) -> None:
@@ -89,12 +86,12 @@ class RankedEviction(EvictionPolicy):
 
 
 class Lfu(RankedEviction):
-    """Evicts the block with the fewest uses since it was stored; of several, the least recently used block."""
+    """Evicts the least frequently used block."""
 
     help = "least frequently used since the block was stored"
 
     def __init__(self) -> None:
-        super().__init__(step=1)
+        super().__init__(step=1)  # uses since the block was stored; of several blocks, the least recently used
 
     def stored(self, key: BlockKey, position: int) -> None:
         self.add(key, 1)
@@ -104,7 +101,7 @@ _POSITION_BITS = 24  # a prompt has fewer than 2^24 blocks
 
 
 class LengthAware(RankedEviction):
-    """Evicts the block with the fewest uses since it was stored; of several, the farthest from the start of its prompt.
+    """Evicts the least frequently used block and, among equals, the block farthest from the start of its prompt.
 
     This is Mooncake's LengthAwareCache (arXiv 2407.00079 section 4, Table 1).
     """

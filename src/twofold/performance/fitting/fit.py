@@ -1,8 +1,4 @@
-"""Fit the coefficients of `twofold.performance.fitted` to a profile and estimate the prediction error.
-
-The fit minimizes relative errors against the medians of each configuration (prompt size and batch size). Coefficients
-are non-negative. The prediction error is from k-fold cross-validation over configurations.
-"""
+"""Fit the coefficients of `twofold.performance.fitted` to a profile, and estimate the prediction error."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
@@ -21,7 +17,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def non_negative_least_squares(columns: Sequence[Floats], target: Floats, scale: Floats) -> Floats:
-    """Return the x ≥ 0 that minimize Σ ((columns · x − target) / scale)²: relative errors if `scale` is `target`."""
+    """Return the x ≥ 0 that minimizes Σ ((columns · x − target) / scale)²."""
     matrix = np.column_stack(columns) / scale[:, None]
     sizes = np.linalg.norm(matrix, axis=0)
     sizes[sizes == 0.0] = 1.0
@@ -34,15 +30,12 @@ _FEWEST = 3  # distinct sizes of short batches needed for floor and slope
 
 
 class FitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a fit, and the source and date of the measurements.
-
-    `notes` maps an accelerator to a text that is added to `Calibration.basis`.
-    """
+    """Options of a fit, and the source and date of the measurements."""
 
     source: str
     date: str
     folds: int = 5
-    notes: Mapping[str, str] = {}
+    notes: Mapping[str, str] = {}  # by accelerator: text that is added to `Calibration.basis`
 
 
 def fit_profile(rows: Sequence[ProfileRow], options: FitOptions) -> list[Calibration]:
@@ -91,10 +84,11 @@ def fit_pair(rows: Sequence[ProfileRow], options: FitOptions) -> Calibration:
 
 
 def fit_prefill(kept: Sequence[ProfiledBatch]) -> PrefillCoefficients:
-    """Fit the prefill coefficients: floor and token cost to batches of up to 2,048 tokens, the rest to longer ones."""
+    """Fit the prefill coefficients to measured batches."""
     short = [one for one in kept if one.prefill_tokens <= LONG_TOKENS]
     long = [one for one in kept if one.prefill_tokens > LONG_TOKENS]
     floor_ms, token_ms, long_token_ms, square_ms = 0.0, 0.0, 0.0, 0.0
+    # Floor and token cost are fitted to short batches, the rest to long batches.
     for _ in range(_ROUNDS if long else 1):
         floor_ms, token_ms = _fit_short(short, square_ms)
         if long:
@@ -103,7 +97,7 @@ def fit_prefill(kept: Sequence[ProfiledBatch]) -> PrefillCoefficients:
 
 
 def _fit_short(kept: Sequence[ProfiledBatch], square_ms: float) -> tuple[float, float]:
-    """Return the floor and the cost per token, in milliseconds, fitted to batches of up to 2,048 tokens."""
+    """Return the floor and the cost per token, in milliseconds, fitted to short batches."""
     tokens = _column(kept, lambda one: one.prefill_tokens)
     attention = square_ms * _column(kept, lambda one: one.squares)
     time = _column(kept, lambda one: one.prompt_time)
@@ -123,24 +117,25 @@ def _fit_long(kept: Sequence[ProfiledBatch], floor_ms: float, token_ms: float) -
 
 
 def fit_decode(kept: Sequence[ProfiledBatch]) -> DecodeCoefficients:
-    """Fit all four decode coefficients at once, because the time of a decode iteration is linear in them."""
+    """Fit the decode coefficients to measured batches."""
     batch = _column(kept, lambda one: one.batch_size)
     large = np.maximum(batch - LARGE_BATCH, 0)
     context = _column(kept, lambda one: one.mean_context)
     time = _column(kept, lambda one: one.token_time)
+    # One fit for all four coefficients, because the time is linear in them.
     found = non_negative_least_squares([np.ones_like(batch), batch, large, context], time, time)
     return DecodeCoefficients(*map(_rounded, found.tolist()))
 
 
 def prefill_ms(fit: PrefillCoefficients, one: ProfiledBatch) -> float:
-    """Return the prefill time, in milliseconds, that the coefficients `fit` predict for the batch `one`."""
+    """Return the predicted prefill time of a batch in milliseconds."""
     tokens = one.prefill_tokens
     short: float = (fit.floor_ms**KNEE + (fit.token_ms * tokens) ** KNEE) ** (1 / KNEE)
     return short + fit.long_token_ms * tokens * long_share(tokens) + fit.square_ms * one.squares
 
 
 def decode_ms(fit: DecodeCoefficients, one: ProfiledBatch) -> float:
-    """Return the mean decode iteration time, in milliseconds, that the coefficients `fit` predict for batch `one`."""
+    """Return the predicted decode iteration time of a batch in milliseconds."""
     large = max(one.batch_size - LARGE_BATCH, 0)
     sequences = fit.sequence_ms * one.batch_size + fit.large_batch_ms * large
     return fit.base_ms + sequences + fit.context_ms * one.mean_context
@@ -157,7 +152,7 @@ def _decode_error(seen: Sequence[ProfiledBatch], unseen: ProfiledBatch) -> float
 def _held_out(
     kept: Sequence[ProfiledBatch], folds: int, error: Callable[[Sequence[ProfiledBatch], ProfiledBatch], float]
 ) -> float | None:
-    """Return the mean cross-validation error over `folds` folds, or None for too few batches or folds."""
+    """Return the mean error of a k-fold cross-validation, or None for too few batches."""
     if len(kept) < 2 * _FEWEST or folds < 2:
         return None
     seen = [[one for index, one in enumerate(kept) if index % folds != fold] for fold in range(folds)]
@@ -169,5 +164,5 @@ def _column(kept: Sequence[ProfiledBatch], value: Callable[[ProfiledBatch], floa
 
 
 def _rounded(value: float, digits: int = 6) -> float:
-    """Round `value` to `digits` significant digits, so that all machines write the same file."""
-    return float(f"{value:.{digits}g}")
+    """Round `value` to `digits` significant digits."""
+    return float(f"{value:.{digits}g}")  # so that all machines write the same file

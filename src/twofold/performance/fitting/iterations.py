@@ -1,6 +1,4 @@
-"""Fit `IterationTimes` to measured iterations. The fit also finds the bends (batch sizes at which the cost per token
-changes) and the knee (number of decodes from which each further decode costs more).
-"""
+"""Fit `IterationTimes` to measured iterations."""
 
 import math
 from collections import defaultdict
@@ -28,7 +26,7 @@ KINDS: Final = ("prefill", "decode", "mixed")
 
 
 class IterationWork(NamedTuple):
-    """Size of an iteration. The fields are the arguments of `IterationTimes.seconds`."""
+    """Size of an iteration, as the arguments of `IterationTimes.seconds`."""
 
     tokens: int
     squares: int = 0
@@ -37,11 +35,11 @@ class IterationWork(NamedTuple):
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured duration of successive iterations. It may include a fixed time outside the engine for each request."""
+    """Measured total duration of successive iterations."""
 
     work: tuple[IterationWork, ...]
     seconds: float
-    requests: int = 0
+    requests: int = 0  # each adds a fixed time outside the engine
 
     @property
     def tokens(self) -> int:
@@ -55,22 +53,20 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         return "mixed" if any(each.sequences for each in self.work) else "prefill"
 
     def predicted_s(self, times: IterationTimes, request_s: float = 0.0) -> float:
-        """Return the predicted seconds of all iterations, without a cold start, plus `request_s` for each request."""
+        """Return the predicted total seconds of the iterations."""
+        # Without the extra time of a cold start.
         return sum(times.seconds(*each) for each in self.work) + request_s * self.requests
 
 
 class FittedTimes(NamedTuple):
-    """Fitted iteration times, and the fixed time in seconds that each request takes outside the engine."""
+    """Fitted iteration times, and the seconds that each request takes outside the engine."""
 
     times: IterationTimes
     request_s: float
 
 
 def fit_iterations(measurements: Iterable[Measurement]) -> FittedTimes:
-    """Fit iteration times to the medians of groups of similar measurements.
-
-    Raises ConfigurationError for too few groups. The errors in the result are from a five-fold cross-validation.
-    """
+    """Fit iteration times to measurements. Raises ConfigurationError for too few different measurements."""
     cells = median_measurements(measurements)
     if len(cells) < FEWEST:
         raise ConfigurationError(f"a fit needs {FEWEST} distinct measurements, but only {len(cells)} were made")
@@ -80,7 +76,7 @@ def fit_iterations(measurements: Iterable[Measurement]) -> FittedTimes:
 
 
 def held_out_errors(cells: Sequence[Measurement]) -> dict[str, float | None]:
-    """Map each kind of measurement (prefill, decode, mixed) to its median cross-validation error, or to None."""
+    """Map each kind of measurement (prefill, decode, mixed) to its median error in a cross-validation."""
     errors: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for fold in range(_FOLDS):
         seen = _fit([one for index, one in enumerate(cells) if index % _FOLDS != fold])
@@ -112,19 +108,19 @@ def _median(group: Sequence[Measurement]) -> Measurement:
 
 
 class _Shape(NamedTuple):
-    """Bends (batch sizes where the cost per token changes) and knee (decodes beyond which each costs more; 0: none)."""
+    """Batch sizes at which the cost per token changes, and the number of decodes beyond which each costs more."""
 
     bends: tuple[int, ...]
-    large: int
+    large: int  # the knee, in decodes; 0: none
 
 
 def _fit(cells: Sequence[Measurement]) -> FittedTimes:
-    """Fit iteration times, adding bends and a knee one at a time while the Bayesian information criterion falls."""
+    """Fit iteration times, with as many bends as the Bayesian information criterion justifies."""
     sizes = sorted({each.tokens + each.sequences for one in cells for each in one.work})
     bends = [bend for bend in _BENDS if sizes[0] < bend < sizes[-1]]
     large = [0, *(knee for knee in _LARGE if knee < max(each.sequences for one in cells for each in one.work))]
     shape, least = _Shape((0,), 0), math.inf
-    while True:
+    while True:  # adds a bend or a knee at a time
         more = [bend for bend in bends if bend not in shape.bends and len(shape.bends) < _MOST_BENDS]
         candidates = [_Shape(tuple(sorted((*shape.bends, bend))), shape.large) for bend in more]
         candidates += [_Shape(shape.bends, knee) for knee in large]
@@ -135,11 +131,12 @@ def _fit(cells: Sequence[Measurement]) -> FittedTimes:
 
 
 def _criterion(cells: Sequence[Measurement], shape: _Shape) -> float:
-    """Return the Bayesian information criterion of a fit, assuming that relative errors are Laplace-distributed."""
+    """Return the Bayesian information criterion of a fit."""
     columns, seconds = _columns(cells, shape)
     rates = _coefficients(cells, shape, _REWEIGHTED // 3)
     errors = np.abs(np.column_stack(columns) @ rates / seconds - 1.0)
     used = len(shape.bends) + bool(shape.large)
+    # Assumes that relative errors are Laplace-distributed.
     return 2 * len(cells) * math.log(max(float(np.mean(errors)), 1e-6)) + used * math.log(len(cells))
 
 

@@ -1,16 +1,6 @@
-"""Read measured profiles and drop inconsistent measurements. A profile is a csv file with one measured run per row.
+"""Read measured profiles, and drop inconsistent measurements.
 
-All times are in milliseconds. Each row has model, hardware, tensor_parallel, prompt_size, batch_size and token_size
-(tokens to generate per sequence), and prompt_time (prefill of the whole batch), token_time (mean decode iteration) or
-both. Optional columns are e2e_time, which reveals generations that ended early, and average_power and peak_power
-(shares of TDP; 0 if not measured).
-
-`twofold characterize` adds these columns:
-
-- mixed_time: total time of the `chunks` iterations that computed the prompt together with `running` decodes, which had
-  `running_context` KV tokens;
-- cached_time: TTFT when the same prompt is sent a second time;
-- transfer_time: time by which a KV transfer delayed the second token.
+A profile is a csv file with one measured run per row. The columns are the fields of `ProfileRow`.
 """
 
 import csv
@@ -28,25 +18,26 @@ _NOISE = 0.8  # a time below this share of another is clearly less, beyond noise
 
 
 class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured run of a profile. Times are in milliseconds; a time of 0 was not measured."""
+    """One measured run of a profile. Times are in milliseconds, or 0 if not measured."""
 
     model: str
     hardware: str
     tensor_parallel: int
     prompt_size: int
     batch_size: int
-    token_size: int
-    prompt_time: float = 0.0
-    token_time: float = 0.0
-    e2e_time: float | None = None
-    average_power: float | None = None
-    peak_power: float | None = None
-    running: int = 0
-    running_context: int = 0
-    chunks: int = 1
-    mixed_time: float = 0.0
-    cached_time: float = 0.0
-    transfer_time: float = 0.0
+    token_size: int  # tokens to generate per sequence
+    prompt_time: float = 0.0  # prefill of the whole batch
+    token_time: float = 0.0  # mean decode iteration
+    e2e_time: float | None = None  # reveals generations that ended early
+    average_power: float | None = None  # share of TDP
+    peak_power: float | None = None  # share of TDP
+    # Of `twofold characterize`:
+    running: int = 0  # decodes during the prefill
+    running_context: int = 0  # KV tokens of these decodes
+    chunks: int = 1  # iterations of the prefill beside these decodes
+    mixed_time: float = 0.0  # total time of these iterations
+    cached_time: float = 0.0  # TTFT when the same prompt is sent a second time
+    transfer_time: float = 0.0  # by which a KV transfer delayed the second token
 
     @property
     def pair(self) -> tuple[str, str, int]:
@@ -54,7 +45,7 @@ class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_context(self) -> float:
-        """Mean number of KV tokens that a decode iteration of this run read, summed over all sequences."""
+        """Mean number of KV tokens that a decode iteration of this run read."""
         generated = float(self.token_size)
         if self.token_time and self.e2e_time is not None and self.e2e_time > self.prompt_time:
             generated = min(generated, 1 + (self.e2e_time - self.prompt_time) / self.token_time)
@@ -89,7 +80,7 @@ def _rows(path: Path, reader: "csv.DictReader[str]") -> Iterator[ProfileRow]:
 
 
 class ProfiledBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians over all runs with one prompt size and batch size, in milliseconds. A time of 0 was not measured."""
+    """Median times of all runs with one prompt size and batch size, in milliseconds; 0 if not measured."""
 
     prompt_size: int
     batch_size: int
@@ -108,7 +99,7 @@ class ProfiledBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def group_batches(rows: Iterable[ProfileRow]) -> list[ProfiledBatch]:
-    """Group rows of one LLM, hardware and tensor parallelism by prompt size and batch size, and compute medians."""
+    """Group rows by prompt size and batch size, and compute the medians."""
     groups: dict[tuple[int, int], list[ProfileRow]] = defaultdict(list)
     for row in rows:
         if row.prompt_time or row.token_time:
@@ -140,17 +131,14 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 def consistent_batches(rows: Sequence[ProfileRow]) -> tuple[list[ProfiledBatch], list[Dropped]]:
-    """Return the medians of all consistent configurations in `rows`, and the reasons for dropping the other rows.
-
-    Two configurations (prompt and batch sizes) contradict each other if the larger prefill was clearly faster, probably
-    because it ran in parts. The configuration with the most contradictions is dropped until there are none. All rows
-    must have the same LLM, hardware and tensor parallelism.
-    """
+    """Return the consistent measurements, and the numbers of dropped rows with reasons."""
     positive = [row for row in rows if _positive(row)]
     dropped = []
     if len(positive) < len(rows):
         dropped.append(Dropped(len(rows) - len(positive), "sizes or times that are not above 0"))
     kept = group_batches(positive)
+    # Two configurations contradict each other if the larger prefill was clearly faster, probably because it ran in
+    # parts.
     while odds := _most_at_odds(kept):
         worst, others = odds
         kept.remove(worst)
@@ -172,7 +160,7 @@ def _positive(row: ProfileRow) -> bool:
 
 
 def _most_at_odds(kept: Sequence[ProfiledBatch]) -> tuple[ProfiledBatch, int] | None:
-    """Return the measured batch that contradicts the most others, and how many; None without contradictions."""
+    """Return the batch that contradicts the most others, and their number; None without contradictions."""
     odds = [(sum(_contradict(one, other) for other in kept), one.prefill_tokens, one) for one in kept]
     others, _, worst = max(odds, key=lambda entry: entry[:2], default=(0, 0, None))
     return (worst, others) if worst is not None and others else None
@@ -186,10 +174,8 @@ def _contradict(one: ProfiledBatch, other: ProfiledBatch) -> bool:
 
 
 def decode_power(kept: Iterable[ProfiledBatch]) -> float | None:
-    """Return the share of TDP that decoding one sequence draws, or None if not measured.
-
-    It is the median power of runs with one sequence and a short prompt, which decode nearly all the time.
-    """
+    """Return the share of TDP that decoding one sequence draws, or None if it was not measured."""
+    # Runs with one sequence and a short prompt decode nearly all the time.
     shares = [
         row.average_power
         for configuration in kept

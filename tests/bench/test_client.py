@@ -1,4 +1,4 @@
-"""The benchmark client records each request once, with its tokens or the reason for its failure."""
+"""Tests of the benchmark client."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ REQUEST = Request(id="r", arrival_s=0.0, prompt_tokens=3, output_tokens=4)
 
 
 def send(scripted, config=None, prompt="hello", api_key=None):
-    """Send one request to a fake endpoint with scripted replies; return the request's timeline and outcome."""
+    """Send one request to a fake server; return its timeline and outcome."""
     timelines = []
 
     async def run():
@@ -39,7 +39,6 @@ def test_records_each_token_of_a_successful_reply():
 
 
 def test_request_body_matches_the_workload():
-    """The request has the prompt ids, `max_tokens`, `ignore_eos`, `include_usage`, and the API key as bearer token."""
     with endpoint() as scripted:
         send(scripted, ClientConfig(temperature=0.5), prompt=[5, 6, 7], api_key="secret")
     body = scripted.bodies[0]
@@ -51,7 +50,6 @@ def test_request_body_matches_the_workload():
 
 
 def test_prompt_length_is_taken_from_usage():
-    """The prompt length in the server's `usage` replaces the client's estimate for a text prompt."""
     with endpoint(lambda _: [Send(chunk() + chunk("", "stop") + usage(9, 1) + DONE)]) as scripted:
         timeline, _ = send(scripted)
     assert timeline.request.prompt_tokens == 9
@@ -59,7 +57,7 @@ def test_prompt_length_is_taken_from_usage():
 
 
 def test_several_tokens_in_a_chunk_are_counted_from_usage():
-    """If two stream chunks carry six tokens, six tokens are recorded, at the arrival times of the chunks."""
+    """If two stream chunks carry six tokens, six tokens are recorded."""
     with endpoint(lambda _: [Send(chunk("abc")), Send(chunk("def", "length") + usage(3, 6) + DONE)]) as scripted:
         timeline, outcome = send(scripted)
     assert outcome.chunks == 2
@@ -89,7 +87,7 @@ def test_failures_have_a_reason(steps, reason):
 
 
 def test_server_error_messages_reach_the_outcome():
-    """The recorded outcome of a request contains the message of an HTTP error or of an error event."""
+    """The recorded outcome of a failed request contains the server's error message."""
     with endpoint(lambda _: [Refuse(400, b'{"error": {"message": "prompt too long"}}')]) as scripted:
         assert send(scripted)[1].detail == "prompt too long"
     with endpoint(lambda _: [Send(event(error={"message": "worker lost"}))]) as scripted:

@@ -4,7 +4,7 @@ from bench.decision_cost import decisions_per_s, sample_requests
 
 
 class Counted:
-    """Stub of the cluster scheduler that counts requests and checks the order of each request's phases."""
+    """Stub of the cluster scheduler that counts requests."""
 
     def __init__(self):
         self.stages, self.most = {}, 0
@@ -27,7 +27,7 @@ class Counted:
 
 
 def test_the_oldest_request_leaves_before_the_next_arrives():
-    """Each arrival removes the oldest request, so the cluster never holds more requests than configured."""
+    """The cluster never holds more requests than configured."""
     cluster = Counted()
     assert decisions_per_s(cluster, 20, held=5) > 0
     assert cluster.most == 5

@@ -1,4 +1,4 @@
-"""The benchmark finds the model and its limits at a server endpoint, and reports each failure as one clear error."""
+"""The benchmark reads the model and its limits from a server."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ def find(url, model=None, api_key=None):
 
 
 def test_uses_the_first_served_model_by_default():
-    """Without `--model`, the client uses the first model in the server's list, its context length and vocabulary."""
+    """Without `--model`, the client uses the first model in the server's list."""
     cards = [{"id": "one", "max_model_len": 128, "vocab_size": 300}, {"id": "two"}]
     with endpoint(models=cards) as scripted:
         found = find(scripted.url)
@@ -49,7 +49,6 @@ def test_an_unreachable_endpoint_is_a_configuration_error():
 
 
 def test_normalizes_base_urls():
-    """A trailing /v1 or slash of a base URL is dropped, and schemes other than HTTP and HTTPS are rejected."""
     assert root_url("http://a:1/v1/") == root_url("http://a:1/") == "http://a:1"
     for wrong in ("localhost:8000", "ftp://a", "", "http://"):
         with pytest.raises(ConfigurationError):

@@ -13,7 +13,7 @@ from twofold.timeline import Moment
 
 
 def trace(count, gap_s=0.0, output_tokens=3):
-    """Return requests at intervals of `gap_s`, the first at 3,600 s; request n has a prompt of 10 + n tokens."""
+    """Return requests that arrive `gap_s` apart, with increasing prompt lengths."""
     return [
         Request(id=str(n), arrival_s=3600 + n * gap_s, prompt_tokens=10 + n, output_tokens=output_tokens)
         for n in range(count)
@@ -55,7 +55,6 @@ def test_every_request_is_sent_in_order_and_answered():
 
 
 def test_requests_do_not_leave_before_they_are_due():
-    """Request n is sent no earlier than n arrival gaps after the start."""
     with endpoint() as scripted:
         result = load(scripted, trace(8, gap_s=0.02))
     sent_s = [timeline.moments[Moment.ARRIVED] - result.started_s for timeline in in_order_of_sending(result)]
@@ -64,7 +63,7 @@ def test_requests_do_not_leave_before_they_are_due():
 
 
 def test_requests_do_not_wait_for_earlier_replies():
-    """The server replies only after ten requests have arrived, so a closed-loop client would hang."""
+    """The client sends ten requests before the server replies to any of them."""
     in_flight = []
 
     def script(body):
@@ -101,7 +100,7 @@ def test_failures_are_counted_and_do_not_stop_the_rest():
 
 
 def test_stopping_keeps_the_completed_requests():
-    """A run that stops after two completions aborts the other requests and records both completed ones."""
+    """If a run is stopped, the completed requests are kept."""
 
     def script(body):
         return well_behaved(body) if len(body["prompt"]) < 12 else [Send(chunk()), Hang()]
@@ -137,7 +136,6 @@ def test_an_empty_workload_gives_an_empty_result():
 
 
 def test_records_are_in_sending_order():
-    """Records are in the order in which requests were sent, even if the first request ends last."""
 
     def script(body):
         # The first request ends last.

@@ -1,4 +1,4 @@
-"""Prompts have the requested length, are reproducible, and share only the requested prefixes."""
+"""Tests of the prompts of the benchmark client."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +13,6 @@ def ask(name="a", prompt_tokens=40, blocks=()):
 
 @given(length=st.integers(1, 3000), blocks=st.lists(st.integers(0, 9), max_size=6), seed=st.integers(0, 99))
 def test_token_prompts_have_the_exact_length_and_stay_in_range(length, blocks, seed):
-    """A prompt has the requested length, and its token ids are at least `lowest` and below the vocabulary size."""
     maker = PromptMaker(seed=seed, lowest=10, vocabulary=20)
     ids = maker.token_ids(ask(prompt_tokens=length, blocks=tuple(blocks)))
     assert len(ids) == length
@@ -27,7 +26,7 @@ def test_same_seed_and_request_give_the_same_prompt():
 
 
 def test_requests_share_no_prefix_by_default():
-    """No two prompts begin with the same block of 16 tokens, so the server reuses no prefix by accident."""
+    """No two prompts begin with the same block of 16 tokens."""
     maker = PromptMaker()
     starts = {tuple(maker.token_ids(ask(str(number)))[:16]) for number in range(500)}
     assert len(starts) == 500
@@ -43,13 +42,11 @@ def test_equal_blocks_give_equal_tokens_and_the_rest_differs():
 
 
 def test_a_prompt_that_ends_inside_a_block_is_the_start_of_that_block():
-    """If two prompts have equal block ids but different lengths, the shorter prompt is the start of the longer one."""
     maker = PromptMaker(block_tokens=32)
     assert maker.token_ids(ask("one", 40, (7, 8))) == maker.token_ids(ask("two", 64, (7, 8)))[:40]
 
 
 def test_text_prompts_have_one_word_per_token():
-    """A text prompt has as many words as tokens, and prompts with equal prefix blocks begin with the same words."""
     maker = PromptMaker(form=PromptForm.TEXT, block_tokens=16)
     one, two = (str(maker.prompt(ask(name, 20, (5,)))).split() for name in ("one", "two"))
     assert len(one) == len(two) == 20
@@ -58,14 +55,12 @@ def test_text_prompts_have_one_word_per_token():
 
 
 def test_token_range_fits_small_vocabularies():
-    """Prompts exclude the 256 lowest token ids or, for a vocabulary below 512 tokens, its lower half."""
     assert token_range(300) == (150, 300)
     assert token_range(50_000) == (256, 50_000)
     assert token_range(None) == (256, 1024)
 
 
 def test_block_names_may_be_hashes():
-    """Two prompts share the tokens of a block if the block has the same hash in both."""
     maker = PromptMaker(block_tokens=32)
     one, two = (maker.token_ids(ask(name, 64, (b"same", name.encode()))) for name in ("one", "two"))
     assert one[:32] == two[:32]

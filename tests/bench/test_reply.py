@@ -1,4 +1,4 @@
-"""Token counts are those in the server's `usage`, and token times are the arrival times of stream chunks."""
+"""Token counts come from the server's `usage`, and token times from the arrival of stream chunks."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,13 +19,12 @@ def test_a_final_chunk_with_only_a_finish_reason_is_no_token():
 
 
 def test_a_final_token_without_text_counts_by_usage():
-    """The end-of-sequence token has a time, because the server's usage counts it although it has no text."""
+    """The end-of-sequence token is recorded, although it has no text."""
     reply = reply_of(StreamChoice("a"), StreamChoice("b"), StreamChoice("", finish_reason="stop"), tokens=3)
     assert reply.token_times_s() == [0.0, 1.0, 2.0]
 
 
 def test_empty_chunks_are_dropped_when_usage_counts_fewer_tokens():
-    """If usage counts fewer tokens than there are chunks, an empty opening chunk does not count as the first token."""
     reply = reply_of(StreamChoice(""), StreamChoice("a"), StreamChoice("b", finish_reason="length"), tokens=2)
     assert reply.token_times_s() == [1.0, 2.0]
 
@@ -41,7 +40,6 @@ def test_chat_role_chunks_are_no_tokens():
 
 @given(chunks=st.integers(1, 30), extra=st.integers(0, 100))
 def test_packed_chunks_keep_first_last_and_every_gap(chunks, extra):
-    """If a reply has more tokens than chunks, some tokens have equal times, and every chunk's time occurs."""
     reply = reply_of(*[StreamChoice("a")] * chunks, tokens=chunks + extra)
     times = reply.token_times_s()
     assert len(times) == chunks + extra
@@ -50,7 +48,6 @@ def test_packed_chunks_keep_first_last_and_every_gap(chunks, extra):
 
 
 def test_maps_finish_reasons():
-    """Any finish reason except `length` becomes `stop`; a reply without a finish reason is incomplete."""
     assert reply_of(StreamChoice("a", finish_reason="length")).finish == "length"
     assert reply_of(StreamChoice("a", finish_reason="tool_calls")).finish == "stop"
     assert not reply_of(StreamChoice("a")).complete

@@ -1,4 +1,4 @@
-"""The parser of server-sent events accepts any chunk boundaries, and finds error messages and output text."""
+"""Tests of the parser of server-sent events."""
 
 from itertools import pairwise
 
@@ -26,7 +26,6 @@ def test_a_last_line_without_newline_is_not_lost():
 
 
 def test_recognizes_every_form_of_error():
-    """The message comes from an `error` object, an `error` string or a `message` field. A null `error` is no error."""
     assert decode_event(b'{"error": {"message": "full", "code": 503}}').error_message == "full"
     assert decode_event(b'{"error": "full"}').error_message == "full"
     assert decode_event(b'{"object": "error", "message": "full"}').error_message == "full"
@@ -34,7 +33,6 @@ def test_recognizes_every_form_of_error():
 
 
 def test_recognizes_output_text():
-    """The fields `text`, `content` and `reasoning_content` count as output unless empty; a field `role` does not."""
     lines = (
         b'{"choices": [{"text": "x"}]}',
         b'{"choices": [{"delta": {"content": "x"}}]}',

@@ -1,4 +1,4 @@
-"""Probes of a server with an OpenAI API: the requests sent, and the errors for a server that fails."""
+"""Tests of performance measurements through an OpenAI API."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_times_of_all_tokens_are_returned():
 
 
 def test_no_prompt_is_sent_twice():
-    """Prompts differ within a run and between runs, so the server's prefix cache never contains a prompt."""
+    """All prompts differ, so the server's prefix cache has no hits."""
     with endpoint() as server:
         for _ in range(2):
             EndpointTarget(server.url).run([stream(), stream()])
@@ -30,7 +30,6 @@ def test_no_prompt_is_sent_twice():
 
 
 def test_equal_numbers_are_equal_prompts():
-    """Two probe streams with equal `prompt` numbers send equal prompts, the second after the first got a token."""
     with endpoint() as server:
         again = ProbeStream(prompt_tokens=20, output_tokens=1, after_tokens=1, prompt=0)
         first = ProbeStream(prompt_tokens=20, output_tokens=1, prompt=0)
@@ -56,7 +55,6 @@ def test_a_wrong_key_is_one_sentence():
 
 
 def test_a_server_that_refuses_prompts_is_one_sentence():
-    """The error contains the length of the refused prompt and the server's error message."""
     refusal = Refuse(400, b'{"error": {"message": "at most 16 tokens"}}')
     with (
         endpoint(lambda _: [refusal]) as server,
@@ -81,7 +79,6 @@ def test_the_context_of_the_server_is_the_limit():
 
 
 def test_a_server_that_ends_outputs_early_is_noticed():
-    """If the server ignores `ignore_eos` and sends fewer tokens than requested, only the received tokens have times."""
 
     def short(body):
         return [Send(chunk("x", "stop")), Send(usage(20, 1)), *well_behaved(body)[-1:]]

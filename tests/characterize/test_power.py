@@ -1,4 +1,4 @@
-"""Power is read from RAPL energy counters and limited by RAPL power caps, here in a fake of the kernel's folder."""
+"""Tests of power measurements and power caps with RAPL, on fake kernel files."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from twofold.errors import ConfigurationError
 
 @pytest.fixture
 def packages(tmp_path):
-    """Return the fake RAPL folders of two processor packages with power limits of 100 W."""
+    """Return the fake RAPL folders of two processor packages."""
     for number in range(2):
         package = tmp_path / f"intel-rapl:{number}"
         package.mkdir()
@@ -40,7 +40,7 @@ def test_a_cap_that_cannot_be_written_is_one_sentence(packages):
 
 
 def test_counters_that_wrap_around_are_read_on(packages):
-    """If an energy counter wraps around to 0, the energy between two readings stays positive."""
+    """An energy counter that wraps around to 0 is handled."""
     (packages[0] / "energy_uj").write_text("900000")
     power = RaplPower(packages[0].parent)
     (packages[0] / "energy_uj").write_text("100000")

@@ -1,4 +1,4 @@
-"""Verdicts on Splitwise's insights, charts, tables and HTML pages from known profiles."""
+"""Tests of the report about measured instances."""
 
 import re
 
@@ -24,7 +24,7 @@ SENT = {name: list(workload(name, rate=1.0, num_requests=80)) for name in ("azur
 
 
 def instance(machine="fast", factor=1.0, **changes):
-    """Return the characterization of an instance with the iteration times in `TIMES`, multiplied by `factor`."""
+    """Return the measurements of an instance, with iteration times multiplied by `factor`."""
     made = msgspec.structs.replace(
         profile(),
         times=changes.pop("times", TIMES).slower(factor),
@@ -47,7 +47,6 @@ def judged(found, *others, activity=()):
 
 
 def test_the_knee_is_where_throughput_ends_to_grow():
-    """Prefill throughput peaks near 512 tokens if each token takes 0.1 ms up to 512 tokens and 0.3 ms beyond."""
     found = instance()
     assert 256 <= found.prefill_knee() <= 512
     assert found.prefill_rate(2048) < found.prefill_rate(512)
@@ -57,7 +56,6 @@ def test_the_knee_is_where_throughput_ends_to_grow():
 
 
 def test_a_long_prompt_is_computed_in_chunks():
-    """With a token budget, TTFT is the sum over a prompt's chunks, each with attention to the chunks before."""
     chunked = instance()
     chunked = msgspec.structs.replace(
         chunked, profile=msgspec.structs.replace(chunked.profile, max_num_batched_tokens=512, request_s=0.01)
@@ -67,7 +65,7 @@ def test_a_long_prompt_is_computed_in_chunks():
 
 
 def test_insights_that_one_profile_can_judge():
-    """One profile suffices to judge Splitwise's insights 1 to 4, but not insights 6 and 7."""
+    """One profile suffices to check Splitwise's insights 1 to 4."""
     catalog = instance().profile.extend(load_catalog())
     activity = [
         run for name, requests in SENT.items() for run in activities(instance().profile, catalog, name, requests)
@@ -88,7 +86,6 @@ def test_active_tokens_grow_with_the_load():
 
 
 def test_power_that_decode_does_not_use():
-    """Splitwise's insight 6 holds if decode draws less power than prefill, or if a power cap slows only prefill."""
     power = MeasuredPower(tdp_w=700, prefill_share=0.95, decode_share=0.5, source="NVML")
     assert judged(instance(power=power))[6].verdict is Finding.HOLDS
     hungry = msgspec.structs.replace(power, decode_share=0.94)
@@ -103,7 +100,7 @@ def test_power_that_decode_does_not_use():
 
 
 def test_cheaper_decode_needs_prices():
-    """Splitwise's insight 7, cheaper decode on slower hardware, needs the price and power of both machines."""
+    """Splitwise's insight 7 (cheaper hardware for decode) can be checked only with prices."""
     fast = instance(costs=MachineCosts(price_per_h=38, tdp_w=10_000))
     slow = instance("slow", 1.5, costs=MachineCosts(price_per_h=17, tdp_w=6_000))
     dear = instance("slow", 1.5, costs=MachineCosts(price_per_h=30, tdp_w=9_000))
@@ -120,7 +117,6 @@ def test_memory_that_no_batch_fills_is_not_judged():
 
 
 def test_measured_power_of_both_phases():
-    """If a profile row has times of both phases, its peak power is attributed to prefill, its average to decode."""
     of_both = rows(
         {
             "prompt_size": 512,
@@ -146,7 +142,6 @@ def test_a_repeated_prompt_is_faster():
 
 
 def test_a_page_has_every_figure_and_verdict():
-    """Every chart is drawn with units on its axes, and the page compares two instances by ratios."""
     link = KvLink(bytes_per_s=1e9, latency_s=0.0, sync_s=0.005)
     found = [
         instance(link=link, costs=MachineCosts(price_per_h=2)),

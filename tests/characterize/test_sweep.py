@@ -1,4 +1,4 @@
-"""Measurement sweeps of a simulated instance whose iteration times are known."""
+"""Tests of measurement sweeps, on a simulated instance with known iteration times."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def silent(_name, _share):
 
 
 def swept(monkeypatch, tmp_path, budget_s, **settings):
-    """Sweep a simulated instance for `budget_s` simulated seconds; return the file of the profile and the instance."""
+    """Sweep a simulated instance for `budget_s` simulated seconds."""
     stepper = PacedStepper(**settings)
     keep_time(monkeypatch, stepper)
     file = ProfileFile(tmp_path / "p.csv", PAIR)
@@ -40,7 +40,7 @@ def test_probes_fit_into_the_limits():
 
 
 def test_the_first_probes_are_of_all_kinds():
-    """The first twelve probes include every kind except KV transfers, so even a short sweep measures each kind."""
+    """Even a short sweep measures prefill, decode and mixed iterations."""
     first = probes(LIMITS)[:12]
     assert {probe.kind for probe in first} == set(ProbeKind) - {ProbeKind.TRANSFER}
 
@@ -51,7 +51,6 @@ def test_a_disaggregated_service_is_asked_for_its_transfers_only():
 
 
 def test_delays_of_the_second_token_become_a_link():
-    """The latency and bandwidth of the KV link are fitted to the transfer times of prompts of several lengths."""
     delays = {10: 21.0, 1000: 120.0, 2000: 220.0}  # ms: 20 ms, and 0.1 ms per token
     rows = [
         ProfileRow(
@@ -78,7 +77,7 @@ def test_a_tiny_context_still_has_probes():
 
 
 def test_the_fit_finds_the_times(monkeypatch, tmp_path):
-    """The fit predicts prefill, decode and mixed iteration times, and finds the change of slope at 512 tokens."""
+    """The fit predicts prefill, decode and mixed iteration times."""
     file, stepper = swept(monkeypatch, tmp_path, 120.0)
     fitted = fit_iterations(measurements(file.rows, stepper.limits))
     times = fitted.times
@@ -90,7 +89,6 @@ def test_the_fit_finds_the_times(monkeypatch, tmp_path):
 
 
 def test_chunked_prompts_are_measured_in_chunks(monkeypatch, tmp_path):
-    """A prompt that exceeds the token budget takes several iterations. Running decodes use up a part of the budget."""
     file, stepper = swept(monkeypatch, tmp_path, 60.0, max_num_batched_tokens=256)
     chunked = [row for row in file.rows if row.mixed_time and row.prompt_size > 256]
     assert chunked
@@ -112,7 +110,6 @@ def test_a_sweep_is_resumed(monkeypatch, tmp_path):
 
 
 def test_a_sweep_measures_enough_for_a_fit(monkeypatch, tmp_path):
-    """Even with a time budget near 0, the sweep takes enough measurements of each kind for a fit."""
     file, stepper = swept(monkeypatch, tmp_path, 1e-6)
     times = fit_iterations(measurements(file.rows, stepper.limits)).times
     assert None not in (times.prefill_error, times.decode_error, times.mixed_error)

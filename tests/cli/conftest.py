@@ -20,7 +20,7 @@ def model(tiny_model_dir):
 
 @pytest.fixture
 def host(tmp_path, model):
-    """Return the path of a host profile that was measured with the small Llama model."""
+    """Return the path of a performance profile of the small Llama model."""
     path = tmp_path / "host.yaml"
     path.write_text(dump_profile(replace(profile(), model=read_model(model))))
     return path
@@ -28,7 +28,7 @@ def host(tmp_path, model):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Exit status, stdout and stderr of a command that has ended."""
+    """Exit status and output of a command."""
 
     code: int
     out: str

@@ -40,7 +40,7 @@ POLICIES = ("--router", "last-first", "--batcher", "mixed=added")
 
 
 def add(folder: Path, module: str, text: str, registry: str, line: str) -> None:
-    """Write the module of a policy (a router or batcher) into `folder`, and register the policy."""
+    """Write the module of a router or batcher into `folder`, and register it."""
     (folder / f"{module}.py").write_text(text)
     name = next(word for word in text.split("class ")[1].replace("(", " ").split())
     path = folder / "__init__.py"
@@ -83,7 +83,7 @@ def package(tmp_path_factory):
 
 @pytest.fixture
 def run(package, monkeypatch, tmp_path):
-    """Return a function that runs a `twofold` command with the added policies and returns its stdout."""
+    """Return a function that runs a `twofold` command with the added policies."""
     monkeypatch.setenv("PYTHONPATH", str(package))
     monkeypatch.setenv("COLUMNS", "150")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`twofold calibrate fit` writes fitted coefficients, and prints fit errors and profile rows left out of the fit."""
+"""Tests of `twofold calibrate fit`."""
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +13,7 @@ SHAPES = [(2**power, 1) for power in range(7, 14)] + [(512, 2**power) for power 
 
 @pytest.fixture
 def profile(tmp_path):
-    """Write a profile with linear prefill and decode times, plus one row far off the lines; return its path."""
+    """Write a profile with linear prefill and decode times and one outlier."""
     lines = [
         f"mine,rtx,2,{prompt},{batch},128,{40 + 0.1 * prompt * batch},{20 + 0.5 * batch}\n" for prompt, batch in SHAPES
     ]
@@ -27,7 +27,6 @@ def invoke(*arguments):
 
 
 def test_fit_writes_and_shows(profile, tmp_path):
-    """The output file has coefficients, source and note. stdout has fit errors, stderr the rows left out of the fit."""
     out = tmp_path / "c.toml"
     result = invoke(
         profile, "-o", out, "--source", "my rack", "--date", "2025-06-01", "--note", "rtx=fans at full speed"
@@ -44,7 +43,7 @@ def test_fit_writes_and_shows(profile, tmp_path):
 
 
 def test_source_and_date_default_to_the_file(profile, tmp_path):
-    """By default, a calibration has the profile's file name as source and the file's modification date as date."""
+    """The default source of a calibration is the profile's file name, and the default date is the file's date."""
     out = tmp_path / "c.toml"
     assert invoke(profile, "-o", out).exit_code == 0
     (fit,) = read_calibrations(out)
@@ -61,7 +60,6 @@ def test_source_and_date_default_to_the_file(profile, tmp_path):
     ],
 )
 def test_wrong_flags_are_one_sentence(profile, tmp_path, flags, says):
-    """If `--date` or `--note` of `twofold calibrate fit` is invalid, the command fails and writes no file."""
     out = tmp_path / "c.toml"
     result = invoke(profile, "-o", out, *flags)
     assert isinstance(result.exception, ConfigurationError)
@@ -70,7 +68,6 @@ def test_wrong_flags_are_one_sentence(profile, tmp_path, flags, says):
 
 
 def test_a_profile_or_folder_that_is_not_there_is_one_sentence(profile, tmp_path):
-    """`twofold calibrate fit` reports a missing profile or output folder in one sentence."""
     assert "cannot read profile" in str(invoke(tmp_path / "no.csv", "-o", tmp_path / "c.toml").exception)
     assert "cannot write" in str(invoke(profile, "-o", tmp_path / "no" / "c.toml").exception)
 

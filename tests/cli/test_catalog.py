@@ -1,4 +1,4 @@
-"""`twofold catalog` shows the catalog's entries as tables or as JSON."""
+"""Tests of `twofold catalog`."""
 
 import json
 import subprocess
@@ -29,7 +29,6 @@ def run(*arguments):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_entry_is_shown(kind):
-    """Each table has a row for every catalog entry. With `--sources`, the row also shows the entry's source."""
     table, sources = run(kind), run(kind, "--sources")
     for name, item in getattr(load_catalog(), kind).items():
         assert name in table
@@ -39,7 +38,7 @@ def test_every_entry_is_shown(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_json_is_exact(kind):
-    """The JSON maps the name of every catalog entry to its values, including source and date."""
+    """The JSON contains every catalog entry with its source and date."""
     shown = json.loads(run(kind, "--json"))
     items = getattr(load_catalog(), kind)
     assert list(shown) == list(items)

@@ -1,4 +1,4 @@
-"""`twofold catalog reuse` shows the bandwidth above which loading a prefix is faster than computing it."""
+"""Tests of `twofold catalog reuse`: bandwidths above which loading a prefix is faster than computing it."""
 
 import json
 
@@ -21,7 +21,7 @@ def run(*arguments):
 
 
 def test_the_published_figure_is_shown():
-    """The output shows the bandwidth of Mooncake's published example, and every machine and link of the catalog."""
+    """The output includes Mooncake's published example."""
     shown = run().stdout
     assert "8,192 tokens of LLaMA-70B on 8 A800 at their peak: 5.86 GB/s" in shown
     catalog = load_catalog()
@@ -30,7 +30,7 @@ def test_the_published_figure_is_shown():
 
 
 def test_json_has_each_machine():
-    """The JSON has each machine's required bandwidth, and the shortest prefix worth loading over each type of link."""
+    """The JSON has the required bandwidth of each machine."""
     facts = json.loads(run("a100", "h100", "--performance", "roofline", "--json").stdout)
     assert list(facts) == ["dgx-a100", "dgx-h100"]
     a100, h100 = facts.values()
@@ -45,7 +45,7 @@ def test_json_has_each_machine():
 
 
 def test_an_instance_of_some_accelerators():
-    """With `--tp 4` instead of 8, computing a prefix takes twice as long, so loading pays off at half the bandwidth."""
+    """With half the accelerators, half the bandwidth suffices."""
     whole, half = (
         json.loads(run("a100", "--performance", "roofline", "--tp", degree, "--json").stdout) for degree in (8, 4)
     )
@@ -64,7 +64,7 @@ def test_an_instance_of_some_accelerators():
     ],
 )
 def test_mistakes_are_one_sentence(arguments, words):
-    """Invalid arguments of `twofold catalog reuse` are configuration errors that name the value."""
+    """Invalid arguments raise a `UserError` with the reason."""
     error = run(*arguments).exception
     assert isinstance(error, ConfigurationError)
     assert words in str(error)

@@ -1,4 +1,4 @@
-"""`twofold characterize` measures the built-in engine or a served model, or reads CSV files."""
+"""Tests of `twofold characterize`."""
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ def paper():
 
 
 def test_a_model_is_measured(twofold, model, tmp_path):
-    """The built-in engine is measured in this process, and `twofold plan` accepts the resulting profile."""
+    """`twofold plan` accepts the profile of a measured model."""
     path = tmp_path / "mine.yaml"
     done = twofold("characterize", model, "-o", path, *BRIEF, *SMALL, "--threads", 1)
     assert done.code == 0, done.err
@@ -50,7 +50,6 @@ def test_a_model_is_measured(twofold, model, tmp_path):
 
 
 def test_a_service_is_measured_over_http(twofold, model, tmp_path):
-    """An OpenAI endpoint is measured over HTTP. If it does not report its KV capacity, a flag must set the capacity."""
     path = tmp_path / "served.yaml"
     with running_service(model, "--colocated", "1", "--kv-cache-memory-bytes", "64MiB") as (_, url):
         common = ("characterize", url, "-o", path, *BRIEF, "--model-sizes", model)
@@ -64,7 +63,7 @@ def test_a_service_is_measured_over_http(twofold, model, tmp_path):
 
 
 def test_measurements_before_a_refusal_are_kept(twofold, model, tmp_path):
-    """If the server refuses long prompts, the sweep fails with a one-line error, and earlier measurements are kept."""
+    """If the server rejects long prompts, earlier measurements are kept."""
 
     def script(body):
         return [Refuse(400)] if len(body["prompt"]) > 100 else well_behaved(body)
@@ -89,7 +88,7 @@ def test_a_server_that_ignores_ignore_eos_is_one_sentence(twofold, model, tmp_pa
 
 
 def test_the_profile_of_the_paper_is_analysed(twofold, paper, tmp_path):
-    """Splitwise's insights hold for BLOOM-176B on the machines of the paper, as the paper reports."""
+    """Splitwise's insights hold for the measurements in the paper."""
     page = tmp_path / "paper.html"
     done = twofold("characterize", paper, "--model", "bloom-176b", "--html", page)
     assert done.code == 0, done.err
@@ -100,7 +99,7 @@ def test_the_profile_of_the_paper_is_analysed(twofold, paper, tmp_path):
 
 
 def test_measured_machines_are_combined(twofold, paper, refused, tmp_path):
-    """Clusters and plans may use the machines of several profiles, and those of the catalog."""
+    """A plan may use machines of several profiles and of the catalog."""
     paths = {hardware: tmp_path / f"{hardware}.yaml" for hardware in ("h100-80gb", "a100-80gb")}
     for hardware, path in paths.items():
         chosen = ("--model", "llama2-70b", "--hardware", hardware, "--tp", 8)
@@ -149,7 +148,7 @@ def test_bad_targets_are_one_sentence(refused, monkeypatch, tmp_path, arguments,
 
 
 def test_a_running_service_is_verified(twofold, model, tmp_path):
-    """`twofold verify URL` replays a workload on a running service, and simulates it with a measured profile."""
+    """`twofold verify URL` compares a running service with its simulation."""
     path = tmp_path / "served.yaml"
     with running_service(model, "--colocated", "1", "--kv-cache-memory-bytes", "64MiB") as (_, url):
         measured = twofold(
@@ -181,7 +180,7 @@ class Dial:
 
 
 def test_each_power_cap_has_a_profile(twofold, model, tmp_path, monkeypatch):
-    """A model is measured without a power cap and under each of two caps; then the original limit is restored."""
+    """A model is measured without and with power caps."""
     dial = Dial()
     monkeypatch.setattr("twofold.cli.characterize.measure.find_power", lambda _device: dial)
     path = tmp_path / "mine.yaml"

@@ -1,4 +1,4 @@
-"""`twofold model create` writes a model directory without network access. The engine and transformers can load it."""
+"""Tests of `twofold model create`."""
 
 import json
 
@@ -35,7 +35,6 @@ def test_the_engine_loads_it(made):
 
 
 def test_both_tokenizer_classes_load_it(made):
-    """Both tokenizer classes of transformers reproduce a text after encoding and decoding, even non-ASCII text."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     text = "def f(x):\n    return x  # héllo 日本"
@@ -61,7 +60,7 @@ def test_chat_template(made):
 
 
 def test_the_same_seed_makes_the_same_model(made, tmp_path):
-    """Equal seeds give byte-identical weights and tokenizers; another seed gives other weights."""
+    """Equal seeds give identical weights and tokenizers."""
     for name, seed in (("same", "0"), ("other", "1")):
         create(tmp_path / name, "--max-model-len", "256", "--seed", seed)
     weights = [(d / "model.safetensors").read_bytes() for d in (made, tmp_path / "same", tmp_path / "other")]
@@ -98,5 +97,4 @@ def test_impossible_models(tmp_path, flags, reason):
 
 
 def test_create_is_a_command_of_its_own():
-    """`twofold model` without a subcommand prints help that lists the subcommand `create`."""
     assert "create" in CliRunner().invoke(app, ["model"]).output

@@ -13,14 +13,14 @@ from twofold.transport.base import MemoryDescriptor
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base class of all messages. The encoded message contains the name of its class."""
+    """Base class of all messages."""
 
 
 # -- controller to worker -------------------------------------------------------------------------------------
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses of an instance: its KV `memory`, its `inbox` for its own host, and `outside` for other hosts."""
+    """Addresses of an instance: its KV cache, its inbox for processes on its host, and its inbox for other hosts."""
 
     inbox: str
     memory: MemoryDescriptor
@@ -33,13 +33,13 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peers(Message, frozen=True, kw_only=True):
-    """Message with the addresses of all registered instances of the service."""
+    """Addresses of all registered instances of the service."""
 
     peers: list[Peer]
 
 
 class StoreFetch(msgspec.Struct, frozen=True, kw_only=True):
-    """Instruction to fetch a prompt's first `blocks` blocks from another host's KV store within `limit_s` seconds."""
+    """Order to fetch the first `blocks` blocks of a prompt from another host's KV store within `limit_s` seconds."""
 
     host: str
     address: str
@@ -48,27 +48,22 @@ class StoreFetch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prefill(Message, frozen=True, kw_only=True):
-    """Command to prefill a request, and then to decode it or, if `target` is set, to hand its KV off to `target`. With
-    `announce`, the worker reports the start of the prefill, and the controller then reserves blocks on `target`. With
-    `fetch`, the worker first fetches a prefix from another host's KV store.
-    """
+    """Command to prefill a request, and then to hand its KV off to `target` or, without `target`, to decode it."""
 
     generation: Generation
     target: str | None = None
     mode: HandoffMode | None = None
-    announce: bool = False
-    fetch: StoreFetch | None = None
+    announce: bool = False  # report the start of the prefill, so that the controller reserves blocks on `target`
+    fetch: StoreFetch | None = None  # first fetch a prefix from another host's KV store
 
 
 class Reserve(Message, frozen=True, kw_only=True):
-    """Command to reserve blocks for a request once enough are free, and to lease them to the prefill worker `source`.
-    The prompt is included for engines that recompute KV on the decode worker.
-    """
+    """Command to reserve blocks for a request and lease them to the prefill worker `source`."""
 
     request: Request
     sampling: SamplingParams
     source: str
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None  # for engines that recompute KV on the decode worker
 
 
 class Abort(Message, frozen=True, kw_only=True):
@@ -78,19 +73,19 @@ class Abort(Message, frozen=True, kw_only=True):
 
 
 class InstanceFenced(Message, frozen=True, kw_only=True):
-    """Command to stop KV transfers to an instance that is being killed but may still write."""
+    """Command to stop KV transfers to an instance that is being killed."""
 
     instance: str
 
 
 class InstanceLost(Message, frozen=True, kw_only=True):
-    """Report that the process of an instance has exited, so that it no longer writes KV."""
+    """Report that the process of an instance has exited."""
 
     instance: str
 
 
 class WorkerRefused(Message, frozen=True, kw_only=True):
-    """Command to a worker to exit, because the service has refused its registration for `reason`."""
+    """Message to a worker that the service refuses its registration for `reason`. The worker then exits."""
 
     reason: str
 
@@ -100,7 +95,7 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
 
 class HeartbeatAck(Message, frozen=True, kw_only=True):
-    """Acknowledgement of a heartbeat that another host sent at `said_s`, a time on that host's clock."""
+    """Acknowledgement of the heartbeat sent at `said_s`, on the sender's clock."""
 
     said_s: float
 
@@ -109,20 +104,18 @@ class HeartbeatAck(Message, frozen=True, kw_only=True):
 
 
 class Registered(Message, frozen=True, kw_only=True):
-    """Report that a worker is ready. All workers must have the same `model` fingerprint. `prefill` is the measured
-    prefill speed, if any. `now_s` is the send time on the worker's monotonic clock.
-    """
+    """Report that a worker is ready."""
 
     peer: Peer
     role: Role
     model: str
     status: InstanceStatus
-    prefill: PrefillSpeed | None = None
-    now_s: float = 0.0
+    prefill: PrefillSpeed | None = None  # measured
+    now_s: float = 0.0  # send time on the worker's monotonic clock
 
 
 class LinkMeasured(Message, frozen=True, kw_only=True):
-    """Report of the link speed from `source` to `target`, measured when `source` first connects to `target`."""
+    """Report of the measured link speed from `source` to `target`."""
 
     source: str
     target: str
@@ -130,45 +123,41 @@ class LinkMeasured(Message, frozen=True, kw_only=True):
 
 
 class Alive(Message, frozen=True, kw_only=True):
-    """Heartbeat of a worker, whose current batch has run for `batch_s` seconds. The heartbeat was sent at `said_s` on
-    the watchdog clock, which is `now_s` on the worker's monotonic clock.
-    """
+    """Heartbeat of a worker. `batch_s` is the age of its current batch in seconds."""
 
     instance: str
     epoch: int
     batch_s: float = 0.0
-    said_s: float = 0.0
-    now_s: float = 0.0
+    said_s: float = 0.0  # send time on the watchdog clock
+    now_s: float = 0.0  # the same time on the worker's monotonic clock
 
 
 class PrefillStarted(Message, frozen=True, kw_only=True):
-    """Report that a prefill has started. The controller then reserves blocks on the decode instance."""
+    """Report that a prefill has started."""
 
     request_id: str
 
 
 class LeaseGranted(Message, frozen=True, kw_only=True):
-    """Lease on blocks of a decode worker, which the controller forwards to the prefill worker."""
+    """Lease on blocks of a decode worker, for the prefill worker."""
 
     lease: Lease
 
 
 class StepDone(Message, frozen=True, kw_only=True):
-    """Report of a completed iteration, which started at `started_s` on the worker's monotonic clock. `started` lists
-    the requests whose prefill began. `epoch` identifies the worker process; `number` increases with each report.
-    """
+    """Report of a completed iteration with its new tokens and started prefills."""
 
     instance: str
     epoch: int
-    started_s: float
-    started: list[str]
+    started_s: float  # on the worker's monotonic clock
+    started: list[str]  # ids of requests
     tokens: list[tuple[str, TokenOutput]]
     status: InstanceStatus
     number: int
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """Report that a worker's status changed outside an iteration. See StepDone for `epoch` and `number`."""
+    """Report that a worker's status has changed, for example after an abort."""
 
     instance: str
     epoch: int
@@ -186,9 +175,7 @@ class BlocksChanged(Message, frozen=True, kw_only=True):
 
 
 class HandoffReport(Message, frozen=True, kw_only=True):
-    """Report that `instance` has moved the KV of a hand-off: the prefill instance by writing, or the decode instance by
-    reading. Times are on the clock of `instance`. After a read, this report precedes the first decoded token.
-    """
+    """Report that `instance` has transferred the KV of a request. Times are on the clock of `instance`."""
 
     instance: str
     request_id: str
@@ -198,7 +185,7 @@ class HandoffReport(Message, frozen=True, kw_only=True):
 
 
 class RequestFailed(Message, frozen=True, kw_only=True):
-    """Report that a request failed on `instance`; `reason` is one sentence."""
+    """Report that a request failed on `instance`."""
 
     instance: str
     request_id: str
@@ -209,9 +196,7 @@ class RequestFailed(Message, frozen=True, kw_only=True):
 
 
 class HandoffEnded(Message, frozen=True, kw_only=True):
-    """Message to the target of a hand-off that the source no longer writes to the leased blocks. `first_token` is the
-    output token of the prefill, or None if the KV is incomplete after an abort or `error`.
-    """
+    """Message to a decode instance that a hand-off has ended. `first_token` is None if the KV is incomplete."""
 
     request_id: str
     epoch: int
@@ -221,7 +206,7 @@ class HandoffEnded(Message, frozen=True, kw_only=True):
 
 
 class HandoffOffered(Message, frozen=True, kw_only=True):
-    """Permission for the target of a pulled hand-off to read the KV in `blocks` of `source`."""
+    """Permission for a decode instance to read the KV in `blocks` of `source`."""
 
     request_id: str
     epoch: int
@@ -233,7 +218,7 @@ class HandoffOffered(Message, frozen=True, kw_only=True):
 
 
 class HandoffTaken(Message, frozen=True, kw_only=True):
-    """Report of a decode instance to the prefill instance that reading the KV succeeded (`complete`) or failed."""
+    """Report of a decode instance that it has read the KV of a request. `complete` is false if reading failed."""
 
     request_id: str
     epoch: int
@@ -241,7 +226,7 @@ class HandoffTaken(Message, frozen=True, kw_only=True):
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
-    """Heartbeat from the source of hand-offs to a target, which renews the leases granted to the source."""
+    """Heartbeat of a prefill instance to a decode instance, which renews its leases."""
 
     source: str
 
@@ -250,12 +235,10 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 class HostJoins(Message, frozen=True, kw_only=True):
-    """Request of a host to join with a number of workers by role, repeated until it is answered. `life` identifies the
-    host's launcher process, `inbox` is its address, and `model` is the fingerprint of the host's model.
-    """
+    """Request of a host to join the service with a number of workers by role."""
 
     host: str
-    life: int
+    life: int  # identifies the host's launcher process
     inbox: str
     version: str
     model: str
@@ -263,34 +246,34 @@ class HostJoins(Message, frozen=True, kw_only=True):
 
 
 class HostWelcome(Message, frozen=True, kw_only=True):
-    """Answer to an admitted host: configuration of the service and of the host's workers, without hardware settings."""
+    """Answer to a host that may join: the configuration of the service."""
 
     life: int
     config: ServiceConfig
 
 
 class HostRefused(Message, frozen=True, kw_only=True):
-    """Message that a host cannot join or remain in the service because of `reason`."""
+    """Message to a host that it cannot join or remain in the service."""
 
     life: int
     reason: str
 
 
 class HostUnknown(Message, frozen=True, kw_only=True):
-    """Message to a host that the controller does not know, for example after a restart. The host must join again."""
+    """Message to a host that it must join again, for example after a restart of the service."""
 
     life: int
 
 
 class WorkerLife(msgspec.Struct, frozen=True, array_like=True):
-    """State of a worker on a joined host: number of starts so far (`life`), and whether its process runs (`runs`)."""
+    """State of a worker on a joined host: number of starts, and whether its process runs."""
 
     life: int
     runs: bool
 
 
 class HostAlive(Message, frozen=True, kw_only=True):
-    """Heartbeat of a host's launcher with the state of its workers. With `leaves`, the host leaves the service."""
+    """Heartbeat of a host with the state of its workers. With `leaves`, the host leaves the service."""
 
     host: str
     life: int
@@ -301,7 +284,7 @@ class HostAlive(Message, frozen=True, kw_only=True):
 
 
 class HostFailed(Message, frozen=True, kw_only=True):
-    """Report that a host leaves the service because it cannot run its workers; `reason` states why."""
+    """Report that a host leaves the service because it cannot run its workers."""
 
     host: str
     life: int
@@ -309,30 +292,28 @@ class HostFailed(Message, frozen=True, kw_only=True):
 
 
 class StartWorker(Message, frozen=True, kw_only=True):
-    """Command to start a worker for the `life`-th time. A repeated command has no effect."""
+    """Command to a host to start a worker. `life` is the number of this start."""
 
     instance: str
     life: int
 
 
 class KillWorker(Message, frozen=True, kw_only=True):
-    """Command to kill a worker that was started for the `life`-th time. A repeated command has no effect."""
+    """Command to a host to kill a worker that was started with the number `life`."""
 
     instance: str
     life: int
 
 
 class HostFinish(Message, frozen=True, kw_only=True):
-    """Message that the service has ended. The host exits after its workers have exited."""
+    """Message to a host that the service has ended."""
 
 
 # -- store to controller --------------------------------------------------------------------------------------------
 
 
 class StoreChanged(Message, frozen=True, kw_only=True):
-    """Report of the block keys that the KV store of `host` has added (`stored`) or removed (`removed`). `epoch`
-    identifies the store process. Other hosts fetch blocks from `address`, if set.
-    """
+    """Report of the block keys that the KV store of a host has added (`stored`) or removed (`removed`)."""
 
     host: str
     epoch: int
@@ -342,7 +323,7 @@ class StoreChanged(Message, frozen=True, kw_only=True):
 
 
 class StoreTier(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters of one tier (memory, disk) of a KV store: capacity, blocks in use, reused blocks, removals by reason."""
+    """Counters of one tier (memory or disk) of a KV store."""
 
     capacity: int
     blocks: int
@@ -351,7 +332,7 @@ class StoreTier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreStatus(Message, frozen=True, kw_only=True):
-    """Counters of a host's KV store since its start. `tiers` are ordered from the fastest to the slowest."""
+    """Counters of a host's KV store since its start."""
 
     host: str
     epoch: int

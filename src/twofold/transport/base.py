@@ -1,4 +1,4 @@
-"""Interface of transports, which move KV blocks from one instance's cache into another's."""
+"""Interface of transports, which move KV blocks between the caches of instances."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -17,10 +17,9 @@ SCRATCH_BYTES = 4 << 20
 
 
 class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """Location of an instance's KV cache during one epoch (life of its process), which peers need for access.
+    """Address and layout of an instance's KV cache during one epoch.
 
-    Both peers must have the same `layout`, which describes the cache of the whole instance. In a sharded instance,
-    `address` belongs to the first rank and `others` to the other ranks.
+    In a sharded instance, `address` is the address of the first rank and `others` are those of the other ranks.
     """
 
     instance: str
@@ -37,7 +36,7 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvCacheSpec(NamedTuple):
-    """Properties of the KV cache of one epoch (process life) of an instance, whose engine computes on `device`."""
+    """Size, layout and device of an instance's KV cache."""
 
     instance: str
     epoch: int
@@ -58,24 +57,24 @@ class KvCacheSpec(NamedTuple):
 
 
 class Connection(Protocol):
-    """Thread-safe connection to a peer's cache. Transfers raise InstanceLostError after `close` or the peer's loss."""
+    """Thread-safe connection to a peer's cache. Transfers raise InstanceLostError if the peer is lost."""
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Copy the given layers of local blocks into the peer's blocks; return the number of bytes copied."""
+        """Copy the given layers from local blocks to the peer's blocks; return the number of bytes copied."""
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Copy the given layers of the peer's blocks into local blocks; return the number of bytes copied."""
+        """Copy the given layers from the peer's blocks to local blocks; return the number of bytes copied."""
 
     def probe(self, nbytes: int) -> None:
-        """Move `nbytes` (at most SCRATCH_BYTES) into the peer's scratch memory in the same way as `write`."""
+        """Send `nbytes` (at most SCRATCH_BYTES) to the peer, to measure the link."""
 
     def close(self) -> None: ...
 
 
 class Transport:
-    """Interface of a transport, which gives peers access to the local cache and connects to the caches of peers.
+    """Interface of a transport, which connects the local cache to the caches of peers.
 
-    `writes_outlive_lease` is true if data of a peer may still arrive after its lease has ended, for example by RDMA.
+    With `writes_outlive_lease`, data of a peer may still arrive after its lease has ended, for example by RDMA.
     """
 
     descriptor: MemoryDescriptor
@@ -86,18 +85,19 @@ class Transport:
         """Connect to a peer's cache. Raises ConfigurationError if layouts differ or the memory is unreachable."""
 
     def publish(self, blocks: Sequence[int]) -> None:
-        """Let peers read the given blocks, which the engine has computed."""
+        """Let peers read the given blocks."""
 
     def add_checksums(self, layers: range, blocks: Sequence[int], sums: list[int], *, landed: bool) -> None:
-        """Extend the checksum of each block in `sums` (initially 0, updated in place) by the contents of the given
-        layers. `landed` selects the memory that peers write; otherwise the checksum is of the engine's own memory.
+        """Update the checksum of each block in `sums` by the contents of the given layers.
+
+        Reads the memory that peers write if `landed` is true, otherwise the engine's memory.
         """
 
     def granted(self, lease: Lease) -> None:
-        """Permit the lease's peer to write the lease's blocks until `ended` is called."""
+        """Let a peer write the blocks of a lease."""
 
     def ended(self, lease: Lease) -> None:
-        """End a lease. Afterwards, no peer writes under the lease, unless `writes_outlive_lease` is set."""
+        """End a lease, so that its peer can no longer write the blocks."""
 
     def close(self) -> None: ...
 
@@ -117,7 +117,7 @@ def moved_bytes(layout: KvLayout, layers: range, blocks: int) -> int:
 
 
 class TransportAddress(msgspec.Struct, frozen=True):
-    """Base class of the addresses in `MemoryDescriptor.address`. `transport` is the transport's command-line name."""
+    """Base class of addresses of KV caches. `transport` is the name of the transport on the command line."""
 
     transport: ClassVar[str]
 
@@ -126,7 +126,7 @@ class TransportAddress(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, address: str) -> Self:
-        """Parse an address. Raises ConfigurationError if another transport created the address."""
+        """Parse an address. Raises ConfigurationError for an address of another transport."""
         try:
             return msgspec.json.decode(address, type=cls)
         except msgspec.MsgspecError as error:

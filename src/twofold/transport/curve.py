@@ -1,6 +1,7 @@
-"""Transport `curve`: shared memory within a host, encrypted ZeroMQ frames (CURVE) between hosts. The receiving host
-writes the data into its cache, and only into blocks for which the sender holds a lease. The end of a lease therefore
-revokes access even of an unreachable sender.
+"""Transport `curve`: shared memory within a host, encrypted ZeroMQ messages (CURVE) between hosts.
+
+The receiving host itself writes the data into its cache, and only into blocks leased to the sender. After the end of a
+lease, no data of the sender is written.
 """
 
 import threading
@@ -31,7 +32,7 @@ _LOOK_MS = 50  # between checks for a closed or broken connection
 
 
 class CurveConnection:
-    """Thread-safe connection to a peer's `CurveServer`. After a reconnect, the last request is sent again."""
+    """Thread-safe connection to a peer's `CurveServer`."""
 
     def __init__(self, socket: zmq.Socket[bytes], address: str, ours: PooledTransport, peer: MemoryDescriptor) -> None:
         self._socket, self._ours, self._peer = socket, ours, peer
@@ -62,8 +63,9 @@ class CurveConnection:
         self._ask(curve_server.Probe(self._peer.epoch), [bytes(nbytes)])
 
     def close(self) -> None:
-        """Close the sockets now or, if another thread is waiting for a reply, let that thread close them."""
+        """Close the sockets."""
         self._closed = True
+        # A thread that waits for a reply holds the lock, and closes the sockets itself.
         if self._lock.acquire(blocking=False):
             try:
                 if not self._socket.closed:
@@ -74,9 +76,7 @@ class CurveConnection:
                 self._lock.release()
 
     def _ask(self, question: curve_server.CurveRequest, data: Sequence[curve_server.Bytes] = ()) -> list[zmq.Frame]:
-        """Send a request; return the data frames of its reply. Raises InstanceLostError if the connection is closed
-        before the reply arrives, and StaleEpochError if the peer denies the request.
-        """
+        """Send a request and return the data in its reply. Raises InstanceLostError, or StaleEpochError if denied."""
         try:
             with self._lock:
                 self._asked += 1
@@ -91,7 +91,6 @@ class CurveConnection:
         return found
 
     def _answer(self, frames: list[curve_server.Bytes]) -> list[zmq.Frame]:
-        """Send a request, repeat it after every reconnect, and return its reply."""
         asked = False
         while not self._closed:
             if not asked:
@@ -101,7 +100,7 @@ class CurveConnection:
                 found = self._socket.recv_multipart(copy=False)
                 if found[0].bytes == frames[0]:
                     return found
-            while self._breaks.poll(0):
+            while self._breaks.poll(0):  # reconnected: send the request again
                 recv_monitor_message(self._breaks)
                 asked = False
         raise InstanceLostError(f"{self._peer.instance} was lost")
@@ -118,7 +117,7 @@ class CurveAddress(TransportAddress, frozen=True, tag=True):
 
 
 class CurveTransport(SharedMemoryTransport):
-    """Transport whose cache is in shared memory. Peers on this host map the memory; other peers use a server thread."""
+    """Transport that uses shared memory with peers on this host, and a server thread with other peers."""
 
     def __init__(self, spec: KvCacheSpec) -> None:
         network = spec.network

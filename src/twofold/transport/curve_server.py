@@ -1,4 +1,4 @@
-"""Server side of transport `curve`: messages, lease checks, and the thread that serves remote peers.
+"""Server of the transport `curve`: messages, lease checks, and the thread that serves remote peers.
 
 A message with KV data has two more frames per layer: the keys and the values of all blocks.
 """
@@ -21,7 +21,7 @@ Bytes = bytes | memoryview
 
 
 class WriteBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request of `source` to write the attached data. Denied if `epoch` has ended or no lease covers the blocks."""
+    """Request to write the attached data into leased blocks."""
 
     source: str
     epoch: int
@@ -30,7 +30,7 @@ class WriteBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReadBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request to read the given layers of the given blocks. Denied if `epoch` has ended."""
+    """Request to read the given layers of the given blocks."""
 
     epoch: int
     layers: tuple[int, int]
@@ -38,7 +38,7 @@ class ReadBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class Probe(msgspec.Struct, frozen=True, tag=True):
-    """Request that measures the connection. The server ignores the attached bytes and only replies."""
+    """Request that measures the connection. The server ignores the attached bytes."""
 
     epoch: int
 
@@ -58,7 +58,7 @@ CurveReply = Done | Denied
 
 
 def gather(pool: KvPool, layers: range, blocks: Sequence[int]) -> list[Bytes]:
-    """Copy the given layers of `blocks` into buffers: one with keys and one with values per layer."""
+    """Copy the given layers of `blocks` into buffers, two per layer: keys and values."""
     take = torch.tensor(blocks, device=pool.device)
     return [
         part.index_select(0, take).cpu().numpy().reshape(-1).data for layer in layers for part in pool.block_rows(layer)
@@ -66,7 +66,7 @@ def gather(pool: KvPool, layers: range, blocks: Sequence[int]) -> list[Bytes]:
 
 
 def scatter(pool: KvPool, layers: range, blocks: Sequence[int], frames: Sequence[zmq.Frame]) -> None:
-    """Write frames made by `gather` into `blocks` of a pool in host memory. Raises ValueError for a wrong size."""
+    """Write data from `gather` into `blocks`. Raises ValueError for a wrong size."""
     parts = [part.numpy() for layer in layers for part in pool.block_rows(layer)]
     rows = [
         np.frombuffer(frame.buffer, dtype=np.uint8).reshape(len(blocks), part.shape[1])
@@ -79,9 +79,7 @@ def scatter(pool: KvPool, layers: range, blocks: Sequence[int], frames: Sequence
 
 
 class LeaseGate:
-    """Current leases of remote peers, which determine the blocks that each peer may write. `close` waits for a running
-    write, so no peer writes under a lease after `close` has returned.
-    """
+    """Current leases of remote peers, which determine the blocks that each peer may write."""
 
     def __init__(self) -> None:
         self._leases: dict[tuple[str, str], frozenset[int]] = {}
@@ -92,12 +90,12 @@ class LeaseGate:
             self._leases[source, request_id] = frozenset(blocks)
 
     def close(self, source: str, request_id: str) -> None:
-        with self._lock:
+        with self._lock:  # waits for a running write
             self._leases.pop((source, request_id), None)
 
     @contextmanager
     def passing(self, source: str, blocks: Sequence[int]) -> Iterator[bool]:
-        """Yield True if one lease of `source` covers all given blocks. No lease ends until the context exits."""
+        """Yield whether `source` has a lease on all given blocks. No lease ends inside this context."""
         with self._lock:
             yield any(holder == source and leased.issuperset(blocks) for (holder, _), leased in self._leases.items())
 
@@ -108,7 +106,7 @@ _LOOK_MS = 200
 
 
 class CurveServer:
-    """Thread that receives requests of remote peers and executes them one at a time on `pool` (in host memory)."""
+    """Thread that executes the requests of remote peers, one at a time."""
 
     def __init__(
         self, context: Context, guard: Guard, host_address: str, epoch: int, pool: KvPool, gate: LeaseGate

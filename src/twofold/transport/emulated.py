@@ -1,5 +1,6 @@
-"""Transport `emulated`: moves no data, but takes as long as the network would. An instance sends its hand-offs one
-after another, each at full link bandwidth. Contention with other senders is not modelled.
+"""Transport `emulated`: moves no data, but takes as long as the network would.
+
+An instance sends one hand-off after another, each at full link bandwidth.
 """
 
 from collections.abc import Sequence
@@ -12,9 +13,7 @@ from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor, Tr
 
 
 class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
-    """Network position of an instance: its machine, latencies in seconds and bandwidths in bytes per second.
-    `local_bytes_per_s` is the bandwidth to peers on the same machine.
-    """
+    """Network link of an instance: its machine, latencies in seconds and bandwidths in bytes per second."""
 
     machine: str
     bytes_per_s: float
@@ -23,14 +22,14 @@ class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
     sync_s: float
 
     def rate_to(self, peer: "EmulatedPort") -> float:
-        """Return the bandwidth to the peer in bytes per second, without contention."""
+        """Return the bandwidth to the peer in bytes per second."""
         if peer.machine == self.machine:
             return self.local_bytes_per_s
         return min(self.bytes_per_s, peer.bytes_per_s)
 
 
 class EmulatedConnection:
-    """Emulated link to a peer. A layer-wise hand-off (begun before its prefill ended) takes `sync_s` seconds longer."""
+    """Emulated link to a peer."""
 
     def __init__(self, link: "EmulatedTransport", peer: EmulatedPort) -> None:
         self._link, self._layout = link, link.descriptor.layout
@@ -63,7 +62,7 @@ class EmulatedConnection:
         landed = link.free_at
         if last and source_blocks[-1] in self._layer_wise:
             self._layer_wise.discard(source_blocks[-1])
-            landed += ps(link.port.sync_s)
+            landed += ps(link.port.sync_s)  # a hand-off that began before its prefill ended takes longer
         link.clock.sleep_until(landed)
         return size
 
@@ -80,11 +79,11 @@ class EmulatedConnection:
 
 
 class EmulatedTransport(Transport):
-    """Transport of an emulated instance, which stores no KV. Its network link is busy until `free_at` (picoseconds)."""
+    """Transport of an emulated instance, which stores no KV."""
 
     def __init__(self, spec: KvCacheSpec, port: EmulatedPort, prefills: PrefillTimes, clock: MonotonicClock) -> None:
         self.port, self.prefills, self.clock = port, prefills, clock
-        self.free_at = 0
+        self.free_at = 0  # end of the last transfer, in picoseconds
         self.descriptor = spec.descriptor(msgspec.json.encode(port).decode())
 
     def connect(self, peer: MemoryDescriptor) -> Connection:

@@ -1,4 +1,4 @@
-"""Memory shared by several processes, which the kernel frees when the last of them exits."""
+"""Memory shared by several processes."""
 
 import ctypes
 import mmap
@@ -14,9 +14,7 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class SharedMemory:
-    """Shared memory of `nbytes` bytes in an anonymous file (memfd), which peers open as /proc/PID/fd/FD. No file
-    remains after a crash. A restarted process allocates new memory, so late writes of a peer go to the old memory.
-    """
+    """Shared memory in an anonymous file, which is freed when its last process exits."""
 
     def __init__(self, fd: int, nbytes: int, address: str) -> None:
         self._map = mmap.mmap(fd, nbytes)
@@ -26,7 +24,9 @@ class SharedMemory:
 
     @classmethod
     def create(cls, name: str, nbytes: int, flag: str = "--kv-cache-memory-bytes") -> "SharedMemory":
-        """Allocate shared memory. Raises ConfigurationError, which advises to lower `flag`, if too little is free."""
+        """Allocate shared memory. Raises ConfigurationError if too little memory is free."""
+        # Peers open the memory as /proc/PID/fd/FD, so no file remains after a crash. A restarted process allocates new
+        # memory, so late writes of a peer go to the old memory.
         fd = os.memfd_create(f"twofold-{name}")
         try:
             os.posix_fallocate(fd, 0, nbytes)
@@ -39,7 +39,7 @@ class SharedMemory:
 
     @classmethod
     def open(cls, address: str, nbytes: int) -> "SharedMemory":
-        """Map shared memory of another process. Raises ConfigurationError if it does not exist or has another size."""
+        """Map shared memory of another process. Raises ConfigurationError on failure."""
         try:
             fd = os.open(address, os.O_RDWR)
         except OSError as error:
@@ -55,9 +55,7 @@ class SharedMemory:
         return memoryview(self._map)
 
     def map_again(self, address: int) -> int:
-        """Map the memory a second time, at `address` if free, otherwise anywhere; return the address of the mapping.
-        Raises ConfigurationError if the process has too little address space.
-        """
+        """Map the memory again, if possible at `address`; return its address. Raises ConfigurationError on failure."""
         mapped = _mmap(address, self.nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, self._fd, 0)
         if mapped == _MAP_FAILED:
             reason = os.strerror(ctypes.get_errno())
@@ -65,5 +63,5 @@ class SharedMemory:
         return int(mapped)
 
     def close(self) -> None:
-        """Close the file descriptor. The memory stays mapped as long as a view of it exists."""
+        """Close the file descriptor. The memory stays mapped."""
         os.close(self._fd)

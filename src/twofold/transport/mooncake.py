@@ -1,9 +1,4 @@
-"""Transport `mooncake`: shared memory within a host, Mooncake's transfer engine between hosts.
-
-Within a host, the engine would use TCP, whose buffered data arrives even after the sender was killed. Pieces (memory
-ranges) are submitted one by one, because a call with several pieces returns at the first failure. The other pieces
-could then still be written after the lease has ended.
-"""
+"""Transport `mooncake`: shared memory within a host, Mooncake's transfer engine between hosts."""
 
 import os
 import time
@@ -32,10 +27,10 @@ _SETTINGS = {"MC_TCP_PROTO": "2", "MC_TCP_PROGRESS_TIMEOUT_SEC": _NEVER_S, "MC_T
 
 
 class MooncakeEngine:
-    """Thread-safe `TransferEngine` on Mooncake. `session` is its address for peers. Cancelled data may still arrive."""
+    """Thread-safe interface to Mooncake's transfer engine. `session` is the engine's address for peers."""
 
     def __init__(self, address: str) -> None:
-        """Start an engine at `address` of this host (IPv6 in brackets). Raises ConfigurationError on failure."""
+        """Start an engine at the network address `address`. Raises ConfigurationError on failure."""
         os.environ.update(_SETTINGS)
         os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
         if address.startswith("["):
@@ -57,9 +52,11 @@ class MooncakeEngine:
     def move(
         self, operation: Operation, local: Pieces, remote: Pieces, peer: str, cancelled: Callable[[], bool]
     ) -> None:
-        """Copy each local piece to or from the corresponding remote piece (see `TransferEngine.move`)."""
+        """Copy memory ranges to or from a peer (see `TransferEngine.move`)."""
         engine, under_way, whole = self._engine, deque[int](), True
         submit = engine.batch_transfer_async_write if operation == "WRITE" else engine.batch_transfer_async_read
+        # One by one: a call with several pieces returns at the first failure, and the others could then still be
+        # written after the lease has ended.
         for (here, nbytes), (there, _) in zip(local.rows.tolist(), remote.rows.tolist(), strict=True):
             if len(under_way) == MAX_UNDER_WAY:
                 whole = _moved(engine, under_way.popleft(), cancelled)
@@ -79,7 +76,6 @@ class MooncakeEngine:
 
 
 def _moved(engine: Any, number: int, cancelled: Callable[[], bool]) -> bool:  # noqa: ANN401
-    """Wait for a transfer; return True on success, False if it failed or was cancelled."""
     began, checks = time.perf_counter(), 0
     while (status := engine.transfer_check_status(number)) not in {_DONE, _FAILED}:
         if cancelled():
@@ -105,25 +101,19 @@ _HUGE_PAGE = 2 << 20
 
 
 class MooncakeAddress(TransportAddress, frozen=True, tag=True):
-    """Address of a KV cache. Peers on the same `host` map `memory`; other peers use the engine at `session`. In the
-    owner's process, the pool is at address `base`, and the epoch number at address `life`.
-    """
+    """Address of a KV cache: shared memory for peers on the same host, an engine address for other peers."""
 
     transport = "mooncake"
 
     host: str
-    memory: str
-    session: str
-    base: int
-    life: int
+    memory: str  # for peers on the same host
+    session: str  # for other peers
+    base: int  # address of the pool in the owner's process
+    life: int  # address of the epoch number in the owner's process
 
 
 class MooncakeTransport(SharedMemoryTransport):
-    """Transport that shares memory with peers on this host, and uses Mooncake's engine for peers on other hosts.
-
-    The engine may reconnect to a new process at the port of the old peer. Each epoch (life of a process) therefore has
-    other memory addresses, so that writes for an old epoch are refused. A new connection also checks the peer's epoch.
-    """
+    """Transport that uses shared memory with peers on this host, and Mooncake's engine with other peers."""
 
     writes_outlive_lease = True  # data of an ended process may still be in the network
 
@@ -133,6 +123,8 @@ class MooncakeTransport(SharedMemoryTransport):
             raise ConfigurationError("--transport mooncake needs several hosts: see --listen-workers")
         super().__init__(spec)
         self._host = network.host
+        # The engine may reconnect to a new process at the port of the old peer. Each epoch therefore has other memory
+        # addresses, so that writes for an old epoch are refused.
         base = self._memory.map_again(own_address(spec.epoch, self._memory.nbytes))
         self._life_word = torch.zeros(LIFE_BYTES // 8, dtype=torch.int64)
         self._life_word[0] = spec.epoch
@@ -165,12 +157,11 @@ class MooncakeTransport(SharedMemoryTransport):
 
 
 def own_address(epoch: int, nbytes: int) -> int:
-    """Return the preferred address of the cache of `epoch` (process life). Two epochs rarely get the same one."""
+    """Return the memory address at which to map the cache of an epoch. Two epochs rarely have the same address."""
     place = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
     return _FIRST + epoch % ((_LAST - _FIRST) // place) * place
 
 
 def _cache_memory(layout: KvLayout, num_blocks: int, address: MooncakeAddress) -> CacheMemory:
-    """Return the addresses of a cache's parts. Scratch memory follows the KV pool; the epoch number is elsewhere."""
     scratch = address.base + layout.pool_bytes(num_blocks)
     return CacheMemory(layout, num_blocks, base=address.base, life=address.life, scratch=scratch)

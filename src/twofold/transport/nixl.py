@@ -1,7 +1,6 @@
 """Transport `nixl`: one-sided writes and reads over NIXL's UCX backend (RDMA, TCP, GPU to GPU, shared memory).
 
-NIXL's own agent class polls without a pause and occupies a core. `NixlAgent` uses the low-level bindings to let NIXL's
-progress thread sleep until the network wakes it, for at most `PROGRESS_DELAY_US`.
+The transport uses NIXL's low-level bindings, because NIXL's own agent class polls without a pause.
 """
 
 import os
@@ -31,13 +30,13 @@ from twofold.transport.one_sided import LIFE_BYTES, CacheMemory, OneSidedConnect
 from twofold.transport.pooled import PooledTransport, as_tensor
 from twofold.transport.registry import TRANSPORTS
 
-PROGRESS_DELAY_US = 5000  # longest sleep of the progress thread
+PROGRESS_DELAY_US = 5000  # longest sleep of the progress thread, which the network wakes
 PACKAGES = TRANSPORTS["nixl"].packages  # the same API for different CUDA versions
 BACKEND = "UCX"
 
 
 class NixlAgent:
-    """Thread-safe `TransferEngine` on NIXL. A peer is addressed by the agent name in its metadata."""
+    """Thread-safe interface to NIXL. Peers are addressed by agent name."""
 
     def __init__(self, name: str) -> None:
         bindings = self._bindings = _load_bindings()
@@ -54,7 +53,7 @@ class NixlAgent:
         self._unreleased: list[int] = []
 
     def register(self, address: int, nbytes: int, device: int | None) -> None:
-        """Let peers access memory of GPU `device` (None: host memory). Raises ConfigurationError on failure."""
+        """Let peers access memory of GPU `device`, or of the host if None. Raises ConfigurationError on failure."""
         pieces = self._bindings.nixlRegDList(self._kind(device), [(address, nbytes, device or 0, "")])
         try:
             self._agent.registerMem(pieces, [])
@@ -62,7 +61,7 @@ class NixlAgent:
             raise ConfigurationError(f"NIXL cannot register {nbytes / 2**20:,.0f} MiB of memory: {error}") from error
 
     def metadata(self) -> bytes:
-        """Return the metadata of this agent and of its registered memory, which peers load with `meet`."""
+        """Return the metadata of this agent, which peers load with `meet`."""
         return bytes(self._agent.getLocalMD())
 
     def meet(self, metadata: bytes) -> str:
@@ -83,7 +82,7 @@ class NixlAgent:
     def move(
         self, operation: Operation, local: Pieces, remote: Pieces, peer: str, cancelled: Callable[[], bool]
     ) -> None:
-        """Copy each local piece to or from the corresponding remote piece (see `TransferEngine.move`)."""
+        """Copy memory ranges to or from a peer (see `TransferEngine.move`)."""
         bindings, agent, handle = self._bindings, self._agent, None
         try:
             handle = agent.createXferReq(
@@ -104,7 +103,6 @@ class NixlAgent:
             raise InstanceLostError(f"NIXL cannot reach {peer}: {status}")
 
     def _wait(self, handle: int, status: object, cancelled: Callable[[], bool]) -> object:
-        """Wait until a transfer ends or is cancelled; return its status."""
         began, checks = time.perf_counter(), 0
         while status == self._bindings.NIXL_IN_PROG and not cancelled():
             pause(checks, time.perf_counter() - began)
@@ -113,7 +111,7 @@ class NixlAgent:
         return status
 
     def _release(self, handle: int) -> None:
-        """Release this transfer, and retry earlier releases that failed."""
+        # With earlier releases that failed.
         waiting, self._unreleased = [*self._unreleased, handle], []
         for each in waiting:
             try:
@@ -126,7 +124,6 @@ class NixlAgent:
 
 
 def _with_device(pieces: Pieces) -> npt.NDArray[np.uint64]:
-    """Return the memory ranges in the format of NIXL's bindings, which includes the device."""
     devices = np.full(len(pieces.rows), pieces.device or 0, dtype=np.uint64)
     return np.column_stack((pieces.rows, devices))
 
@@ -141,31 +138,30 @@ ALIGNMENT = 64
 
 
 class NixlAddress(TransportAddress, frozen=True, tag=True):
-    """Address of a KV cache: metadata of the NIXL agent, first byte `base`, and GPU `device` (None: host memory)."""
+    """Address of a KV cache in the memory of a NIXL agent."""
 
     transport = "nixl"
 
     metadata: bytes
-    base: int
-    device: int | None
+    base: int  # first byte of the cache
+    device: int | None  # GPU, or None for host memory
 
 
 def life_offset(layout: KvLayout, num_blocks: int) -> int:
-    """Return the offset of the epoch number in the cache: the first aligned position after the pool."""
+    """Return the offset of the epoch number in the cache memory, after the KV pool."""
     return -(-layout.pool_bytes(num_blocks) // ALIGNMENT) * ALIGNMENT
 
 
 def cache_memory(layout: KvLayout, num_blocks: int, base: int, device: int | None) -> CacheMemory:
-    """Return the addresses of a cache's parts: KV pool, epoch number and scratch memory, in this order."""
+    """Return the addresses of the KV pool, epoch number and scratch memory of a cache."""
     life = base + life_offset(layout, num_blocks)
     return CacheMemory(layout, num_blocks, base=base, life=life, scratch=life + LIFE_BYTES, device=device)
 
 
 class NixlTransport(PooledTransport):
-    """Transport whose local cache is the engine's own memory, which NIXL accesses directly.
+    """Transport through which peers access the engine's own KV cache directly.
 
-    The agent's name contains the epoch (life of the process), so connections are valid only for that epoch. Writes to
-    an ended epoch fail.
+    The agent's name contains the epoch, so writes to a restarted instance fail.
     """
 
     writes_outlive_lease = True  # data of an ended process may still be in the network

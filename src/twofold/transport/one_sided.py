@@ -1,4 +1,4 @@
-"""One-sided writes and reads of a peer's cache. A connection first checks the peer's epoch (life of its process)."""
+"""One-sided writes and reads of a peer's cache."""
 
 import math
 import time
@@ -22,28 +22,29 @@ Operation = Literal["WRITE", "READ"]
 
 
 class Pieces(NamedTuple):
-    """Memory ranges of one process, as rows of (address, bytes), on GPU `device` or, if None, on the host."""
+    """Memory ranges of one process, as rows of (address, bytes), on a GPU or, if `device` is None, on the host."""
 
     rows: npt.NDArray[np.uint64]
     device: int | None
 
 
 class TransferEngine(Protocol):
-    """Interface of a library that copies data between registered memory of two processes. Methods are thread-safe."""
+    """Interface of a library that copies data between the memory of two processes. Methods are thread-safe."""
 
     def move(
         self, operation: Operation, local: Pieces, remote: Pieces, peer: str, cancelled: Callable[[], bool]
     ) -> None:
-        """Copy each local piece to the corresponding remote piece (`WRITE`) or back (`READ`), and wait for the end.
-        Raises InstanceLostError if the peer is unreachable or `cancelled()` becomes true.
+        """Copy local memory ranges to the peer's ranges (`WRITE`), or the peer's to the local ones (`READ`).
+
+        Raises InstanceLostError if the peer is unreachable or `cancelled` returns true.
         """
 
     def forget(self, peer: str) -> None:
-        """Drop all connection state of a peer, which may have exited."""
+        """Drop the connection to a peer."""
 
 
 class CacheMemory:
-    """Addresses in a cache: KV pool at `base`, epoch number at `life`, scratch memory (for probes) at `scratch`."""
+    """Memory addresses of a cache: KV pool (`base`), epoch number (`life`) and memory for probes (`scratch`)."""
 
     def __init__(
         self, layout: KvLayout, num_blocks: int, *, base: int, life: int, scratch: int, device: int | None = None
@@ -62,8 +63,9 @@ class CacheMemory:
             self._parts.append(parts)
 
     def pieces(self, layers: range, starts: Sequence[int], counts: Sequence[int]) -> Pieces:
-        """Return the memory of runs of consecutive blocks, separately for each layer, for keys and for values. Run k
-        starts at block `starts[k]` and has `counts[k]` blocks.
+        """Return the memory ranges of blocks in the given layers.
+
+        Block range k starts at block `starts[k]` and has `counts[k]` blocks.
         """
         parts = np.array(list(chain.from_iterable(self._parts[layers.start : layers.stop])), dtype=np.uint64)
         rows = np.empty((len(parts), len(starts), 2), dtype=np.uint64)
@@ -76,9 +78,7 @@ class CacheMemory:
 
 
 class OneSidedConnection:
-    """Connection to one epoch of a peer. Transfers fail after the end of the epoch or `close`. Before a write,
-    `ready(layers, blocks)` copies local blocks to registered memory.
-    """
+    """Connection to one epoch of a peer. Before each write, `ready(layers, blocks)` is called."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class OneSidedConnection:
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         if not source_blocks:
             return 0
-        if self._ready is not None:
+        if self._ready is not None:  # copies the blocks to registered memory
             self._ready(layers, source_blocks)
         sources, targets, counts = zip(*block_runs(source_blocks, target_blocks), strict=True)
         self._move("WRITE", self._local.pieces(layers, sources, counts), self._remote.pieces(layers, targets, counts))
@@ -114,9 +114,7 @@ class OneSidedConnection:
         self._move("WRITE", local.piece(local.scratch, nbytes), remote.piece(remote.scratch, nbytes))
 
     def greet(self, epoch: int, life_word: torch.Tensor) -> None:
-        """Read the peer's current epoch into the buffer `life_word` and compare it with `epoch`. Raises StaleEpochError
-        if they differ, and InstanceLostError if the peer does not respond; both close the connection.
-        """
+        """Raise StaleEpochError if the peer is in another epoch, and InstanceLostError if it does not respond."""
         local, remote = self._local, self._remote
         deadline = time.monotonic() + CONNECT_S
         answer = local.piece(local.life + 8, 8)
@@ -139,5 +137,5 @@ class OneSidedConnection:
 
 
 def pause(checks: int, waited_s: float) -> None:
-    """Sleep briefly between two checks of a transfer, for longer the longer the transfer takes (at most 1 ms)."""
+    """Sleep for up to 1 ms between two checks of a transfer."""
     time.sleep(0 if checks < 4 else min(waited_s / 16, 0.001))

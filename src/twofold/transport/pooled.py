@@ -13,13 +13,14 @@ from twofold.transport.registry import TRANSPORTS, check_transport
 
 
 def as_tensor(memory: SharedMemory) -> torch.Tensor:
-    """Return the shared memory as a writable uint8 tensor of shape [nbytes], without a copy."""
+    """Return a uint8 tensor that shares the given memory."""
     return torch.frombuffer(memory.view(), dtype=torch.uint8)
 
 
 class PooledTransport(Transport):
-    """Transport that allocates the local KV cache. The engine computes in `engine_pool`, and peers access
-    `landing_pool`. Both are the same pool if peers can access the engine's memory.
+    """Transport that allocates the local KV cache.
+
+    The engine computes in `engine_pool`, and peers access `landing_pool`. Both may be the same pool.
     """
 
     engine_pool: KvPool

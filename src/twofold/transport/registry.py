@@ -1,4 +1,4 @@
-"""Names of the available transports. Does not import torch, so that the command line can list them quickly."""
+"""Names of the available transports."""
 
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from twofold.errors import ConfigurationError
 
 
 class TransportEntry(NamedTuple):
-    """Class name of a transport, its help text, and alternative `packages`, one of which must be installed."""
+    """Class name and help text of a transport. One of `packages`, if any, must be installed."""
 
     name: str
     help: str

@@ -21,14 +21,14 @@ from twofold.transport.shared_memory import SharedMemoryTransport
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True):
-    """Request to connect to a peer; later requests refer to the connection by `key`."""
+    """Request to connect to a peer. `key` identifies the connection in later requests."""
 
     key: int
     peer: MemoryDescriptor
 
 
 class MoveBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request to copy a rank's part of layers `first` to `end` − 1 to the peer (if `writes`) or from the peer."""
+    """Request to copy layers `first` to `end` − 1 to the peer (if `writes`) or from the peer."""
 
     key: int
     writes: bool
@@ -43,19 +43,19 @@ class MoveBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
-    """Request to close a connection, if it is open."""
+    """Request to close a connection."""
 
     key: int
 
 
 class Publish(msgspec.Struct, frozen=True, tag=True):
-    """Request to make the given blocks readable for peers."""
+    """Request to let peers read the given blocks."""
 
     blocks: Sequence[int]
 
 
 class CopyToEngine(msgspec.Struct, frozen=True, tag=True):
-    """Request to copy received blocks from the landing pool to the engine pool."""
+    """Request to copy received blocks to the engine's pool."""
 
     block_lists: Sequence[Sequence[int]]
 
@@ -64,19 +64,19 @@ RankRequest = Connect | MoveBlocks | Close | Publish | CopyToEngine
 
 
 class RankAddress(msgspec.Struct, frozen=True, tag=True):
-    """First message of a rank to the first rank: the address of its memory."""
+    """Memory address of a rank, sent to the first rank at start-up."""
 
     address: str
 
 
 class BytesMoved(msgspec.Struct, frozen=True, tag=True):
-    """Reply of a rank that executed a request. `nbytes` is 0 if the request does not move data."""
+    """Reply of a rank that executed a request: the number of bytes moved."""
 
     nbytes: int
 
 
 class RankError(msgspec.Struct, frozen=True, tag=True):
-    """Reply of a rank that failed to execute a request: the class name and the message of the error."""
+    """Reply of a rank that failed to execute a request."""
 
     error: str
     reason: str
@@ -96,8 +96,9 @@ class OtherRanks:
         self.addresses = tuple(message.address for message in first if isinstance(message, RankAddress))
 
     def ask(self, request: RankRequest, meanwhile: Callable[[], int] = lambda: 0) -> int:
-        """Send a request to all other ranks, call `meanwhile` for the first rank's own part, and return the total bytes
-        moved. If a rank fails, raise its error after all ranks have replied.
+        """Send a request to all other ranks, call `meanwhile`, and return the total number of bytes moved.
+
+        Raises the error of a failed rank.
         """
         with self._lock:
             for other in self._others:
@@ -106,7 +107,7 @@ class OtherRanks:
                 moved = meanwhile()
             finally:
                 answers = [other.recv() for other in self._others]
-        for answer in answers:
+        for answer in answers:  # after all ranks have replied
             if isinstance(answer, RankError):
                 raise _ERRORS.get(answer.error, TwofoldError)(answer.reason)
             if isinstance(answer, BytesMoved):
@@ -115,7 +116,7 @@ class OtherRanks:
 
 
 class ShardedConnection:
-    """Connection of all ranks of a worker to a peer. `own` is the connection of the first rank."""
+    """Connection of all ranks of a worker to a peer."""
 
     def __init__(self, ranks: OtherRanks, key: int, own: Connection) -> None:
         self._ranks, self._key, self._own = ranks, key, own
@@ -127,7 +128,7 @@ class ShardedConnection:
         return self._move(layers, source_blocks, target_blocks, writes=False)
 
     def probe(self, nbytes: int) -> None:
-        """Probe from the first rank only, because all ranks use the same link."""
+        """Measure the link from the first rank only, because all ranks share it."""
         self._own.probe(nbytes)
 
     def close(self) -> None:
@@ -140,7 +141,7 @@ class ShardedConnection:
 
 
 class ShardedTransport(Transport):
-    """Transport of a sharded worker, in its first rank's process. `own` moves the first rank's part of the cache."""
+    """Transport of a sharded worker, which runs in the process of the first rank."""
 
     def __init__(self, own: SharedMemoryTransport, ranks: OtherRanks) -> None:
         self.descriptor = msgspec.structs.replace(own.descriptor, others=ranks.addresses)
@@ -164,7 +165,7 @@ class ShardedTransport(Transport):
 
 
 class RankServer:
-    """Server of each rank but the first: executes requests of the first rank on this rank's part of the cache."""
+    """Executes requests of the first rank in the process of another rank."""
 
     def __init__(self, own: SharedMemoryTransport, first: Pipe) -> None:
         self._own, self._first = own, TypedPipe[RankRequest](first, RankRequest)
@@ -172,7 +173,7 @@ class RankServer:
         self._first.send(RankAddress(own.descriptor.address))
 
     def serve(self, beat: Callable[[], None], beat_s: float) -> None:
-        """Execute requests until the first rank exits. Meanwhile, call `beat` at least every `beat_s` seconds."""
+        """Execute requests until the first rank exits. Call `beat` at least every `beat_s` seconds."""
         while True:
             try:
                 if self._first.connection.poll(beat_s):

@@ -1,6 +1,4 @@
-"""Transport `shared_memory`: copies KV between processes of one host through mapped memory. If sender and receiver are
-sharded differently, each rank exchanges KV with all peer ranks that share its heads and layers.
-"""
+"""Transport `shared_memory`: copies KV between processes of one host through shared memory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,10 +17,10 @@ _SCRATCH_LAYOUT = KvLayout((LayerShape(1, 8 << 10, 8 << 10),), block_size=1, dty
 
 
 class MappedPool:
-    """A peer's KV pool mapped into this process. The mapping remains valid after the peer exits."""
+    """A peer's KV pool, mapped into this process."""
 
     def __init__(self, address: str, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
-        """Map a peer's pool for copies to and from `device`. Raises ConfigurationError if the memory is missing."""
+        """Map a peer's pool. Raises ConfigurationError if the memory is missing."""
         nbytes = layout.pool_bytes(num_blocks)
         self._memory = SharedMemory.open(address, nbytes + SCRATCH_BYTES)
         self.pool = KvPool(layout, num_blocks, as_tensor(self._memory))
@@ -44,7 +42,7 @@ def _scratch_pool(memory: torch.Tensor | None) -> KvPool:
 
 
 class RankShard:
-    """One rank of a sharded instance. `layout` is the KV layout of the whole instance."""
+    """One rank of a sharded instance."""
 
     def __init__(self, sharding: Sharding, rank: int, layout: KvLayout) -> None:
         self.sharding, self.rank = sharding, rank
@@ -52,18 +50,16 @@ class RankShard:
         self._first_heads = [sharding.heads(rank, count).start for count in layout.kv_heads]
 
     def heads(self, pool: KvPool, layer: int, heads: range, blocks: Sequence[int]) -> PoolHeads:
-        """Convert `layer` and `heads`, numbered as in the whole model, to their location in this rank's `pool`."""
+        """Convert `layer` and `heads` of the whole model to their location in this rank's `pool`."""
         first = self._first_heads[layer]
         return PoolHeads(pool, layer - self._first_layer, range(heads.start - first, heads.stop - first), blocks)
 
 
 class ReshardConnection:
-    """Connection of one rank to a peer, if either instance is sharded. Moves only this rank's heads and layers. `ours`
-    are the rank's engine pool and landing pool (memory that peers access).
-    """
+    """Connection of one rank to a peer that may be sharded differently."""
 
     def __init__(self, member: RankShard, ours: tuple[KvPool, KvPool], peer: MemoryDescriptor) -> None:
-        """Map the peer ranks that share heads and layers with this rank. Raises ConfigurationError on failure."""
+        """Map the memory of peer ranks with heads and layers of this rank. Raises ConfigurationError on failure."""
         self._member, self._theirs = member, dict[int, MappedPool]()
         self._engine_pool, self._landing_pool = ours
         layout, sharding = peer.layout, peer.sharding
@@ -110,7 +106,7 @@ class ReshardConnection:
 
 
 class SharedMemoryConnection(MappedPool):
-    """Connection between unsharded instances, which maps the peer's memory into this process."""
+    """Connection between unsharded instances on one host."""
 
     def __init__(self, engine_pool: KvPool, landing_pool: KvPool, peer: MemoryDescriptor) -> None:
         super().__init__(peer.address, peer.layout, peer.num_blocks, engine_pool.device)
@@ -127,8 +123,7 @@ class SharedMemoryConnection(MappedPool):
 class SharedMemoryTransport(PooledTransport):
     """Transport whose local cache is in shared memory, which peers on this host map.
 
-    On an accelerator, the engine has its own pool, and blocks are copied between it and the shared memory. In a sharded
-    instance, the cache holds only the heads and layers of one `rank`.
+    In a sharded instance, the cache holds only the heads and layers of one `rank`.
     """
 
     def __init__(self, spec: KvCacheSpec, sharding: Sharding = UNSHARDED, rank: int = 0) -> None:
@@ -151,7 +146,7 @@ class SharedMemoryTransport(PooledTransport):
         self.stage(range(len(self.engine_pool.layout.layers)), blocks)
 
     def stage(self, layers: range, blocks: Sequence[int]) -> None:
-        """On an accelerator, copy computed blocks to the memory that peers access. On a CPU, do nothing."""
+        """Copy blocks from an accelerator to the shared memory. On a CPU, do nothing."""
         if self.engine_pool is not self.landing_pool:
             with self.engine_pool.copying():
                 _copy(self.engine_pool, self.landing_pool, layers, blocks, blocks)

@@ -1,7 +1,6 @@
 """Trace format of the Azure LLM inference traces: csv with TIMESTAMP, ContextTokens and GeneratedTokens.
 
-A timestamp has up to nine fractional digits and an optional UTC offset. When read, arrival times count from the first
-request. When written, timestamps count from 1970-01-01, rounded to 100 ns. Source: Azure Public Dataset.
+Timestamps are read relative to the first request, and written relative to 1970-01-01. Source: Azure Public Dataset.
 """
 
 import re
@@ -45,8 +44,7 @@ def encode(_index: int, request: Request) -> str:
 
 
 def _nanoseconds(lines: Lines, text: str) -> int:
-    """Parse a timestamp into integer nanoseconds since 1970, because a float would lose precision."""
-    match = _TIME.fullmatch(text)
+    match = _TIME.fullmatch(text)  # integers, because a float would lose precision
     if match is None:
         raise lines.error(f"TIMESTAMP is {text!r}, which is not a time such as 2023-11-16 18:17:03.9799600")
     try:

@@ -1,6 +1,7 @@
-"""Arrival processes and length distributions of generated workloads. A seed yields the same lengths with every arrival
-process. Prompt and output lengths are independent, because they are hardly correlated in the Azure 2023 traces:
-Pearson's r is 0.00 for code and -0.11 for conversation.
+"""Arrival processes and length distributions of generated workloads.
+
+Prompt and output lengths are independent, because they are hardly correlated in the Azure 2023 traces (Pearson's r is
+0.00 for code and -0.11 for conversation).
 """
 
 import math
@@ -19,15 +20,16 @@ from twofold.errors import require
 
 
 class RandomStream(IntEnum):
-    """Random streams of a workload. The numbers are part of seeds, so a changed number would change all workloads."""
+    """Random streams of a workload: arrival times, prompt lengths and output lengths."""
 
+    # The numbers are part of seeds: a changed number would change all workloads.
     ARRIVALS = 0
     PROMPTS = 1
     OUTPUTS = 2
 
 
 def generator(seed: int, stream: RandomStream) -> Generator:
-    """Create the random generator for a seed and a stream. Raises ConfigurationError for a negative seed."""
+    """Create a random generator for a seed. Raises ConfigurationError for a negative seed."""
     require(seed >= 0, f"the seed must be at least 0, not {seed}")
     return Generator(PCG64((seed, stream)))
 
@@ -48,8 +50,8 @@ def poisson(rate: float, seed: int) -> Iterator[float]:
 
 
 def gamma(rate: float, burstiness: float, seed: int) -> Iterator[float]:
-    """Return arrival times whose gaps follow a gamma distribution with mean 1/`rate` seconds and shape `burstiness`, as
-    in vLLM's benchmark. The coefficient of variation of the gaps is 1/sqrt(burstiness).
+    """Return arrival times with gamma-distributed gaps of mean 1/`rate` seconds and shape `burstiness`, as in vLLM's
+    benchmark.
     """
     scale = 1 / (rate * burstiness)
     return _sums(seed, lambda random: random.gamma(burstiness, scale, _CHUNK).tolist())
@@ -64,8 +66,9 @@ ARRIVALS: dict[str, Callable[[float, float, int], Iterator[float]]] = {
 
 
 def arrival_times(name: str, rate: float, seed: int, burstiness: float = 1.0) -> Iterator[float]:
-    """Return an endless iterator of ascending arrival times in seconds. `name` is a key of `ARRIVALS`; `rate` is in
-    requests per second. Raises ConfigurationError for invalid arguments.
+    """Return an endless iterator of arrival times in seconds. `name` is a key of `ARRIVALS`.
+
+    `rate` is in requests per second. Raises ConfigurationError for invalid arguments.
     """
     require(name in ARRIVALS, f"arrival process {name!r} is not one of {', '.join(ARRIVALS)}")
     positive = rate > 0 and math.isfinite(rate)
@@ -82,7 +85,6 @@ def require_positive(name: str, value: float) -> None:
 
 
 def _sums(seed: int, draw: Callable[[Generator], list[float]]) -> Iterator[float]:
-    """Return arrival times: cumulative sums of drawn gaps. Raises ConfigurationError for a negative seed."""
     random = generator(seed, RandomStream.ARRIVALS)
 
     def times() -> Iterator[float]:
@@ -99,10 +101,10 @@ _UNIFORM = re.compile(r"([1-9]\d{0,6})\+([1-9]\d{0,6})")
 
 
 class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Quantiles of the prompt and output lengths of a trace, from minimum to maximum, and the origin of the trace.
+    """Distribution of the prompt and output lengths of a trace, as quantiles.
 
-    A share `probabilities[i]` of the prompts have at most `prompt_tokens[i]` tokens, and the same share of the outputs
-    have at most `output_tokens[i]`. `requests` is the number of requests in the trace.
+    `prompt_tokens[i]` and `output_tokens[i]` are the quantiles for `probabilities[i]`. `requests` is the number of
+    requests in the trace.
     """
 
     name: str
@@ -118,7 +120,7 @@ class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: list[float]
 
     def sample(self, seed: int) -> Iterator[tuple[int, int]]:
-        """Return an endless iterator of random pairs (prompt tokens, output tokens). Equal seeds yield equal pairs."""
+        """Return an endless iterator of random pairs (prompt tokens, output tokens)."""
         prompts, outputs = generator(seed, RandomStream.PROMPTS), generator(seed, RandomStream.OUTPUTS)
 
         def pairs() -> Iterator[tuple[int, int]]:
@@ -130,14 +132,13 @@ class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
         return pairs()
 
     def _draw(self, random: np.random.Generator, quantiles: list[float]) -> list[int]:
-        """Draw random lengths, with linear interpolation between the quantiles."""
         drawn = np.interp(random.random(_CHUNK), self.probabilities, quantiles)
         lengths: list[int] = np.rint(drawn).astype(np.int64).tolist()
         return lengths
 
 
 def uniform_lengths(spec: str) -> LengthDistribution | None:
-    """Parse fixed lengths such as `512+64` (prompt and output tokens). Return None if `spec` has another form."""
+    """Parse fixed prompt and output lengths such as `512+64`. Return None for any other text."""
     found = _UNIFORM.fullmatch(spec)
     if found is None:
         return None
@@ -159,6 +160,6 @@ def uniform_lengths(spec: str) -> LengthDistribution | None:
 
 @cache
 def load_lengths(name: str) -> LengthDistribution:
-    """Load the length distribution `name` from the package's data, or parse fixed lengths such as `512+64`."""
+    """Return the length distribution `name`, or fixed lengths such as `512+64`."""
     data = files("twofold.workload").joinpath("data", f"{name}.json")
     return uniform_lengths(name) or msgspec.json.decode(data.read_bytes(), type=LengthDistribution)

@@ -17,10 +17,10 @@ MAX_TOKENS = 2**31 - 1  # larger numbers in a trace are errors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFormat:
-    """A trace format: how to detect, read and write it, and the request fields that it supports.
+    """A trace format: how to detect, read and write it.
 
-    `keys` are the required csv columns or JSON keys, which identify the format. `read` yields the requests of a file;
-    `encode` formats a request as one line. Arrival times are written in steps of `resolution_s` (0: exact).
+    `keys` are its required csv columns or JSON keys. `encode` formats a request as one line. `resolution_s` is the
+    resolution of written arrival times (0: exact).
     """
 
     name: str
@@ -35,14 +35,14 @@ class TraceFormat:
 
 
 def prompt_length(lines: Lines, name: str, tokens: int) -> int:
-    """Return `tokens` if it is a valid prompt length; otherwise raise WorkloadError, which names line and field."""
+    """Return `tokens` if it is a valid prompt length. Raises WorkloadError otherwise."""
     if tokens < 1:
         raise lines.error(f"{name} is {tokens}, and a prompt has at least one token")
     return _bounded(lines, name, tokens)
 
 
 def output_length(lines: Lines, name: str, tokens: int) -> int:
-    """Return a valid output length, with 0 replaced by 1; otherwise raise WorkloadError, which names line and field."""
+    """Return `tokens` if it is a valid output length, or 1 if it is 0. Raises WorkloadError otherwise."""
     if tokens < 0:
         raise lines.error(f"{name} is {tokens}, and an output has no negative length")
     if tokens == 0:
@@ -58,5 +58,6 @@ def _bounded(lines: Lines, name: str, tokens: int) -> int:
 
 
 def block_numbers(request: Request) -> tuple[int, ...]:
-    """Return the prefix blocks of a request as integers. Hashes are truncated to their first eight bytes."""
+    """Return the prefix block ids of a request as integers."""
+    # Hashes are truncated to their first eight bytes.
     return tuple(block if isinstance(block, int) else int.from_bytes(block[:8]) for block in request.prefix_blocks)

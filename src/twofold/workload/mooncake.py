@@ -1,7 +1,7 @@
 """Trace format of the Mooncake traces (FAST'25): jsonl with timestamp (ms), input_length, output_length and hash_ids.
 
-`hash_ids` is optional and has one id per block of 512 prompt tokens. Two prompts with equal ids at a position have
-equal tokens up to the end of this block. Arrival times count from the first request.
+`hash_ids` is optional and has one id per block of 512 prompt tokens. An id identifies the block and all tokens before
+it.
 """
 
 from collections.abc import Iterator

@@ -11,7 +11,7 @@ from twofold.workload.rows import Lines, json_rows
 
 
 class TwofoldRow(msgspec.Struct, omit_defaults=True):
-    """One line of a trace: the fields of `Request`. `prefix_blocks` is omitted if empty."""
+    """One line of a trace: the fields of `Request`."""
 
     id: str
     arrival_s: float

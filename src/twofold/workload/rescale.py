@@ -1,6 +1,6 @@
-"""Streaming transformations of a workload, which scale times or lengths or select a part. The id of a prefix block
-identifies all tokens up to the end of the block (512 tokens). A resized prompt therefore keeps only the ids of blocks
-that it still contains completely.
+"""Functions that scale the times or lengths of a workload, or select a part of it.
+
+A prefix block has 512 tokens. A shortened prompt keeps the ids of its complete blocks.
 """
 
 import math
@@ -17,7 +17,7 @@ BLOCK_TOKENS = 512  # block size of Mooncake's hash_ids; see Request.prefix_bloc
 
 
 def scale_rate(requests: Iterable[Request], factor: float) -> Iterator[Request]:
-    """Multiply the arrival rate by `factor`, by dividing every arrival time."""
+    """Multiply the arrival rate by `factor`."""
     require_positive("rate scale", factor)
     return (replace(request, arrival_s=request.arrival_s / factor) for request in requests)
 
@@ -36,8 +36,9 @@ def mean_rate(requests: Iterable[Request]) -> float | None:
 
 
 def to_rate(reopen: Callable[[], Iterator[Request]], rate: float) -> Iterator[Request]:
-    """Scale arrival times to a mean of `rate` requests per second. `reopen` is called twice and must return all
-    requests each time. Raises ConfigurationError if all requests arrive at the same time.
+    """Scale arrival times to a mean of `rate` requests per second. Each call of `reopen` must return all requests.
+
+    Raises ConfigurationError if all requests arrive at the same time.
     """
     require_positive("rate", rate)
     current = mean_rate(reopen())
@@ -48,12 +49,12 @@ def to_rate(reopen: Callable[[], Iterator[Request]], rate: float) -> Iterator[Re
 
 
 def retime(requests: Iterable[Request], times_s: Iterable[float]) -> Iterator[Request]:
-    """Replace the arrival times by `times_s`, in order. The stream ends when either iterable ends."""
+    """Replace the arrival times by `times_s`, in order."""
     return (replace(request, arrival_s=time) for request, time in zip(requests, times_s, strict=False))
 
 
 def window(requests: Iterable[Request], start_s: float, duration_s: float | None = None) -> Iterator[Request]:
-    """Select the requests that arrive within `duration_s` from `start_s` on; the new arrival times count from there."""
+    """Select the requests that arrive within `duration_s` after `start_s`. `start_s` becomes time 0."""
     require(start_s >= 0 and math.isfinite(start_s), f"the start must be at least 0 s, not {start_s:g} s")
     if duration_s is not None:
         require_positive("duration", duration_s)
@@ -84,13 +85,13 @@ def scale_lengths(requests: Iterable[Request], factor: float) -> Iterator[Reques
 
 
 def fit_to_context(requests: Iterable[Request], max_model_len: int) -> Iterator[Request]:
-    """Shorten requests of more than `max_model_len` tokens: prompt and output shrink by the same factor."""
+    """Shorten requests of more than `max_model_len` tokens. Prompt and output shrink by the same factor."""
     require(max_model_len >= 2, f"the context must be at least 2 tokens, not {max_model_len}")
     return (_clipped(request, max_model_len) for request in requests)
 
 
 def fit_lengths(requests: Iterable[Request], length_scale: float, max_model_len: int | None) -> Iterator[Request]:
-    """Scale all lengths by `length_scale`, then shorten requests to `max_model_len` tokens (None: no limit)."""
+    """Multiply all lengths by `length_scale`, then shorten requests of more than `max_model_len` tokens."""
     scaled = iter(requests) if length_scale == 1 else scale_lengths(requests, length_scale)
     return scaled if max_model_len is None else fit_to_context(scaled, max_model_len)
 
@@ -105,7 +106,8 @@ def _clipped(request: Request, limit: int) -> Request:
 
 
 def resize(request: Request, prompt_tokens: int, output_tokens: int) -> Request:
-    """Return the request with new lengths, without the prefix blocks that the new prompt no longer contains."""
+    """Return the request with new lengths."""
+    # An id identifies all tokens up to the end of its block, so only complete blocks keep theirs.
     blocks = request.prefix_blocks
     if prompt_tokens != request.prompt_tokens:
         blocks = blocks[: min(prompt_tokens, request.prompt_tokens) // BLOCK_TOKENS]

@@ -1,4 +1,4 @@
-"""Reading of csv and jsonl files, plain or compressed with gzip. Error messages name the line."""
+"""Reading of csv and jsonl files, plain or compressed with gzip."""
 
 import csv
 import gzip
@@ -23,13 +23,13 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 @dataclass(slots=True)
 class ReadNotes:
-    """Corrections made while reading a trace. `zero_outputs` counts outputs of length 0 that were read as length 1."""
+    """Corrections made while reading a trace. `zero_outputs` counts outputs of length 0, which are read as length 1."""
 
     zero_outputs: int = 0
 
 
 class Lines:
-    """Iterator over the non-blank lines of an open file. `number` is the number of the current line, from 1 on."""
+    """Iterator over the non-blank lines of an open file. `number` is the current line number."""
 
     def __init__(self, path: Path, stream: BufferedIOBase, notes: ReadNotes) -> None:
         self.path, self.notes, self.number = path, notes, 0
@@ -83,14 +83,14 @@ def open_lines(path: Path, notes: ReadNotes | None = None) -> Iterator[Lines]:
 
 
 def require_file(path: Path) -> None:
-    """Raise WorkloadError unless `path` is a regular file. A pipe is refused, because a trace may be read twice."""
+    """Raise WorkloadError unless `path` is a regular file."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError as error:
         raise WorkloadError(str(path), "no such file") from error
     except (OSError, ValueError) as error:  # ValueError: invalid file name
         raise WorkloadError(str(path), f"cannot be opened: {getattr(error, 'strerror', error)}") from error
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(mode):  # a pipe cannot be read twice
         raise WorkloadError(str(path), "not a regular file")
 
 
@@ -98,7 +98,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 
 
 def csv_fields(lines: Lines, line: str) -> list[str]:
-    """Split one csv line into fields. A quote that is not closed in the same line raises WorkloadError."""
+    """Split one csv line into fields. Raises WorkloadError for invalid csv."""
     try:
         return [field.strip() for field in next(csv.reader((line,), strict=True))]
     except csv.Error as error:
@@ -121,14 +121,14 @@ def csv_rows(lines: Lines, columns: Sequence[str]) -> Iterator[list[str]]:
 
 
 def parse_int(lines: Lines, column: str, text: str) -> int:
-    """Parse a decimal integer. Raises WorkloadError, which names the line and column, for any other text."""
+    """Parse a decimal integer. Raises WorkloadError for any other text."""
     if _WHOLE.fullmatch(text) is None:
         raise lines.error(f"{column} is {text!r}, which is not a whole number")
     return int(text)
 
 
 def parse_seconds(lines: Lines, column: str, text: str) -> float:
-    """Parse a time of at least 0 seconds. Raises WorkloadError, which names the line and column, for any other text."""
+    """Parse a time of at least 0 seconds. Raises WorkloadError for any other text."""
     try:
         value = float(text)
     except ValueError:
@@ -156,7 +156,7 @@ _WORDS = {
 
 
 def json_rows(lines: Lines, kind: type[T]) -> Iterator[T]:
-    """Decode each line as a struct of type `kind`. Unknown keys are ignored."""
+    """Decode each line as a struct of type `kind`. Raises WorkloadError for an invalid line."""
     decoder = msgspec.json.Decoder(kind)
     for line in lines:
         try:
@@ -176,7 +176,7 @@ def json_keys(lines: Lines, line: str) -> tuple[str, ...]:
 
 
 def explain_json_error(message: str) -> str:
-    """Translate the message of a msgspec error into a message for users."""
+    """Convert a msgspec error message to a message for users."""
     if "truncated" in message:
         return "the JSON is cut off"
     if match := _MISSING.match(message):

@@ -1,4 +1,4 @@
-"""Function `workload`, which yields the requests of a generated workload or of a trace file."""
+"""Function `workload`, which returns the requests of a generated workload or of a trace file."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -23,10 +23,10 @@ from twofold.workload.trace import open_trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Selection of a part of a trace, from `start_s` seconds of the trace on, and the arrival rate of its replay.
+    """Part of a trace to replay, and its arrival rate.
 
-    `rate_scale` multiplies the trace's arrival rate; alternatively, `rate` is the mean rate of the replay in requests
-    per second. `duration_s` limits the replay in seconds.
+    The part begins `start_s` seconds after the start of the trace. Either `rate_scale` multiplies its arrival rate, or
+    `rate` sets its mean rate in requests per second. `duration_s` limits the replay in seconds.
     """
 
     start_s: float = 0.0
@@ -46,7 +46,7 @@ class Replay:
         take((), self.num_requests)
 
     def requests(self, reopen: Callable[[], Iterator[Request]]) -> Iterator[Request]:
-        """Stream the selected requests. Each call of `reopen` must return the whole trace from its first request."""
+        """Return the selected requests. Each call of `reopen` must return the whole trace."""
         if self.rate is not None:
             scaled = to_rate(lambda: self._part(reopen), self.rate)
         else:
@@ -67,7 +67,7 @@ NAMED: tuple[str, ...] = ("azure-code", "azure-conv", "distserve-chat", "distser
 
 
 def is_named(spec: str) -> bool:
-    """Return whether `spec` is a generated workload: a name in `NAMED`, or fixed lengths such as 512+64."""
+    """Return whether `spec` is the name of a generated workload, or fixed lengths such as 512+64."""
     return spec in NAMED or uniform_lengths(spec) is not None
 
 
@@ -84,18 +84,18 @@ def workload(
     max_model_len: int | None = None,
     start_s: float = 0.0,
 ) -> Iterator[Request]:
-    """Stream the requests of a generated workload or of a trace file, in order of arrival.
+    """Return the requests of a generated workload or of a trace file, in order of arrival.
 
     `spec` is a name in `NAMED`, fixed lengths such as 512+64, or the path of a trace. All lengths are multiplied by
-    `length_scale`, and requests are shortened to `max_model_len` (see `fit_to_context`).
+    `length_scale`, and requests are shortened to `max_model_len` tokens.
 
-    A generated workload needs `rate` (requests per second) and either `num_requests` or `duration_s`. `arrival` is its
-    arrival process: by default poisson if `burstiness` is 1, otherwise gamma.
+    A generated workload needs `rate` (requests per second) and either `num_requests` or `duration_s`. Its `arrival`
+    process is poisson by default, or gamma if `burstiness` is not 1.
 
-    A trace is replayed as in `Replay`. With an `arrival` other than `trace`, only the lengths come from the trace, and
-    `rate` defaults to its mean rate.
+    A trace is replayed as in `Replay`. With an `arrival` process other than `trace`, only the lengths come from the
+    trace.
 
-    Invalid arguments raise ConfigurationError, a missing file or a bad line WorkloadError.
+    Invalid arguments raise ConfigurationError. A missing file or a bad line raises WorkloadError.
     """
     if is_named(spec):
         require(not start_s, f"{spec} is generated and begins at 0: only trace files take a start")
@@ -125,7 +125,7 @@ def generate(
     burstiness: float = 1.0,
     seed: int = 0,
 ) -> Iterator[Request]:
-    """Generate requests with the lengths of a named workload or with fixed lengths. Request ids count from 0."""
+    """Return the requests of a generated workload. Raises ConfigurationError for invalid arguments."""
     if not is_named(name):
         raise unknown_name("workload", name, NAMED)
     lengths = load_lengths(name)
@@ -157,7 +157,6 @@ def _from_trace(
 
 
 def _require_known(spec: str) -> None:
-    """Raise WorkloadError for a path that is not a file, and ConfigurationError for an unknown workload name."""
     try:
         require_file(Path(spec))
     except WorkloadError as error:

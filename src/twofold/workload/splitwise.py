@@ -1,7 +1,6 @@
-"""Trace format of SplitwiseSim: csv with an arrival_timestamp in seconds, prompt_size and token_size.
+"""Trace format of SplitwiseSim: csv with arrival_timestamp in seconds, prompt_size, token_size and other columns.
 
-Every row is one request; a `batch_size` other than 1 is an error. The other columns are written as SplitwiseSim's trace
-generator does: request_type 2 (LLM inference), application_id 0.
+Every row is one request, so `batch_size` must be 1.
 """
 
 import csv
@@ -32,6 +31,7 @@ def read(lines: Lines) -> Iterator[Request]:
 def encode(_index: int, request: Request) -> str:
     if not request.id.isprintable() or request.id != request.id.strip():
         raise ConfigurationError(f"request id {request.id!r} cannot be written to csv; write twofold instead")
+    # Like SplitwiseSim's trace generator: request_type 2 (LLM inference), application_id 0.
     row = (request.id, 2, 0, repr(request.arrival_s), 1, request.prompt_tokens, request.output_tokens)
     text = StringIO()
     csv.writer(text, lineterminator="").writerow(row)

@@ -12,7 +12,7 @@ from twofold.request import BlockKey, Request
 
 
 class LengthSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of prompt or output lengths in tokens. Quantiles are interpolated linearly, as by numpy."""
+    """Statistics of prompt or output lengths in tokens."""
 
     total: int
     min: int
@@ -24,10 +24,10 @@ class LengthSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of a trace. A statistic that is undefined for the trace is None.
+    """Statistics of a trace. An undefined statistic is None.
 
-    `gap_cv` is the coefficient of variation of the gaps between arrivals: 1 for Poisson, 1/sqrt(burstiness) for gamma
-    arrivals. `highest_reuse` is the share of prefix blocks that occurred earlier: the hit rate of an infinite cache.
+    `gap_cv` is the coefficient of variation of the gaps between arrivals: 1 for Poisson arrivals. `highest_reuse` is
+    the hit rate of an infinite prefix cache.
     """
 
     requests: int
@@ -42,7 +42,6 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _length_summary(counts: Counter[int]) -> LengthSummary:
-    """Compute the statistics of lengths. `counts` maps each length to its number of occurrences."""
     values = sorted(counts)
     below = list(accumulate(counts[value] for value in values))
     total = sum(value * count for value, count in counts.items())
@@ -51,7 +50,7 @@ def _length_summary(counts: Counter[int]) -> LengthSummary:
 
 
 class GapStatistics:
-    """Mean and coefficient of variation of the gaps between arrivals, computed in one pass (Welford's recurrence)."""
+    """Mean and coefficient of variation of the gaps between arrivals, computed in one pass (Welford's method)."""
 
     def __init__(self) -> None:
         self.count, self.mean_s, self._squares, self._latest = 0, 0.0, 0.0, math.nan
@@ -71,7 +70,7 @@ class GapStatistics:
 
 
 def summarise(requests: Iterable[Request]) -> TraceSummary:
-    """Compute the statistics of a stream of requests, without storing it. Raises ValueError for an empty stream."""
+    """Compute the statistics of a stream of requests. Raises ValueError for an empty stream."""
     prompts, outputs, gaps = Counter[int](), Counter[int](), GapStatistics()
     distinct: set[BlockKey] = set()
     blocks, first_s, last_s = 0, None, 0.0
@@ -98,7 +97,7 @@ def summarise(requests: Iterable[Request]) -> TraceSummary:
 
 
 def _quantile(values: list[int], below: list[int], share: float) -> float:
-    """Return a quantile of samples. `values` are the distinct samples, ascending; `below` are cumulative counts."""
+    # `values` are the distinct samples, ascending; `below` are their cumulative counts.
     place = share * (below[-1] - 1)
     low, high = (values[bisect_right(below, rank)] for rank in (math.floor(place), math.ceil(place)))
     return low + (high - low) * (place % 1)

@@ -22,9 +22,9 @@ FORMATS: dict[str, TraceFormat] = {"azure": AZURE, "mooncake": MOONCAKE, "splitw
 
 
 def open_trace(path: str | Path, format_name: str | None = None, notes: ReadNotes | None = None) -> Iterator[Request]:
-    """Stream the requests of a trace file, with constant memory. If `format_name` is None, the format is detected.
+    """Stream the requests of a trace file. If `format_name` is None, the format is detected.
 
-    Corrections made while reading are counted in `notes`. Raises WorkloadError for a missing file or bad line, and
+    `notes` counts corrections made while reading. Raises WorkloadError for a missing file or bad line, and
     ConfigurationError for an unknown format.
     """
     file = Path(path)
@@ -40,7 +40,7 @@ def find_format(name: str) -> TraceFormat:
 
 
 def detect_format(path: str | Path) -> TraceFormat:
-    """Detect the format of a trace from its csv header or first JSON object. Raises WorkloadError if none matches."""
+    """Detect the format of a trace from its first line. Raises WorkloadError if no format matches."""
     with open_lines(Path(path)) as lines:
         line = next(iter(lines), None)
         if line is None:
@@ -54,7 +54,6 @@ def detect_format(path: str | Path) -> TraceFormat:
 
 
 def _mismatch(found: set[str], noun: str) -> str:
-    """Return an error message: the missing keys of the most similar format or, if none is similar, all formats."""
     nearest = max(FORMATS.values(), key=lambda candidate: len(found & set(candidate.keys)))
     missing = [key for key in nearest.keys if key not in found]
     if len(missing) < len(nearest.keys):
@@ -79,7 +78,7 @@ def _read(path: Path, chosen: TraceFormat, notes: ReadNotes) -> Iterator[Request
 
 @dataclass(slots=True)
 class WriteResult:
-    """Numbers of requests: all written ones, and those that lost their id, prefix blocks or exact arrival time."""
+    """Number of written requests, and numbers of requests that lost their id, prefix blocks or exact arrival time."""
 
     requests: int = 0
     lost_ids: int = 0
@@ -87,7 +86,7 @@ class WriteResult:
     rounded: int = 0
 
     def losses(self, target: TraceFormat) -> list[str]:
-        """Return a sentence for each kind of information that was lost because the format does not support it."""
+        """Return a sentence for each kind of information that the trace format could not store."""
         step_ms = target.resolution_s * 1e3
         sentences = {
             f"no prefix blocks: {self.lost_prefix_blocks:,} requests lost theirs": self.lost_prefix_blocks,
@@ -98,8 +97,9 @@ class WriteResult:
 
 
 def write_trace(requests: Iterable[Request], path: str | Path, target: TraceFormat) -> WriteResult:
-    """Write requests to `path` in the format `target`, compressed if the name ends in .gz. The file is replaced only on
-    success. Raises ConfigurationError if the path is not writable or the format cannot represent a request.
+    """Write requests to `path`, compressed if its name ends in .gz. The file is replaced only on success.
+
+    Raises ConfigurationError if the path is not writable or the format cannot represent a request.
     """
     written = WriteResult()
     with _atomic_file(Path(path)) as file:
@@ -123,7 +123,6 @@ def _count(written: WriteResult, index: int, request: Request, target: TraceForm
 
 @contextmanager
 def _atomic_file(path: Path) -> Iterator[BufferedIOBase]:
-    """Open a temporary file that replaces `path` on success. Devices and pipes are written directly."""
     try:
         if _in_place(path):
             with _open_binary(path, "ab", gzipped=path.suffix == ".gz") as file:
@@ -142,7 +141,7 @@ def _atomic_file(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def _in_place(path: Path) -> bool:
-    """Return True if `path` must be written in place: a device such as /dev/stdout, a pipe or a directory."""
+    # A device such as /dev/stdout, a pipe or a directory.
     return path.is_relative_to("/dev") or (path.exists() and not path.is_file())
 
 

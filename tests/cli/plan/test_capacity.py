@@ -1,4 +1,4 @@
-"""`twofold plan --kv-capacity` reports hit rates and savings by cache capacity, and rejects invalid arguments."""
+"""Tests of `twofold plan --kv-capacity`."""
 
 import msgspec
 import pytest
@@ -28,7 +28,7 @@ def planned(*arguments):
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
-    """Return a trace of 100 requests: each prompt is the next of ten documents in turn, followed by a unique block."""
+    """Return a trace of 100 requests about ten long documents."""
     path = tmp_path_factory.mktemp("traces") / "documents.jsonl"
     requests = [
         ask(n, n * 0.5, 17 * 512, 20, prefix_blocks=[*range(100 * (n % 10), 100 * (n % 10) + 16), 10_000 + n])
@@ -39,7 +39,6 @@ def trace(tmp_path_factory):
 
 
 def test_tables_have_hits_savings_and_prices(trace):
-    """The tables show hit rate, savings and price of a cache per node and of a shared cache, for DRAM and NVMe."""
     shown = invoke(trace, *FLAGS, "--nodes", 2).stdout
     for words in (
         "DRAM, 2 nodes",
@@ -57,7 +56,7 @@ def test_tables_have_hits_savings_and_prices(trace):
 
 
 def test_the_whole_working_set_is_found_where_it_fits(trace):
-    """A shared cache for all 170 blocks in use between two visits of a document has the highest possible hit rate."""
+    """A large enough shared cache has the highest possible hit rate."""
     report = planned(trace, *FLAGS, "--nodes", 2)
     pool = report["tiers"][0]["pool"]
     assert report["highest_reuse"] == pytest.approx(0.9 * 16 / 17)
@@ -91,7 +90,7 @@ def test_dram_in_front_of_the_disk(trace):
 
 
 def test_hit_rates_of_the_mooncake_conversation_trace():
-    """The hit rate never falls with a larger cache, or with a shared cache instead of one per node."""
+    """Larger caches and shared caches never have lower hit rates."""
     report = planned(public_trace("mooncake-conversation.jsonl"), *FLAGS, "--nodes", 8)
     dram = report["tiers"][0]
     assert report["blocks"] == 288_500
@@ -118,7 +117,7 @@ def test_hit_rates_of_the_mooncake_conversation_trace():
     ],
 )
 def test_mistakes_are_one_sentence(trace, words, message):
-    """Invalid arguments of `twofold plan --kv-capacity` raise a `UserError` that names the cause."""
+    """Invalid arguments raise a `UserError` with the reason."""
     error = invoke(*(trace if word == "TRACE" else word for word in words)).exception
     assert isinstance(error, UserError)
     assert message in str(error)

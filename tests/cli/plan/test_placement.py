@@ -1,4 +1,4 @@
-"""`twofold plan --objective goodput` finds DistServe's placements, explains them, and rejects invalid arguments."""
+"""Tests of `twofold plan --objective goodput`."""
 
 import msgspec
 import pytest
@@ -23,7 +23,7 @@ FOUR = (*NODE, "--machines", "a100", "--max-gpus", 4)
 
 @pytest.fixture(scope="module")
 def invoke(tmp_path_factory):
-    """Return a function that runs `twofold plan`; all runs share a store of simulation results."""
+    """Return a function that runs `twofold plan`."""
     shared = tmp_path_factory.mktemp("store") / "plan.sqlite"
 
     def run(*arguments):
@@ -56,7 +56,6 @@ def test_one_node_of_four_has_prefill_on_two_and_decode_on_one(planned):
 
 
 def test_output_has_confidence_and_comparisons(invoke):
-    """The output shows the goodput with a confidence interval, and the gain over the best colocated design."""
     shown = " ".join(invoke(*FOUR, *ROUGH).stdout.split())
     for words in (
         "Goodput of one instance",
@@ -79,7 +78,6 @@ def test_tighter_slo_bounds_lower_goodput(planned):
 
 
 def test_a_rate_gives_a_deployment_file(planned, tmp_path):
-    """With `--rate`, the deployment file has as many accelerators as the plan, and at most `--max-gpus`."""
     file = tmp_path / "placed.yaml"
     report = planned(*NODE, *ROUGH, "--machines", "a100", "--max-gpus", 16, "--rate", 6, "--output", file)
     cluster = load_deployment(file).cluster
@@ -89,7 +87,7 @@ def test_a_rate_gives_a_deployment_file(planned, tmp_path):
 
 
 def test_a_slow_network_keeps_phases_together(planned):
-    """With 0.2 GB/s per link, prefill and decode share nodes, because hand-offs would take longer than prefill."""
+    """With slow links, prefill and decode share nodes."""
     report = planned(*NODE, *ROUGH, "--machines", "a100", "--max-gpus", 16, "--link-gb-per-s", 0.2, "--rate", 20)
     assert report["algorithm"] == "Algorithm 2"
     best = report["best"]
@@ -122,7 +120,7 @@ def test_unlike_accelerators_are_divided_between_the_phases(invoke, planned):
     ],
 )
 def test_mistakes_are_one_sentence(invoke, more, words):
-    """Invalid arguments of `twofold plan --objective goodput` raise a `UserError` that names the cause."""
+    """Invalid arguments raise a `UserError` with the reason."""
     error = invoke(*NODE, *ROUGH, *more).exception
     assert isinstance(error, UserError)
     assert words in str(error)

@@ -1,4 +1,4 @@
-"""`twofold plan` finds split and colocated designs, compares them, writes files and rejects invalid arguments."""
+"""Tests of `twofold plan`."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ SMALL = ("azure-conv", *MODEL, "--family", "HH", "--duration", 20, "--max-machin
 
 @pytest.fixture(scope="module")
 def invoke(tmp_path_factory):
-    """Return a function that runs `twofold plan`; runs without `--store` share a store of simulation results."""
+    """Return a function that runs `twofold plan`."""
     shared = tmp_path_factory.mktemp("store") / "plan.sqlite"
 
     def run(*arguments):
@@ -66,7 +66,7 @@ def test_the_plan_does_not_depend_on_the_number_of_jobs(fresh, planned, tmp_path
 
 
 def test_a_second_run_reuses_all(fresh, planned):
-    """A second run with the same store simulates nothing and returns the same plan."""
+    """A second run with the same store simulates nothing."""
     first, second = dict(fresh[0]), planned(*SMALL, "--store", fresh[1])
     effort = second.pop("effort")
     assert (effort["simulations"], effort["reused"]) == (0, first.pop("effort")["simulations"])
@@ -74,14 +74,13 @@ def test_a_second_run_reuses_all(fresh, planned):
 
 
 def test_tables_have_designs_margins_and_verdict(invoke):
-    """The tables show designs, errors of performance models, margins to the SLO, and whether a split design wins."""
     shown = invoke(*SMALL, "--slo", "ttft=1,tpot=0.06").stdout
     for words in ("h100+h100", "chunked-prefill", "model error", "±", "Margins", "Pareto front", "plit", "CPU second"):
         assert words in shown, words
 
 
 def test_cost_at_a_rate_and_its_files(planned, tmp_path):
-    """With `--objective cost`, the cheapest design is listed first and written to a deployment file and HTML page."""
+    """With `--objective cost`, the cheapest design is listed first."""
     deployment, page = tmp_path / "deployment.yaml", tmp_path / "plan.html"
     report = planned(
         *("azure-conv", *MODEL, "--family", "HH", "--duration", 20, "--objective", "cost", "--rate", 6),
@@ -98,7 +97,6 @@ def test_cost_at_a_rate_and_its_files(planned, tmp_path):
 
 
 def test_a_trace_can_be_planned_for(planned, tmp_path):
-    """A plan for a trace file stores the SHA-256 of the trace in the deployment file."""
     trace, deployment = tmp_path / "trace.jsonl", tmp_path / "deployment.yaml"
     write_trace([ask(n, n * 0.1, 500 + n, 20) for n in range(400)], trace, FORMATS["twofold"])
     planned(
@@ -141,7 +139,7 @@ app()
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_plan_is_taken_up(fresh, planned, tmp_path, how):
-    """After SIGINT or SIGKILL, a second run reuses the stored simulations and completes the same plan."""
+    """After SIGINT or SIGKILL, a second run completes the same plan."""
     whole, store = fresh[0], tmp_path / "plan.sqlite"
     words = [str(flag) for flag in (*SMALL, "--store", store, "--jobs", 1)]
     process = subprocess.Popen([sys.executable, "-c", STOPS_HALFWAY, *words], start_new_session=True)
@@ -197,7 +195,7 @@ def test_an_interrupted_plan_is_taken_up(fresh, planned, tmp_path, how):
     ],
 )
 def test_mistakes_are_one_sentence(invoke, arguments, words):
-    """Invalid arguments of `twofold plan` raise a one-line `UserError` that names the value or the missing flag."""
+    """Invalid arguments raise a `UserError` with the reason."""
     error = invoke(*arguments).exception
     assert isinstance(error, UserError), repr(error)
     assert words in str(error)

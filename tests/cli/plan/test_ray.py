@@ -1,4 +1,4 @@
-"""`twofold plan --ray` plans for the machines of a Ray cluster; the tests fake the cluster."""
+"""Tests of `twofold plan --ray`, with a fake Ray cluster."""
 
 import sys
 
@@ -20,7 +20,7 @@ def node(gpus, kind="H100"):
 
 @pytest.fixture
 def asked(monkeypatch, capsys):
-    """Return a function that runs `twofold plan --ray` on fake nodes, and returns the planner's input and stderr."""
+    """Return a function that runs `twofold plan --ray` on fake nodes."""
 
     def ask(nodes, *flags):
         queries = []
@@ -38,7 +38,7 @@ def asked(monkeypatch, capsys):
 
 
 def test_ray_nodes_bound_the_machines_of_the_plan(asked):
-    """The plan may use one machine for each Ray node that is a complete machine of eight accelerators."""
+    """The plan uses at most the machines of the Ray cluster."""
     question, said = asked([node(8), node(8), node(8, "A100"), node(0)])
     assert question.budget.of_kind == {"dgx-h100": 2, "dgx-a100": 1}
     assert {kind.name for family in question.families for kind in family.kinds} == {"dgx-h100", "dgx-a100"}
@@ -46,7 +46,6 @@ def test_ray_nodes_bound_the_machines_of_the_plan(asked):
 
 
 def test_goodput_counts_accelerators(asked):
-    """With `--objective goodput`, a Ray node with only four of a machine's eight accelerators is usable too."""
     flags = ("--objective", "goodput", "--slo", "ttft=1,tpot=0.06")
     question, _ = asked([node(8), node(4)], *flags)
     assert question.stock == {"dgx-h100": 12}
@@ -61,7 +60,6 @@ def test_machine_flags_replace_the_ray_nodes(asked):
 
 
 def test_parts_of_machines_are_no_machines(asked):
-    """If no Ray node is a complete machine, the command fails and suggests `--objective goodput`."""
     question, said = asked([node(4), node(8, "V100")])
     assert question is None
     assert "--objective goodput, which counts accelerators" in said

@@ -1,4 +1,4 @@
-"""`twofold serve --cluster FILE` uses settings from the file, and rejects flags that contradict them."""
+"""Tests of `twofold serve --cluster FILE`."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_pools_and_policies_come_from_the_file(cluster):
 
 
 def test_a_real_model_on_the_pools_of_a_file(cluster, tiny_model_dir):
-    """The argument MODEL replaces the cluster file's model; pools, block size and router still come from the file."""
+    """The argument MODEL replaces the model of the cluster file."""
     flags = ServeSettings(model=str(tiny_model_dir("llama")), cluster=cluster)
     config = service_config(flags)
     assert config.engine.engine == "torch"
@@ -88,13 +88,13 @@ def test_the_model_is_called_as_in_the_file(cluster):
     ],
 )
 def test_flags_that_deny_the_file(cluster, flags, said):
-    """`twofold serve` rejects a flag that contradicts the cluster file or has no effect with a cluster file."""
+    """`twofold serve` rejects flags that contradict the cluster file."""
     with pytest.raises(ConfigurationError, match=said):
         emulated(cluster, **flags)
 
 
 def test_flags_that_repeat_the_file(cluster):
-    """Flags of `twofold serve` that repeat values of the cluster file do not change the configuration."""
+    """Flags that repeat values of the cluster file have no effect."""
     again = {"prefill": 2, "decode": 3, "colocated": 0, "router": "round-robin", "block_size": 32}
     assert emulated(cluster, **again, enable_chunked_prefill=False) == emulated(cluster)
 
@@ -110,20 +110,19 @@ def test_flags_that_repeat_the_file(cluster):
     ],
 )
 def test_flags_that_need_other_flags(flags, said):
-    """The error of `twofold serve` names the missing flag or argument, or the unreadable cluster file."""
+    """The error names the missing flag or file."""
     with pytest.raises(UserError, match=said):
         service_config(flags)
 
 
 def test_a_file_that_cannot_be_served(cluster):
-    """`twofold serve` rejects a cluster file with a router for simulations only, and names file and router."""
+    """`twofold serve` rejects a router that exists only in simulations."""
     cluster.write_text(CLUSTER.replace("round-robin", "splitwise-sim"))
     with pytest.raises(ConfigurationError, match=r"cluster.yaml: the router splitwise-sim is for simulations"):
         emulated(cluster)
 
 
 def test_a_tokenizer_says_how_many_tokens_there_are(cluster, tmp_path):
-    """The vocabulary size of an emulated engine comes from `--tokenizer` or `--vocab-size`."""
     byte_level().backend.save(str(tmp_path / "tokenizer.json"))
     known = byte_level().backend.get_vocab_size()
     assert emulated(cluster, tokenizer=tmp_path).engine.vocab_size == known

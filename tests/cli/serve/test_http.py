@@ -1,4 +1,4 @@
-"""`twofold serve` requires API keys on public addresses, and masks keys in the process's arguments and environment."""
+"""Tests of API keys of `twofold serve`."""
 
 import os
 import subprocess
@@ -45,18 +45,18 @@ def test_other_machines_need_a_key(address):
     ],
 )
 def test_arguments(held, hidden):
-    """Values of `--api-key` are masked in the process's arguments; all other bytes stay unchanged."""
+    """API keys are masked in the process's command line."""
     assert hide_arguments(held) == hidden
 
 
 def test_variables():
-    """The value of TWOFOLD_API_KEY is masked in the process's environment; other variables stay unchanged."""
+    """API keys are masked in the process's environment."""
     assert hide_variable(b"A=1\0TWOFOLD_API_KEY=sk-1\0B=2\0") == b"A=1\0TWOFOLD_API_KEY=****\0B=2\0"
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="the system shows no processes as files")
 def test_a_process_does_not_show_its_keys():
-    """The arguments and environment of a process in /proc contain no API key, and child processes inherit no key."""
+    """No API key is visible in /proc or in child processes."""
     command = [sys.executable, "-c", PROBE, "--api-key", "sk-flag", "--other"]
     done = subprocess.run(
         command,

@@ -1,4 +1,4 @@
-"""`twofold keygen`, `twofold join` and `twofold serve --listen-workers` use cluster keys and reject invalid flags."""
+"""Tests of `twofold keygen`, `twofold join` and `twofold serve --listen-workers`."""
 
 import socket
 import stat
@@ -26,7 +26,6 @@ def key(tmp_path):
 
 
 def test_keygen_writes_a_key_and_shows_none(monkeypatch, capsys, tmp_path, refused):
-    """`twofold keygen` writes a key file of mode 0600, does not print the key, and never overwrites a file."""
     file = tmp_path / "key"
     monkeypatch.setattr(sys, "argv", ["twofold", "keygen", str(file)])
     with pytest.raises(SystemExit) as ended:
@@ -50,7 +49,7 @@ def test_keygen_writes_a_key_and_shows_none(monkeypatch, capsys, tmp_path, refus
     ],
 )
 def test_a_service_that_could_not_be_joined(model, key, refused, flags, sentence):
-    """`twofold serve` rejects `--listen-workers` and `--cluster-key` if one of them is missing or invalid."""
+    """`--listen-workers` and `--cluster-key` must both be valid."""
     given = [str(key) if flag == "KEY" else flag for flag in flags]
     assert sentence in refused("serve", model, *given)
 
@@ -95,7 +94,7 @@ def test_a_host_that_cannot_join(model, key, refused, changes, sentence):
 
 
 def test_a_cluster_file_names_all_workers(key, refused, tmp_path):
-    """`twofold serve` rejects `--listen-workers` together with `--cluster`, because the file lists all workers."""
+    """`--listen-workers` and `--cluster` exclude each other."""
     file = tmp_path / "cluster.yaml"
     file.write_text(
         "model: llama2-70b\npools:\n"
@@ -107,7 +106,7 @@ def test_a_cluster_file_names_all_workers(key, refused, tmp_path):
 
 
 def test_a_colocated_service_may_have_all_its_workers_elsewhere(model, key):
-    """With `--colocated 0 --listen-workers`, the service starts no worker and accepts mixed workers of other hosts."""
+    """With `--colocated 0 --listen-workers`, a service starts no worker itself."""
     from twofold.cli.serve.config import service_config
     from twofold.cli.serve.settings import ServeSettings
 

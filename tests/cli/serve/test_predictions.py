@@ -1,4 +1,4 @@
-"""`twofold serve` configures overload control, re-planning, inlined prefill and routers that use forecasts."""
+"""Tests of the flags of `twofold serve` for overload control, re-planning and forecasts."""
 
 from pathlib import Path
 

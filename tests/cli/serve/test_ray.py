@@ -1,4 +1,4 @@
-"""`twofold serve --launcher ray` sets the Ray resources of workers and rejects invalid flags. The tests need no Ray."""
+"""Tests of `twofold serve --launcher ray`, without Ray."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ HEAD = ("--launcher", "ray", "--ray-address", "127.0.0.1:6379")
 
 @pytest.fixture
 def refusal(refused, monkeypatch, tmp_path):
-    """Return a function that runs a command without a reachable Ray cluster and returns the command's error message."""
+    """Return a function that runs a command and returns its error message."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     return refused
@@ -50,7 +50,6 @@ def test_mistakes_are_one_sentence(refusal, model, flags, sentence):
 
 
 def test_a_worker_takes_a_cpu_and_a_gpu_where_it_computes_on_one():
-    """A worker requests one CPU and, with `--device cuda`, one GPU. `--ray-resources` replaces both defaults."""
     assert worker_resources(ServeSettings(launcher="ray", device="cpu")) == {"CPU": 1.0}
     assert worker_resources(ServeSettings(launcher="ray", device="cuda")) == {"CPU": 1.0, "GPU": 1.0}
     given = ServeSettings(launcher="ray", ray_resources="CPU=8,GPU=0.5,nic=1")
@@ -58,7 +57,6 @@ def test_a_worker_takes_a_cpu_and_a_gpu_where_it_computes_on_one():
 
 
 def test_workers_join_by_a_key_and_a_port_of_the_service(model, tmp_path):
-    """The Ray job contains each worker's name, controller address, cluster key and resources."""
     flags = ServeSettings(model=str(model), decode=2, **RAY, ray_resources="CPU=3", ray_link_label="rack")
     config = service_config(flags)
     assert config.transport == "curve"

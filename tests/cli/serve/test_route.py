@@ -1,4 +1,4 @@
-"""`twofold route` rejects invalid flags in one sentence with exit code 2."""
+"""Tests of `twofold route`."""
 
 import json
 from functools import partial
@@ -41,12 +41,11 @@ def refusal(refused, model):
     ],
 )
 def test_mistakes(refusal, arguments, says):
-    """If a flag of `twofold route` is invalid or missing, the error names the value or the flag."""
+    """The error names the invalid or missing flag."""
     assert says in refusal(*arguments)
 
 
 def test_flags_become_servers_and_api_key(model, monkeypatch):
-    """Servers get names such as decode-1. The API key is read from an environment variable, which is then deleted."""
     monkeypatch.setenv("TWOFOLD_SERVER_API_KEY", "secret")
     flags = RouteSettings(model=str(model), prefill=("http://a",), decode=("http://b", "http://c"))
     config = route_run.route_config(flags)

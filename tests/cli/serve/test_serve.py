@@ -1,4 +1,4 @@
-"""`twofold serve` rejects invalid flags and models in one sentence with exit code 2."""
+"""Tests of invalid arguments of `twofold serve`."""
 
 import socket
 import subprocess
@@ -16,12 +16,12 @@ from twofold.serving.worker.torch_parts import check_device, prepare
 
 @pytest.fixture
 def early_refusal(refused, model):
-    """Return a function that runs `twofold serve` with invalid flags in this process, and returns its error message."""
+    """Return a function that runs `twofold serve` in this process and returns its error message."""
     return partial(refused, "serve", model)
 
 
 def refusal(*arguments):
-    """Run `twofold serve` with invalid flags in a subprocess; return the last line of stderr."""
+    """Run `twofold serve` in a subprocess; return its error message."""
     command = [sys.executable, "-m", "twofold.cli.main", "serve", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
@@ -69,7 +69,6 @@ def test_too_little_memory(model):
 
 
 def test_more_memory_than_the_machine_has(model):
-    """A KV cache larger than the machine's memory is reported before its allocation."""
     assert "this machine has" in unprepared(model, kv_cache_memory_bytes=9000 << 30)
 
 
@@ -79,13 +78,12 @@ def test_a_context_longer_than_the_model_s(model):
 
 
 def test_a_model_that_cannot_be_divided(model):
-    """If the tensor parallelism does not divide the model's number of KV heads, the error contains both numbers."""
+    """Tensor parallelism must divide the number of KV heads."""
     said = unprepared(model, decode_tp=4)
     assert "2 key-value heads, which 4 tensor ranks (TP4 PP1) cannot share evenly" in said
 
 
 def test_a_device_that_is_not_there(model):
-    """An unknown device is an error, and CUDA is an error if torch was built without CUDA."""
     check_device("cpu")
     for device in ("tpu", "meta", "gpu:zero"):
         with pytest.raises(ConfigurationError, match="cpu, cuda or cuda:N"):
@@ -138,7 +136,6 @@ def test_invalid_flags_and_combinations(early_refusal, flags):
     ],
 )
 def test_wrong_telemetry(early_refusal, flag, value, right):
-    """The error for an invalid `--log-format`, `--otlp-endpoint` or `--slo` contains an example of a valid value."""
     said = early_refusal(flag, value)
     assert repr(value) in said
     assert right in said

@@ -1,4 +1,4 @@
-"""`twofold serve --engine vllm` rejects flags of the built-in engine, and fails if vLLM is not installed."""
+"""Tests of `twofold serve --engine vllm`."""
 
 from functools import partial
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""`twofold simulate` simulates several controllers, delayed load reports, and cells (groups of instances)."""
+"""Tests of flags for several controllers, delayed load reports and cells (groups of instances)."""
 
 import msgspec
 import pytest
@@ -25,7 +25,7 @@ def invoke(*arguments):
 
 
 def test_flags_come_to_be_part_of_the_cluster():
-    """The cluster spec in the JSON report has controllers, load reports and cells only if their flags are set."""
+    """The flags become fields of the cluster spec."""
     flags = ("--router", "cells:jsq", "--cells", 2, "--controllers", 3, "--reports-every", 0.5)
     report = msgspec.json.decode(invoke(*RUN, *flags, "--own-load", "sent", "--report-delay", 0.1).stdout)
     assert report["counts"]["completed"] == 40
@@ -40,7 +40,7 @@ def test_flags_come_to_be_part_of_the_cluster():
 
 
 def test_a_flag_overrides_the_file_and_keeps_the_rest(tmp_path):
-    """`--reports-every` replaces one field of `control` in the cluster file and leaves the others unchanged."""
+    """A flag overrides one field of the cluster file."""
 
     def spec(cluster=CLUSTER, model="llama2-70b", **flags):
         settings = SimulateSettings(workload="azure-conv", cluster=str(cluster), model=model, **flags)
@@ -67,14 +67,13 @@ def test_a_flag_overrides_the_file_and_keeps_the_rest(tmp_path):
     ],
 )
 def test_mistakes_are_one_sentence(flags, reason):
-    """If a flag for controllers, cells or load reports is invalid, the error states the reason."""
+    """Invalid flags raise a `UserError` with the reason."""
     error = invoke(*RUN, *flags).exception
     assert isinstance(error, ConfigurationError)
     assert reason in str(error)
 
 
 def test_invalid_control_sections_are_rejected():
-    """If `control` in a cluster file has an unknown value or field, the error names it."""
     said = f"{dump_cluster(parse_cluster(CLUSTER, model='llama2-70b'))}control: {{own_load: guessed}}\n"
     with pytest.raises(ConfigurationError, match="guessed' is not one of followed, sent, ignored"):
         read_cluster(said, "cluster.yaml")

@@ -1,4 +1,4 @@
-"""`twofold simulate --overload` reports rejections as a table and as JSON, and rejects invalid flags."""
+"""Tests of `twofold simulate --overload`."""
 
 import msgspec
 import pytest
@@ -22,7 +22,7 @@ def invoke(*arguments):
 
 
 def test_refusals_are_in_the_json_and_nowhere_without_the_flag():
-    """With `--overload`, the JSON counts rejected requests by reason and has the load of both phases over time."""
+    """With `--overload`, the JSON report counts rejected requests."""
     report = msgspec.json.decode(invoke(*RUN, *SLO, "--overload", "early", "--json").stdout)
     overload = report["overload"]
     assert overload["rule"] == "early"
@@ -33,7 +33,7 @@ def test_refusals_are_in_the_json_and_nowhere_without_the_flag():
 
 
 def test_refusals_are_printed():
-    """The table shows rejected requests, wasted prefills, and the correlation between prefill load and decode load."""
+    """With `--overload`, the table shows rejected requests."""
     shown = invoke(*RUN, *SLO, "--overload", "baseline").stdout
     assert "Overload control" in shown
     assert "Wasted prefill" in shown
@@ -49,7 +49,7 @@ def test_refusals_are_printed():
     ],
 )
 def test_mistakes_are_one_sentence(flags, reason):
-    """`twofold simulate --overload` rejects an unknown value, and an SLO that lacks a TTFT or TPOT bound."""
+    """Invalid arguments raise a `UserError` with the reason."""
     error = invoke(*RUN, *flags).exception
     assert isinstance(error, ConfigurationError)
     assert reason in str(error)

@@ -1,4 +1,4 @@
-"""`twofold simulate --replan` reports re-planning decisions as text and as JSON, and rejects invalid flags."""
+"""Tests of `twofold simulate --replan`."""
 
 import random
 
@@ -36,7 +36,7 @@ def step(tmp_path_factory):
 
 
 def test_the_log_is_in_the_json_and_nowhere_without_the_flag(step):
-    """With `--replan`, the JSON contains each re-planning decision as data and as text."""
+    """With `--replan`, the JSON report contains the re-planning decisions."""
     report = msgspec.json.decode(invoke(step, *CLUSTER, *SLO, "--replan", "--json").stdout)
     (entry,) = report["replanning"]
     assert entry["decision"]["outcome"] == "move"
@@ -46,7 +46,7 @@ def test_the_log_is_in_the_json_and_nowhere_without_the_flag(step):
 
 
 def test_the_log_is_printed(step):
-    """The output lists the re-planning decisions, or states that no traffic shift was detected."""
+    """With `--replan`, the output lists the re-planning decisions."""
     shown = invoke(step, *CLUSTER, *SLO, "--replan", "--search-time", 1).stdout
     assert "Re-planning" in shown
     assert "becomes decode" in shown
@@ -55,7 +55,7 @@ def test_the_log_is_printed(step):
 
 
 def test_spare_machines_are_pools_of_their_own(step):
-    """`--spare 2` adds a pool of two idle machines, which re-planning may start."""
+    """`--spare 2` adds a pool of two idle machines."""
     report = msgspec.json.decode(invoke(step, *CLUSTER, *SLO, "--replan", "--spare", 2, "--json").stdout)
     assert [pool["machines"] for pool in report["pools"]] == [3, 1, 2]
     assert report["replanning"]
@@ -74,7 +74,7 @@ def test_spare_machines_are_pools_of_their_own(step):
     ],
 )
 def test_mistakes_are_one_sentence(flags, says):
-    """If a re-planning flag of `twofold simulate` is invalid, the error names the flag."""
+    """Invalid flags raise a `UserError` with the reason."""
     result = invoke("azure-conv", "--rate", 2, "--duration", 5, *CLUSTER, *flags)
     assert isinstance(result.exception, ConfigurationError)
     assert says in str(result.exception)

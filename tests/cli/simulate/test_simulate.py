@@ -1,4 +1,4 @@
-"""`twofold simulate` prints tables or JSON, writes its output files, and rejects invalid arguments."""
+"""Tests of `twofold simulate`."""
 
 import gc
 import signal
@@ -42,14 +42,13 @@ def names(folder):
 
 
 def test_tables_show_latency_cost_and_verdict():
-    """The tables show latencies, errors of performance models, rates, energy, price, and whether the SLO is met."""
     shown = run(*SMALL, *CLUSTER, "--slo", "splitwise").stdout
     for expected in ("TTFT", "model error", "±", "requests/s", "kWh", "per hour", "utilization", "verdict"):
         assert expected in shown
 
 
 def test_json_is_reproducible():
-    """Equal seeds give equal JSON reports except for CPU time; another seed gives other latencies."""
+    """Equal seeds give equal reports except for CPU time."""
     first, again, other = simulated(), simulated(), simulated("--seed", 1)
     for report in (first, again, other):
         report.pop("cpu_s")
@@ -73,7 +72,6 @@ def test_flags_reach_the_simulation():
 
 
 def test_an_slo_in_seconds_is_judged():
-    """The SLO is met if the share of requests within its bounds is at least `--attainment`."""
     verdict = simulated("--slo", "ttft=10,tpot=1", "--attainment", 0.5)["verdict"]
     assert verdict["met"]
     assert verdict["checks"][0]["bound"] == 0.5
@@ -81,7 +79,6 @@ def test_an_slo_in_seconds_is_judged():
 
 
 def test_every_file_is_written(tmp_path):
-    """A simulation writes an HTML page, a Parquet table, a Chrome trace and an event log, and no other file."""
     files = {
         "--html": "page.html",
         "--requests-table": "requests.parquet",
@@ -134,7 +131,7 @@ def test_ctrl_c_leaves_no_half_file(tmp_path):
 
 
 def test_a_bad_line_leaves_no_half_file(tmp_path):
-    """If a trace line is invalid, the error names the trace file, and the partial output files are removed."""
+    """An invalid trace line is an error, and the partial output files are removed."""
     path = tmp_path / "trace.jsonl"
     write_trace([ask(index, float(index)) for index in range(20)], path, FORMATS["twofold"])
     path.write_text(path.read_text() + "{")
@@ -176,7 +173,7 @@ def test_a_bad_line_leaves_no_half_file(tmp_path):
     ],
 )
 def test_mistakes_are_one_sentence(arguments, words):
-    """Invalid arguments of `twofold simulate` raise a one-line `UserError` that names the invalid value."""
+    """Invalid arguments raise a `UserError` with the reason."""
     error = invoke(*arguments).exception
     assert isinstance(error, UserError), repr(error)
     assert words in str(error)
@@ -184,7 +181,7 @@ def test_mistakes_are_one_sentence(arguments, words):
 
 
 def test_what_is_read_is_not_written_over(tmp_path):
-    """If an output path is also the trace or the cluster file, the command fails and the file stays unchanged."""
+    """An output path must not be an input file."""
     trace, cluster = tmp_path / "t.jsonl", tmp_path / "c.yaml"
     trace.write_text("".join(_lines([0, 1])))
     cluster.write_text("model: bloom-176b\npools: [{machines: 1, machine: h100, role: mixed}]\n")
@@ -196,7 +193,6 @@ def test_what_is_read_is_not_written_over(tmp_path):
 
 
 def test_a_mistake_is_not_noted_beside_the_error():
-    """An invalid `--performance` is reported once, although two simulations use the value."""
     found = invoke(*SMALL, *CLUSTER, "--performance", "guess")
     assert isinstance(found.exception, UserError)
     assert found.stderr == ""
@@ -218,7 +214,7 @@ def _lines(milliseconds):
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):
-    """The weights of BLOOM-176B do not fit on one H100, so tensor parallelism 1 is an error that names the model."""
+    """BLOOM-176B on one H100 is an error, because its weights do not fit."""
     config = tmp_path / "cluster.yaml"
     config.write_text(
         "model: bloom-176b\npools:\n- {machines: 1, machine: dgx-h100, role: mixed, tensor_parallel: 1}\n"
@@ -237,7 +233,7 @@ def test_the_command_starts_light():
 
 
 def test_kv_cache_counts_reused_prefix_blocks(tmp_path):
-    """With `--kv-cache SIZE`, the report counts the prefix blocks that were reused. An invalid size is an error."""
+    """With `--kv-cache SIZE`, the report counts the prefix blocks that were reused."""
     trace = tmp_path / "talk.jsonl"
     line = '{{"timestamp": {}, "input_length": 2048, "output_length": 2, "hash_ids": [0, 1, 2, {}]}}\n'
     trace.write_text("".join(line.format(1000 * i, 10 + i) for i in range(4)))

@@ -64,7 +64,7 @@ def test_failures(text, at_s, back_s):
     "text", ["", "decode-0", "@3", "decode-0@", "a@-1", "a@nan", "a@1+", "a@1+0", "a@1+inf", "a@b@c"]
 )
 def test_failures_that_cannot_be(text):
-    """The error for an invalid `--fail` of `twofold simulate` contains a valid example."""
+    """The error for an invalid `--fail` contains a valid example."""
     with pytest.raises(ConfigurationError, match="decode-0@30"):
         parse_failure(text)
 
@@ -86,6 +86,5 @@ def test_flags_that_cannot_be(arguments, words):
 
 @pytest.mark.parametrize("text", ["decode-0@1e300", "decode-0@1+1e300"])
 def test_failures_beyond_all_time(text):
-    """A `--fail` time that exceeds the range of the simulated clock is an error."""
     with pytest.raises(ConfigurationError, match="not understood"):
         parse_failure(text)

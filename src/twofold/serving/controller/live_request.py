@@ -1,4 +1,4 @@
-"""Live requests and their attempts: if a worker is lost, a new attempt continues after the tokens received so far."""
+"""Live requests, which continue on other workers if a worker is lost."""
 
 import asyncio
 from collections import deque
@@ -44,7 +44,7 @@ def deadline_error() -> RequestError:
 
 
 class LiveRequest:
-    """A live request. Puts its output tokens in order, because the second token may arrive before the first."""
+    """A live request and its output tokens, which are delivered in order."""
 
     def __init__(self, generation: Generation) -> None:
         self.id = generation.request.id
@@ -69,7 +69,7 @@ class LiveRequest:
 
     @property
     def stage(self) -> AttemptStage:
-        """Stage of the current attempt: prefill, hand-off or decode."""
+        """Current phase of the request: prefill, hand-off or decode."""
         if self._early:  # only decode tokens arrive early
             return AttemptStage.DECODE
         made = len(self._tokens) - self.first_index
@@ -79,7 +79,7 @@ class LiveRequest:
         return AttemptStage.HANDOFF if waits else AttemptStage.DECODE
 
     def remaining(self) -> Generation:
-        """Return the input of the next attempt: the original prompt plus all output tokens received so far."""
+        """Return the input for a retry of the request: its prompt and all output tokens received so far."""
         made = len(self._tokens)
         generation, request, sampling = self.generation, self.generation.request, self.generation.sampling
         attempt = msgspec.structs.replace(
@@ -100,20 +100,20 @@ class LiveRequest:
         )
 
     def begin(self, generation: Generation, placed: PlacedRequest) -> None:
-        """Start the next attempt on the instances in `placed`; `generation` is the attempt's input."""
+        """Record that the request now runs on the instances in `placed`."""
         self.placed, self.current, self.first_index = placed, generation, len(self._tokens)
         self.attempts += 1
         self.handed_off = False
 
     def end_attempt(self) -> None:
-        """End the current attempt, and discard received tokens that still wait for an earlier token."""
+        """Record that the request no longer runs on any instance."""
         if self.placed is not None:
             self.failed_in_a_row = self.failed_in_a_row + 1 if self.first_index == len(self._tokens) else 0
         self.placed = None
         self._early.clear()
 
     def push(self, output: TokenOutput) -> list[TokenOutput]:
-        """Add a token of the current attempt; return the tokens that can be delivered in order now."""
+        """Add an output token; return all tokens that can now be delivered in order."""
         if self.first_index:
             output = msgspec.structs.replace(output, index=output.index + self.first_index)
         self._early[output.index] = output
@@ -127,12 +127,12 @@ class LiveRequest:
         return ordered
 
     def fail(self, error: TwofoldError) -> None:
-        """Fail the request: `next` returns the tokens received so far and then raises `error`."""
+        """Fail the request with `error`, after delivery of the tokens received so far."""
         self._failure = error
         self._changed.set()
 
     async def next(self) -> TokenOutput:
-        """Wait for the next token in order and return it. After a failure, raise the error once no token is left."""
+        """Wait for the next output token and return it. Raises the error of a failed request."""
         while not self._ordered:
             if self._failure is not None:
                 raise self._failure

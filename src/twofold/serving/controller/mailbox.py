@@ -30,7 +30,7 @@ def new_context() -> zmq.Context[zmq.Socket[bytes]]:
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """Header of a message between hosts. A gap in the message numbers of a `stream` (connection) means a loss."""
+    """Header of a message between hosts, with a sequence number that reveals lost messages."""
 
     sender: str
     stream: int
@@ -38,11 +38,10 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Inbox(Generic[M]):
-    """Receiver of all messages to one process, for use in one thread. `kind` is the union of the message types.
+    """Receiver of all messages to one process, for use in one thread.
 
-    Malformed frames are dropped and counted in `dropped`. Processes on other hosts send to the optional address
-    `outside`. With a `guard`, messages are encrypted, senders need the cluster key, and each message has a Stamp. If a
-    message of a sender is missing, `on_lost(sender)` is called.
+    Malformed messages are dropped. Processes on other hosts send to the address `outside`. With a `guard`, messages are
+    encrypted, and `on_lost(sender)` is called if a message was lost.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class Inbox(Generic[M]):
             yield message
 
     def fileno(self) -> int:
-        """Return a file descriptor that becomes readable when messages arrive. The reader must then call `drain`."""
+        """Return a file descriptor that becomes readable when messages arrive."""
         return self._socket.getsockopt(zmq.FD)  # type: ignore[return-value]  # an int for this option
 
     def close(self) -> None:
@@ -105,7 +104,6 @@ class Inbox(Generic[M]):
         return self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
 
     def _unstamped(self, frames: list[bytes]) -> bytes:
-        """Return the message in `frames` without its stamp; report lost messages. Raises ValueError if malformed."""
         if self._stamps is None:
             (message,) = frames
             return message
@@ -119,8 +117,8 @@ class Inbox(Generic[M]):
         return message
 
     def _drop(self, frames: list[bytes], error: Exception) -> None:
-        """Count a malformed frame. Log a warning without the frame's content, but only for few of many frames."""
         self.dropped += 1
+        # Without the content of the frame, and for only few of many frames.
         if self.dropped & (self.dropped - 1) == 0:
             log.warning(
                 "%s: dropped a malformed frame of %d bytes (%s); %d dropped so far",
@@ -132,7 +130,7 @@ class Inbox(Generic[M]):
 
 
 class Outbox:
-    """Thread-safe sender of messages to any inbox, in order. With a `guard`, messages are encrypted and stamped."""
+    """Thread-safe sender of messages to inboxes. With a `guard`, messages are encrypted."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], guard: Guard | None = None, sender: str = "") -> None:
         self._context, self._guard, self._sender = context, guard, sender
@@ -157,8 +155,7 @@ class Outbox:
             connection.sent += 1
 
     def _frame_of(self, message: Message) -> bytes:
-        """Encode a message, or reuse the latest encoding if the same message goes to several inboxes."""
-        last, frame = self._last
+        last, frame = self._last  # the same message may go to several inboxes
         if last is not message:
             frame = msgspec.msgpack.encode(message)
             self._last = message, frame

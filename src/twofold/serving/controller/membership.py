@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Membership:
-    """Adds workers to the cluster scheduler, updates their status reports in `statuses`, and removes them."""
+    """Adds and removes workers of the cluster, and stores their latest status."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Membership:
         self._registered: dict[str, Registered] = {}  # registered, but not in the cluster yet
 
     def register(self, message: Registered) -> None:
-        """Register a worker that is ready, and place waiting requests. An incompatible worker is refused."""
+        """Register a worker that is ready, unless it is incompatible with the service."""
         if not self._registry.register(message, time.monotonic()):
             return
         instance = message.peer.memory.instance
@@ -53,7 +53,7 @@ class Membership:
         self._requests.place_waiting()
 
     def _add_registered(self) -> None:
-        """Add registered workers in the order of the configuration, because routers break ties by this order."""
+        # In the order of the configuration, because routers break ties by it.
         for instance, member in self._registry.members.items():
             message = self._registered.pop(instance, None)
             if message is None:
@@ -82,12 +82,12 @@ class Membership:
             self._cluster.set_queued(instance, status.waiting)
 
     def retire(self, instance: str) -> None:
-        """Stop routing requests to a worker. Once it is idle, `sweep` shuts it down, and no restart follows."""
+        """Take a worker out of service: route no new requests to it, and shut it down once it is idle."""
         self._health.withdraw(instance)
         self._registry.retire(instance)
 
     def unretire(self, instance: str, role: Role) -> None:
-        """Return a retired worker to service with the role `role`. If it has exited, the next sweep restarts it."""
+        """Put a retired worker back into service with the role `role`."""
         self._registry.unretire(instance, role, time.monotonic())
         if self._cluster.pools.get(instance) is not None:
             self._cluster.set_role(instance, role)
@@ -95,7 +95,7 @@ class Membership:
                 self._requests.place_waiting()
 
     def sweep(self, now: float) -> None:
-        """Kill faulty workers, restart exited workers, shut down idle retired workers. Call every `ALIVE_S` seconds."""
+        """Kill faulty workers, restart exited workers, and shut down idle retired workers."""
         lost, restarted = self._registry.sweep(now)
         for instance in lost:
             self._lose(instance)
@@ -108,13 +108,14 @@ class Membership:
                 self._registry.send(instance, Shutdown())
 
     def exited(self, instance: str) -> None:
-        """Record the exit of a worker, and notify the others that this worker no longer writes KV into their blocks."""
+        """Record the exit of a worker, and notify the other workers."""
         if self._registry.exited(instance, time.monotonic()):
             if self._registry.members[instance].retired:
                 log.info("%s has retired", instance)
             else:
                 log.error("%s has ended", instance)
             self._lose(instance)
+        # The worker no longer writes KV into the blocks of the others.
         self._registry.broadcast(InstanceLost(instance=instance))
         self._requests.place_waiting()
 

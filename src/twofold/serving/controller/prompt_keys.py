@@ -9,10 +9,9 @@ from twofold.request import Generation
 
 
 class PromptKeys:
-    """Computes the block keys of prompts, salted by tenant and `secret`. A key does not reveal its prompt.
+    """Computes the block keys of prompts, salted so that tenants (API keys) share no cached blocks.
 
-    The tenant is the name of the API key; without API keys, there is one tenant. The default `secret` is random. A
-    restarted service finds the blocks in a store on disk only with the same `secret`.
+    A KV store on disk can be reused after a restart only with the same `secret`, which is random by default.
     """
 
     def __init__(self, block_size: int, secret: bytes | None = None) -> None:
@@ -21,7 +20,7 @@ class PromptKeys:
         self._salts: dict[str, bytes] = {}
 
     def name(self, generation: Generation) -> Generation:
-        """Return `generation` (a live request) with its prompt's block keys, salted by tenant and client cache salt."""
+        """Return a copy of `generation` with the block keys of its prompt."""
         salt = self._salt(generation.key)
         if generation.cache_salt:
             salt = tenant_salt(generation.cache_salt, secret=salt)

@@ -38,12 +38,12 @@ class ProcessControl(Protocol):
         ...
 
     def refuse_worker(self, instance: str, reason: str) -> None:
-        """Notify a worker's host that the service cannot use the worker (`reason`), and a restart would not help."""
+        """Notify a worker's host that the service cannot use the worker."""
         ...
 
 
 class HealthTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits in seconds on the time between heartbeats, the time of a batch, and the restart delay of a worker."""
+    """Time limits in seconds for heartbeats and batches, and the delay before a restart."""
 
     silence_s: float = 1.5
     batch_s: float = 300.0
@@ -63,21 +63,19 @@ class RegisteredWorker(Worker):
 
     @property
     def inbox(self) -> str | None:
-        """Address of the worker's inbox, as seen from the controller's host; None before registration."""
+        """Address of the worker's inbox; None before registration."""
         return None if self.peer is None else self.peer.inbox_from(HOME)
 
 
 class SweepResult(NamedTuple):
-    """Instances that a sweep (periodic check of all workers) has killed (`lost`) and restarted (`restarted`)."""
+    """Names of workers that were killed (`lost`) and restarted (`restarted`) in one health check."""
 
     lost: list[str]
     restarted: list[str]
 
 
 class WorkerRegistry(WorkerGroup):
-    """Registry of all workers, and sender of the controller's messages to workers. `expected` lists the workers at
-    start-up; `complete` is true once all of them have registered.
-    """
+    """Registry of all workers. Also sends the controller's messages to workers."""
 
     def __init__(
         self, expected: Mapping[str, Role], outbox: Outbox, processes: ProcessControl, timeouts: HealthTimeouts
@@ -94,7 +92,7 @@ class WorkerRegistry(WorkerGroup):
     # -- membership -------------------------------------------------------------------------------------------------
 
     def expect(self, instance: str, role: Role) -> None:
-        """Add a worker that a joined host starts or restarts. Its state is `starting` until it registers."""
+        """Add a worker that is about to start on a joined host."""
         joined = RegisteredWorker(instance, role, self._timeouts.restart_s)
         self.members.setdefault(instance, joined).state = WorkerState.STARTING
 
@@ -103,11 +101,11 @@ class WorkerRegistry(WorkerGroup):
         del self.members[instance]
 
     def retire(self, instance: str) -> None:
-        """Mark a worker as retired, so that it is not restarted. The caller shuts the worker down once it is idle."""
+        """Mark a worker as retired, so that it is not restarted."""
         self.members[instance].retired = True
 
     def unretire(self, instance: str, role: Role, now: float) -> None:
-        """Return a retired worker to service with the role `role`. If it has exited, the next sweep restarts it."""
+        """Put a retired worker back into service with the role `role`."""
         member = self.members[instance]
         member.retired, member.role, member.start_s = False, role, now
 
@@ -133,7 +131,7 @@ class WorkerRegistry(WorkerGroup):
         return moment_s if clock is None else clock.to_local(moment_s)
 
     def is_current(self, instance: str, epoch: int) -> bool:
-        """Return whether an instance is up and its current epoch (life of its process) is `epoch`."""
+        """Return whether an instance is up and still in the epoch `epoch`."""
         peer = self.members[instance].peer if self.up(instance) else None
         return peer is not None and peer.memory.epoch == epoch
 
@@ -162,7 +160,7 @@ class WorkerRegistry(WorkerGroup):
         return True
 
     def _check(self, message: Registered) -> None:
-        """Raise ConfigurationError for an incompatible worker, StaleEpochError for a process presumed dead."""
+        """Raise an error if a worker may not register."""
         instance, model = message.peer.memory.instance, (message.model, message.peer.memory.layout)
         member = self.members.get(instance)
         if member is None:
@@ -176,7 +174,7 @@ class WorkerRegistry(WorkerGroup):
             )
 
     def heartbeat(self, message: Alive, now: float) -> None:
-        """Record a worker's heartbeat. Acknowledge it if the worker is on another host and would otherwise exit."""
+        """Record a worker's heartbeat, and acknowledge it if the worker is on another host."""
         if self.is_current(message.instance, message.epoch):
             member = self.members[message.instance]
             member.heard_s, member.batch_s = now, message.batch_s
@@ -185,14 +183,14 @@ class WorkerRegistry(WorkerGroup):
                 self.send(member.instance, HeartbeatAck(said_s=message.said_s))
 
     def message_lost(self, instance: str) -> None:
-        """Mark a worker for the next sweep to kill, because a message from the worker was lost."""
+        """Record that a message from a worker was lost. The next `sweep` kills the worker."""
         if self.up(instance):
             self.members[instance].lost_message = True
 
     # -- failures and restarts --------------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> SweepResult:
-        """Kill faulty workers, and restart exited workers when due. Call every `ALIVE_S` seconds."""
+        """Kill faulty workers, and restart exited workers when due."""
         if self._swept_s is not None and now - self._swept_s > STALL_S:
             for member in self._up():
                 member.heard_s = now

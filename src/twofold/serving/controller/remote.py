@@ -1,7 +1,7 @@
 """Hosts that join the service over the network, and their workers.
 
-Each joined host reports the state of its workers every `ALIVE_S`. The controller repeats a command until a report shows
-its effect. Workers on a host without contact exit by themselves (see heartbeat.py for the time limits).
+Each joined host regularly reports the state of its workers. The controller repeats a command until a report shows its
+effect. Workers exit by themselves if their host loses contact with the service.
 """
 
 import logging
@@ -24,31 +24,31 @@ log = logging.getLogger(__name__)
 
 
 class RemoteWorker:
-    """Desired state of a worker on a joined host. `life` counts its starts; `over` is the last life that has ended."""
+    """Desired state of a worker on a joined host."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
-        self.life = 1
-        self.over = 0
+        self.life = 1  # number of starts
+        self.over = 0  # the last life that has ended
         self.unwanted = False  # whether the current process is to be killed
 
     def differs(self, found: messages.WorkerLife) -> bool:
-        """Return whether a command is needed, because the reported state `found` differs from the desired state."""
+        """Return whether the reported state `found` differs from the desired state."""
         return found.life < self.life or (found.runs and self.unwanted)
 
 
 class RemoteHost:
-    """A joined host. `life` identifies its launcher process; `present` is false once its workers are presumed dead."""
+    """A host that has joined the service, and its workers."""
 
     def __init__(self, name: str, life: int, inbox: str, workers: dict[str, RemoteWorker], now: float) -> None:
         self.name, self.life, self.inbox, self.workers = name, life, inbox, workers
         self.heard_s = now
-        self.present = True
+        self.present = True  # until its workers are presumed dead
         self.replaced = False  # the launcher starts its worker on another host instead
         self.rival: tuple[int, float] | None = None  # another launcher of this name, and when it first asked
 
     def check_rival(self, life: int, now: float) -> None:
-        """Raise ConfigurationError if another host uses this host's name while this host still sends heartbeats."""
+        """Raise ConfigurationError if two running hosts use the same name."""
         if self.rival is None or self.rival[0] != life:
             self.rival = life, now
         elif self.heard_s > self.rival[1]:
@@ -56,17 +56,17 @@ class RemoteHost:
 
 
 class JoinResult(msgspec.Struct, frozen=True):
-    """Changes when a host joins: roles of its `workers` by name, and names of its former workers now `gone`."""
+    """Workers that a joining host adds to the service, and workers that it no longer has."""
 
     workers: Mapping[str, Role] = {}
     gone: Collection[str] = ()
 
 
 class Hosts(ProcessControl):
-    """Starts and kills the workers of all hosts, by commands to the `local` launcher or to a joined host.
+    """Starts and kills the workers of all hosts.
 
-    For each worker on Ray (listed in `own`), the local launcher starts a host process, which joins under the worker's
-    name; a lost host process is replaced. `model` is the model's fingerprint.
+    Each worker on Ray (listed in `own`) has its own host process, which the launcher `local` starts. `model` is the
+    fingerprint of the served model.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Hosts(ProcessControl):
     # -- commands ---------------------------------------------------------------------------------------------------
 
     def start_worker(self, instance: str) -> None:
-        """Start a worker. On an unreachable host, the worker starts after the host has returned or was replaced."""
+        """Start a worker on its host. If the host is unreachable, the start is delayed."""
         host = self.host_of(instance)
         if host is None or (instance in self.own and not host.present):
             if host is not None:
@@ -107,12 +107,12 @@ class Hosts(ProcessControl):
         self._command(host, instance)
 
     def release_worker(self, instance: str) -> None:
-        """Release the resources of a retired worker that the local launcher owns."""
+        """Release the resources of a retired worker."""
         if instance in self.own or self.host_of(instance) is None:
             self._local.release_worker(instance)
 
     def refuse_worker(self, instance: str, reason: str) -> None:
-        """Notify a worker's host that the service cannot use the worker, and that a restart would not help."""
+        """Notify a worker's host that the service cannot use the worker."""
         host = self.host_of(instance)
         if host is not None:
             self._outbox.send(host.inbox, messages.HostRefused(life=host.life, reason=reason))
@@ -126,12 +126,12 @@ class Hosts(ProcessControl):
     # -- reports of hosts -------------------------------------------------------------------------------------------
 
     def joins(self, message: messages.HostJoins, now: float) -> JoinResult:
-        """Process a host's request to join. A second host of the same name waits until the first is presumed dead."""
+        """Process a host's request to join the service."""
         known = self.joined.get(message.host)
         try:
             self._check(message)
             if known is not None and known.life != message.life and known.present:
-                known.check_rival(message.life, now)
+                known.check_rival(message.life, now)  # waits until the known host is presumed dead
                 return JoinResult()
         except ConfigurationError as error:
             log.error("host %s was refused: %s", message.host, error)  # noqa: TRY400  (an error of that host)
@@ -176,7 +176,7 @@ class Hosts(ProcessControl):
         return ended
 
     def leaves(self, name: str, life: int) -> list[str]:
-        """Remove a host; return its lost workers: none if another host has already replaced the host."""
+        """Remove a host that leaves the service; return the names of its lost workers."""
         host = self.joined.get(name)
         if host is None or host.life != life:
             return []
@@ -186,7 +186,7 @@ class Hosts(ProcessControl):
         return [] if host.replaced else list(host.workers)
 
     def sweep(self, now: float, heard_s: Callable[[str], float]) -> list[str]:
-        """Return the workers newly presumed dead on silent hosts. `heard_s` returns a worker's last heartbeat time."""
+        """Return the names of workers that are now presumed dead, because their host no longer responds."""
         ended = []
         for host in self.joined.values():
             last_s = max(host.heard_s, *map(heard_s, host.workers))
@@ -227,11 +227,11 @@ class Hosts(ProcessControl):
             )
 
     def _assign_names(self, message: messages.HostJoins, before: Mapping[str, RemoteWorker]) -> list[tuple[str, Role]]:
-        """Assign names and roles to the workers of a joining host. A host that joins again reuses earlier names."""
         if message.host in self.own:
             return [(message.host, role) for role in message.workers]
         assigned = []
         for role, count in message.workers.items():
+            # A host that joins again keeps its names.
             names = [name for name, worker in before.items() if worker.role is role][:count]
             number = 0
             while len(names) < count:
@@ -252,7 +252,6 @@ class Hosts(ProcessControl):
         self._outbox.send(host.inbox, messages.HostWelcome(life=host.life, config=config))
 
     def _command(self, host: RemoteHost, instance: str, found: messages.WorkerLife | None = None) -> None:
-        """Send the start or kill command that moves a worker from its reported to its desired state."""
         worker = host.workers[instance]
         ends, life = (worker.unwanted, worker.life) if found is None else (found.runs, found.life)
         if not host.present:
@@ -292,15 +291,14 @@ class RemoteWorkers:
                 self._membership.exited(instance)
 
     def exited(self, instance: str) -> None:
-        """Record the exit of a worker that the local launcher has reported. On Ray, do nothing while the worker's host
-        is joined, because the host itself reports exits of its worker.
-        """
+        """Record the exit of a worker that the local launcher started."""
         host = self._hosts.host_of(instance)
+        # A joined host on Ray reports the exit of its worker itself.
         if instance not in self._hosts.own or host is None or not host.present:
             self._membership.exited(instance)
 
     def sweep(self, now: float) -> None:
-        """Record the exit of workers that are presumed dead. Call every `ALIVE_S` seconds."""
+        """Record the exit of workers that are presumed dead."""
         for instance in self._hosts.sweep(now, self._registry.heard_s):
             host = self._hosts.host_of(instance)
             if host is not None:

@@ -1,7 +1,7 @@
-"""Role changes of live workers: re-planning when traffic shifts, and a smaller plan while some workers cannot start.
+"""Role changes of live workers, when traffic shifts or while some workers cannot start.
 
-As a program, this module runs one re-planning search, at the lowest priority: it reads a SearchJob from standard input
-and writes a SearchResult to standard output.
+Run as a program, the module searches for a new plan: it reads a SearchJob from standard input and writes a SearchResult
+to standard output.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _NICE: Final = 19
 
 
 class RoleControl(Protocol):
-    """Interface of the controller to change the roles of workers, and to retire and restart workers."""
+    """Interface to change the roles of workers, and to retire and restart workers."""
 
     def pools(self) -> list[PoolMember]: ...
 
@@ -61,15 +61,15 @@ class RoleControl(Protocol):
         ...
 
     def replanned(self, decision: ReplanDecision) -> None:
-        """Record a re-planning decision that was applied."""
+        """Record a re-planning decision."""
         ...
 
 
 class DegradedMode:
-    """Runs a smaller plan while the launcher has no resources for some workers; later restores the original plan.
+    """Runs a service with fewer workers while resources for the other workers are missing.
 
-    With `roles_move`, running workers change to the role that lacks workers. With fixed roles, workers of the other
-    role retire, so that waiting workers can use their resources. A plan with mixed workers stays unchanged.
+    With `roles_move`, workers change roles so that both phases can run. Otherwise, workers of one role retire to free
+    resources for the other role.
     """
 
     def __init__(self, control: RoleControl, *, roles_move: bool) -> None:
@@ -80,11 +80,11 @@ class DegradedMode:
 
     @property
     def messages(self) -> list[str]:
-        """Latest switches between the original and smaller plans, one sentence each, oldest first."""
+        """Latest changes to and from degraded mode, one sentence each, oldest first."""
         return self._messages[-_SHOWN:]
 
     def update(self, waiting: Collection[str]) -> None:
-        """Adapt the plan to workers that lack resources (`waiting`). If there are none, restore the original plan."""
+        """Continue without the workers in `waiting`, or restore the original plan if `waiting` is empty."""
         roles = {each.instance: each.home for each in self._control.pools() if each.state != "retired"}
         if not waiting:
             self._log(f"all workers have room: {', '.join(self._restore(roles)) or 'the plan is complete again'}")
@@ -106,7 +106,6 @@ class DegradedMode:
     def _shrink(
         self, target: RoleSplit, running: RoleSplit, left: dict[str, Role], waiting: Collection[str]
     ) -> list[str]:
-        """Change roles or retire workers to reach the smaller plan `target`; return a description of each step."""
         many, few = Role.PREFILL, Role.DECODE
         if running.prefill < target.prefill:
             many, few = few, many
@@ -149,7 +148,7 @@ def _split(roles: Mapping[str, Role]) -> RoleSplit:
 
 
 class SearchJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of the search process: configuration of the planner, and arguments of `SplitPlanner.search`."""
+    """Input of the search for a new plan: traffic, current roles, number of workers and planner settings."""
 
     config: ReplanConfig
     traffic: TrafficSample
@@ -158,7 +157,7 @@ class SearchJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def search(job: SearchJob) -> SearchResult:
-    """Run a re-planning search in a child process. Raises SearchError on failure or timeout."""
+    """Search for a new plan in a child process. Raises SearchError on failure or timeout."""
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-m", "twofold.serving.controller.replanning")
     try:
@@ -186,7 +185,7 @@ Search = Callable[[SearchJob], Awaitable[SearchResult]]
 
 
 class LiveReplanning(RequestSubscriber):
-    """Starts a re-planning search when traffic shifts, and applies the decision. Only one search runs at a time."""
+    """Searches for a new plan when traffic shifts, and applies it."""
 
     def __init__(
         self, config: ReplanConfig, pools: Pools, control: RoleControl, recorder: Recorder, run_search: Search = search
@@ -201,7 +200,7 @@ class LiveReplanning(RequestSubscriber):
         return [f"{now - each.at_s:.0f} s ago: {each}" for each in self._replanner.log[-_SHOWN:]]
 
     def arrived(self, request: Request, now: float) -> None:
-        """Record the arrival of a request; start a search if traffic has shifted. Requires a running event loop."""
+        """Record the arrival of a request, and start a search for a new plan if traffic has shifted."""
         self._replanner.arrived(request, now)
         traffic = self._replanner.query(self._generated, now)
         if traffic is not None:
@@ -251,7 +250,7 @@ class LiveReplanning(RequestSubscriber):
 
 def main() -> None:
     die_with_parent(signal.SIGKILL, os.getppid())
-    os.nice(_NICE)
+    os.nice(_NICE)  # the lowest priority
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=SearchJob)
     config = job.config
     try:

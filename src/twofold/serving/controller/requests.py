@@ -25,11 +25,10 @@ MAX_FAILED_ATTEMPTS = 8  # consecutive attempts without a token: the request its
 
 
 class LiveRequests:
-    """All live requests of a service and their current attempts. An attempt is one run on a pair of workers.
+    """All live requests of a service. Each run of a request on a pair of workers is an attempt.
 
-    With `announces`, blocks on the decode instance are reserved when the prefill starts (docs/decisions/0007),
-    otherwise at placement. With `recomputes`, the decode instance also receives the prompt. With `reuses`, metrics
-    count prefix hits. `name_blocks` computes the block keys of a request's prompt.
+    With `announces`, decode blocks are reserved when the prefill starts (docs/decisions/0007), otherwise at placement.
+    With `recomputes`, the decode instance also receives the prompt. With `reuses`, metrics include prefix hits.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class LiveRequests:
         self._idle = asyncio.Event()
 
     def find(self, attempt_id: str) -> LiveRequest | None:
-        """Return the live request with the current attempt `attempt_id`; None if the attempt has ended."""
+        """Return the live request with the attempt `attempt_id`; None if the attempt has ended."""
         return self._attempts.get(attempt_id)
 
     # -- opening and closing ----------------------------------------------------------------------------------------
@@ -103,7 +102,6 @@ class LiveRequests:
             self.end(live, FinishReason.ABORT)  # no effect after the last token
 
     def _admit(self, generation: Generation) -> LiveRequest:
-        """Admit a request and place it, or queue it if no worker can run it now. Raises RequestError if rejected."""
         if self._name_blocks is not None:
             generation = self._name_blocks(generation)
         request, live, now = generation.request, LiveRequest(generation), time.monotonic()
@@ -120,7 +118,7 @@ class LiveRequests:
         return live
 
     def check_waiting(self) -> None:
-        """Place waiting requests, and fail waiting requests past their deadline. Call periodically."""
+        """Place waiting requests, and fail waiting requests past their deadline."""
         self.place_waiting()
         for queued in self._admission.expired(time.monotonic()):
             self._telemetry.deadline_missed()
@@ -128,7 +126,7 @@ class LiveRequests:
         self._telemetry.held.set(self._admission.waiting)
 
     def place_waiting(self) -> None:
-        """Place waiting requests in the order of the admission queue, until one cannot be placed."""
+        """Place waiting requests on workers, in the order of the queue."""
         now = time.monotonic()
         while (queued := self._admission.next(now)) is not None:
             if not self._place(self._live[queued.id]):
@@ -136,12 +134,11 @@ class LiveRequests:
                 return
 
     def _place_on_resumed(self) -> None:
-        """Place waiting requests if the circuit breaker of a worker has closed again."""
-        if self.health.take_resumed():
+        if self.health.take_resumed():  # the circuit breaker of a worker has closed again
             self.place_waiting()
 
     def _place(self, live: LiveRequest) -> bool:
-        """Start an attempt of a request on instances that can run it now; return False if there are none."""
+        """Run a request on instances that can accept it now; return False if there are none."""
         generation, now = live.remaining(), time.monotonic()
         placed = self._cluster.place(generation.request, now)
         if placed is None:
@@ -156,7 +153,6 @@ class LiveRequests:
         return True
 
     def _send(self, generation: Generation, placed: PlacedRequest) -> None:
-        """Send an attempt to its prefill worker and, if blocks are reserved at placement, to its decode worker."""
         route, mode = placed.route, placed.mode
         fetch = None if self._forecast is None else self._forecast.fetch_of(route)
         if not route.splits:
@@ -180,20 +176,20 @@ class LiveRequests:
     # -- reports of workers -----------------------------------------------------------------------------------------
 
     def announced(self, attempt_id: str) -> None:
-        """Reserve blocks on an attempt's decode worker, because the attempt's prefill has started."""
+        """Reserve decode blocks for a request whose prefill has started."""
         live = self._attempts.get(attempt_id)
         if live is not None and live.placed is not None:
             self._reserve(live.current, live.placed)
 
     def leased(self, lease: Lease) -> None:
-        """Forward a lease on decode blocks to the prefill worker; release the lease if its attempt has ended."""
-        if lease.request_id in self._attempts:
+        """Forward a lease on decode blocks to the prefill worker."""
+        if lease.request_id in self._attempts:  # otherwise, the request has ended
             self._workers.send(lease.source, LeaseGranted(lease=lease))
         else:
             self._workers.send(lease.instance, HandoffEnded(request_id=lease.request_id, epoch=lease.epoch))
 
     def stepped(self, message: StepDone) -> None:
-        """Process a worker's report of one iteration: the prefills that started and the new tokens."""
+        """Process a worker's report of one iteration."""
         now, instance = time.monotonic(), message.instance
         started_s = self._workers.to_local_time(instance, message.started_s)
         self._telemetry.instances.step(instance, len(message.tokens))
@@ -210,7 +206,7 @@ class LiveRequests:
             self.events.prefill_started(attempt_id, at_s)
 
     def token(self, attempt_id: str, output: TokenOutput, instance: str, started_s: float, now: float) -> None:
-        """Process a token that `instance` generated for an attempt, in an iteration started at `started_s`."""
+        """Process an output token that a worker has reported."""
         live = self._attempts.get(attempt_id)
         if live is None or live.placed is None:
             return
@@ -233,7 +229,7 @@ class LiveRequests:
                 self.end(live, ordered.finish_reason, abort=unused)
 
     def _rejects_decode(self, live: LiveRequest, placed: PlacedRequest, output: TokenOutput, now: float) -> bool:
-        """Reject a request after its prefill if decode is overloaded; return True if the request was rejected."""
+        """Reject a request after its prefill if decode is overloaded; return whether it was rejected."""
         if self._overload is None:
             return False
         if live.predicted_ttft_s is not None:
@@ -253,7 +249,7 @@ class LiveRequests:
         self.handed_off(message.request_id, local(source, message.started_s), local(source, message.ended_s))
 
     def handed_off(self, attempt_id: str, started_s: float, ended_s: float) -> None:
-        """Record that the KV of an attempt was transferred between `started_s` and `ended_s`."""
+        """Record that the KV of a request was transferred between `started_s` and `ended_s`."""
         live = self._attempts.get(attempt_id)
         if live is not None:
             live.handed_off = True
@@ -268,7 +264,7 @@ class LiveRequests:
             self.end(live, FinishReason.STOP)
 
     def end(self, live: LiveRequest, reason: FinishReason, *, abort: bool = True) -> None:
-        """End a request unless it has ended already. With `abort`, also abort its current attempt on the workers."""
+        """End a request. With `abort`, also abort it on its workers."""
         if self._live.pop(live.id, None) is None:
             return
         self._end_attempt(live, abort=abort, complete=reason.complete)
@@ -285,9 +281,7 @@ class LiveRequests:
         live.fail(error)
 
     def replay(self, attempt_id: str, instance: str, reason: str) -> None:
-        """End an attempt that was lost on `instance`, and queue the request for another attempt. The request fails
-        after `MAX_FAILED_ATTEMPTS` successive lost attempts that received no token.
-        """
+        """Retry a request after the loss of a worker, or fail it after too many losses."""
         live = self._attempts.get(attempt_id)
         if live is None:
             return

@@ -1,4 +1,4 @@
-"""Base class of services, which run the gateway's requests on their own workers or on external servers."""
+"""Base class of services, which run the gateway's requests."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -18,7 +18,7 @@ from twofold.serving.telemetry.telemetry import Telemetry
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The served model. `max_model_len` limits prompt plus output tokens; `created` is in Unix seconds."""
+    """Name and properties of the served model. `created` is in Unix seconds."""
 
     name: str
     path: str
@@ -51,7 +51,7 @@ class Service:
 
     @property
     def _able(self) -> bool:
-        """Whether both prefill and decode have a worker or, if roles can change, whether there is any worker."""
+        """Whether the service has workers for both phases."""
         pools = self._cluster.pools
         prefill, decode, mixed = len(pools.prefill), len(pools.decode), len(pools.mixed)
         return (prefill + decode + mixed if self._roles_move else prefill * decode + mixed) > 0
@@ -72,7 +72,7 @@ class Service:
         return self._requests.generate(generation)
 
     def stop(self, request_id: str) -> None:
-        """End a request as complete, for example at a stop string. Closing its generator would count as an abort."""
+        """End a request as complete, for example because its output contains a stop string."""
         self._requests.stop(request_id)
 
     def ready(self) -> bool:

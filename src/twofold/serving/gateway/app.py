@@ -33,7 +33,7 @@ PERIOD_S = 1.0
 
 
 class Dashboard:
-    """Serves the dashboard page and its data. Takes at most one snapshot of the service per second for all viewers."""
+    """Serves the dashboard page and its data."""
 
     def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
         self._service, self._clock = service, clock

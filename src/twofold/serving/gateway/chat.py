@@ -30,7 +30,7 @@ async def chat(gateway: Gateway, request: Request) -> Response:
 
 
 async def encode_messages(gateway: Gateway, fields: ChatFields) -> list[int]:
-    """Return the token ids of the messages in the model's chat template. Raises RequestError for invalid messages."""
+    """Return the token ids of chat messages in the model's chat template. Raises RequestError."""
     tokenizer = gateway.require_tokenizer("messages")
     messages = template_messages(fields.messages)
     gateway.check_length(sum(len(message["content"]) for message in messages), "messages")
@@ -64,7 +64,6 @@ def _template_message(message: InputMessage, place: str) -> dict[str, str]:
 
 
 def _text(content: str | list[ContentPart] | None, place: str) -> str:
-    """Return the text of a message; text parts are joined by newlines, as in vLLM. Other parts raise RequestError."""
     if content is None:
         raise invalid(place, "it is missing; send a string or a list of text parts")
     if isinstance(content, str):

@@ -25,7 +25,7 @@ async def complete(gateway: Gateway, request: Request) -> Response:
 
 
 def split_prompts(prompt: Prompt) -> list[str | list[int]]:
-    """Return the prompts in the field `prompt`: a text, a token id list, or a list of texts or token id lists."""
+    """Return the prompts of a request as a list of texts or of token id lists."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
@@ -94,7 +94,6 @@ class CompletionWriter:
         return Completion(id=id_, created=created, model=self._fields.model, choices=choices, usage=usage)
 
     def _choice(self, deltas: Sequence[Delta]) -> CompletionChoice:
-        """Format one choice of a response from one or more deltas (outputs of single tokens)."""
         wanted = self._fields.logprobs is not None
         return CompletionChoice(
             index=deltas[0].choice,

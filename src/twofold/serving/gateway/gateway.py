@@ -1,4 +1,4 @@
-"""State shared by all endpoints (service, tokenizer, limits), and decoding of request bodies."""
+"""State shared by all endpoints, and decoding of request bodies."""
 
 import re
 from dataclasses import dataclass
@@ -19,11 +19,10 @@ _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]+)`")
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits on one HTTP request. The limits on prompts apply to each prompt separately.
+    """Limits on one HTTP request. Limits on prompts apply to each prompt separately.
 
-    `header_bytes` includes the request line. `choices` limits `n`, and `generations` limits `n` times the number of
-    prompts. `timeout_s` is the default timeout. `longest_retention_s` limits the time for which clients may keep
-    prompts cached.
+    `choices` limits `n`, and `generations` limits `n` times the number of prompts. `timeout_s` is the default timeout.
+    `longest_retention_s` limits how long clients may keep prompts cached.
     """
 
     header_bytes: int = 64 * 1024
@@ -41,7 +40,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """State shared by all endpoints: the service, the model's tokenizer (None if the model has none) and the limits."""
+    """State shared by all endpoints: the service, the model's tokenizer (None if missing) and the limits."""
 
     service: Service
     tokenizer: TextTokenizer | None
@@ -54,13 +53,13 @@ class Gateway:
             raise invalid("model", f"{name!r} is not served here; use {served!r}", status=404, code="model_not_found")
 
     def require_tokenizer(self, field: str) -> TextTokenizer:
-        """Return the tokenizer. Raises RequestError, which names `field`, if the model has no tokenizer."""
+        """Return the tokenizer. Raises RequestError if the model has no tokenizer."""
         if self.tokenizer is None:
             raise invalid(field, "this model has no tokenizer, so prompts must be token ids")
         return self.tokenizer
 
     def check_length(self, characters: int, field: str) -> None:
-        """Raise RequestError if a text exceeds the character limit, or cannot fit into the model's context."""
+        """Raise RequestError if a text is too long for the limits or for the model's context."""
         most = self.limits.prompt_characters
         if most is not None and characters > most:
             raise invalid(field, f"{characters} characters are more than the limit of {most}", code="prompt_too_long")
@@ -82,7 +81,7 @@ class Gateway:
 
 
 async def read_struct(request: Request, kind: type[T], max_bytes: int) -> T:
-    """Read a request's body and decode it as type `kind`; raises RequestError (400 or 413) and ClientDisconnect."""
+    """Decode a request's JSON body as type `kind`. Raises RequestError (400 or 413) and ClientDisconnect."""
     body = await _read_body(request, max_bytes)
     try:
         return msgspec.json.decode(body, type=kind)
@@ -107,7 +106,6 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
 
 
 def _type_error(message: str) -> RequestError:
-    """Convert the message of a msgspec type error to a RequestError that names the invalid field."""
     found = _PLACE.search(message)
     place = found["place"] if found else ""
     reason = _PLACE.sub("", message)

@@ -1,4 +1,4 @@
-"""Conversion of an HTTP request to generations: the inputs of the service, one for each choice."""
+"""Conversion of an HTTP request to inputs of the service, one for each choice."""
 
 import math
 import secrets
@@ -26,7 +26,7 @@ _SEED_MASK = (1 << _SEED_BITS) - 1
 
 
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Id and deadline (s, monotonic clock) of a response, arrival of its request, and cache retention in seconds."""
+    """Id, arrival, deadline (s, monotonic clock) and cache retention (s) of a response."""
 
     id: str
     arrival: Arrival
@@ -35,7 +35,7 @@ class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice of a response: its generation, its output processor, and the index of its prompt in the request."""
+    """One choice of a response: its input, its output processor, and the index of its prompt."""
 
     generation: Generation
     output: OutputProcessor
@@ -43,7 +43,7 @@ class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFields, *, prompts: int) -> ResponseSpec:
-    """Validate the fields that can be checked before tokenization; return the id, deadline and retention time."""
+    """Check a request before tokenization, and return the properties of its response. Raises RequestError."""
     _check_fields(gateway, fields, prompts)
     arrival: Arrival = request.state.arrival
     if arrival.key is not None:
@@ -59,7 +59,7 @@ def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFiel
 def plan(
     gateway: Gateway, fields: GenerationFields, spec: ResponseSpec, prompts: list[list[int]]
 ) -> list[PlannedChoice]:
-    """Create `n` generations per prompt; choice i has the seed `seed` + i. Raises RequestError for invalid fields."""
+    """Create the inputs of `n` choices for each prompt. Raises RequestError for invalid fields."""
     n = fields.n or 1
     stops = _stop_strings(fields, gateway.limits)
     planned = []
@@ -98,7 +98,6 @@ def _generation(
 
 
 def _sampling(gateway: Gateway, fields: GenerationFields, prompt_tokens: int) -> SamplingParams:
-    """Return the sampling parameters for a prompt. Raises RequestError for invalid token limits or stop tokens."""
     model, min_tokens = gateway.service.model, fields.min_tokens or 0
     left = model.max_model_len - prompt_tokens
     max_tokens = fields.token_limit or max(1, min(fields.default_max_tokens, left))
@@ -157,22 +156,20 @@ def _stop_strings(fields: GenerationFields, limits: RequestLimits) -> tuple[str,
 
 
 def _check_key(key: ApiKey, generations: int) -> None:
-    """Raise RequestError if one HTTP request has more generations than the limits of its API key allow."""
     for most, what in ((key.limits.max_concurrent, "at once"), (key.limits.requests_per_minute, "per minute")):
         if most is not None and generations > most:
             raise invalid("n", f"{generations} generations exceed this API key's limit of {most} {what}")
 
 
 def _timeout_s(limits: RequestLimits, request: HttpRequest, fields: GenerationFields) -> float:
-    """Return the timeout of a request in seconds: the shorter of the body field `timeout` and the header
-    X-Request-Timeout, or the default without both. Raises RequestError for a timeout above the limit.
-    """
+    """Return the timeout of a request in seconds. Raises RequestError for a timeout above the limit."""
     wanted = [] if fields.timeout is None else [(fields.timeout, "timeout")]
     header = request.headers.get(TIMEOUT_HEADER)
     if header is not None:
         wanted.append((_header_seconds(header), TIMEOUT_HEADER))
     if not wanted:
         return limits.timeout_s
+    # The shorter of body field and header.
     timeout_s, name = min(wanted, key=lambda each: each[0])
     if timeout_s > limits.longest_timeout_s:
         raise invalid(name, f"{timeout_s:g} s is more than the limit of {limits.longest_timeout_s:g} s")
@@ -190,7 +187,7 @@ def _header_seconds(text: str) -> float:
 
 
 def _retention_s(fields: GenerationFields) -> float:
-    """Return the longer of `prompt_cache_retention` and `prompt_cache_options.ttl` in seconds; 0 if neither is set."""
+    """Return the requested cache retention of a prompt in seconds; 0 if the request sets none."""
     retention, options = fields.prompt_cache_retention, fields.prompt_cache_options
     if retention is not None and retention not in RETENTIONS:
         raise invalid("prompt_cache_retention", f"must be in_memory or 24h, not {retention!r}", code="invalid_value")

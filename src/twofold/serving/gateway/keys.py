@@ -1,4 +1,4 @@
-"""API keys, kept as digests. A key file has lines of the form `name key [max_concurrent] [requests_per_minute]`."""
+"""API keys. A line of a key file has the form `name key [max_concurrent] [requests_per_minute]`."""
 
 import hmac
 import re
@@ -47,11 +47,11 @@ class KeyRing:
         return {key.name: key.limits for key in self._keys}
 
     def find(self, authorization: str) -> ApiKey | None:
-        """Return the API key for the header value `Bearer KEY`, or None. All keys are compared, in constant time."""
+        """Return the API key for the header value `Bearer KEY`, or None if it is unknown."""
         scheme, secret = authorization[: len(_SCHEME)], authorization[len(_SCHEME) :]
         digest = _digest(secret.strip())
         found = None
-        for key in self._keys:
+        for key in self._keys:  # all of them, in constant time
             if key.matches(digest) and scheme.lower() == _SCHEME:
                 found = key
         return found
@@ -62,9 +62,8 @@ def _digest(secret: str) -> bytes:
 
 
 def read_keys(secrets: Sequence[str], file: Path | None) -> KeyRing | None:
-    """Return the API keys in `secrets` and `file`, or None if neither is given. Raises ConfigurationError for invalid
-    input; the error message contains no key.
-    """
+    """Return the API keys in `secrets` and `file`, or None without keys. Raises ConfigurationError for invalid keys."""
+    # Error messages contain no key.
     keys: list[ApiKey] = []
     taken: set[str] = set()
     for place, name, secret, limits in _entries(secrets, file):

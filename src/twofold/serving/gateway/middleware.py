@@ -18,7 +18,7 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """Id and API key (None if not valid) of a request, and its arrival time on two clocks: monotonic and Unix."""
+    """Id, API key and arrival time of an HTTP request."""
 
     request_id: str
     monotonic_s: float

@@ -1,4 +1,4 @@
-"""The gateway's OpenAPI 3.1 description, generated from the request and response types."""
+"""OpenAPI 3.1 description of the gateway."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -60,7 +60,7 @@ def reference(kind: type) -> Json:
 
 
 def schemas(model: str) -> Json:
-    """Return the JSON schemas of all request and response bodies by name. `model` is the only accepted model name."""
+    """Return the JSON schemas of all request and response bodies by name."""
     _, made = msgspec.json.schema_components(_STRUCTS, schema_hook=_schema_hook, ref_template=f"{_PREFIX}{{name}}")
     for kind in (ChatFields, CompletionFields):
         fields = made[kind.__name__]["properties"]
@@ -130,7 +130,6 @@ def _operations() -> Json:
 
 
 def _generation_operation(name: str, body: type, whole: type, chunk: type) -> Json:
-    """Return the OpenAPI operation of an endpoint that sends one complete response or a stream of chunks."""
     stream: Json = {"type": "string", "description": f"Every event is a {chunk.__name__}; the last is [DONE]."}
     answers: Json = {"application/json": {"schema": reference(whole)}, "text/event-stream": {"schema": stream}}
     operation = _operation(name, f"A {whole.__name__}", answers, errors=(400, 404, 413, 429, 503, 504))
@@ -144,14 +143,12 @@ def _json_operation(name: str, summary: str, answer: type, *, errors: Sequence[i
 
 
 def _health(name: str) -> Json:
-    """Return the OpenAPI operation of a health check, whose responses 200 and 503 have the same body."""
     operation = _json_operation(name, "200 if ready, else 503", Health)
     operation["responses"]["503"] = operation["responses"]["200"]
     return operation
 
 
 def _operation(name: str, summary: str, answers: Json, *, errors: Sequence[int] = ()) -> Json:
-    """Return an OpenAPI operation with its successful response, its own `errors` and the errors of all operations."""
     responses: Json = {"200": {"description": "Success.", "headers": {"X-Request-Id": _REQUEST_ID}, "content": answers}}
     for status in (*errors, 431, 500):
         responses[str(status)] = _error(status)

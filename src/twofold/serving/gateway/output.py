@@ -14,27 +14,26 @@ LOWEST = -9999.0
 
 
 class StopText(msgspec.Struct, frozen=True):
-    """Text to emit, and the stop string that ended the output (None if no stop string was found)."""
+    """Text to emit, and the stop string that ended the output, if any."""
 
     text: str
     stop: str | None = None
 
 
 class StopStrings:
-    """Searches one output, which arrives in pieces of text, for stop strings. The output ends at the first complete
-    stop string; if several are complete at one character, the longest counts. Text that may be the start of a stop
-    string is held back.
+    """Searches the text of a streamed output for stop strings. Text that may be the start of a stop string is held
+    back.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        """Search for the non-empty strings `stops`. With `include`, also emit the found stop string."""
+        """Search for the strings `stops`. With `include`, the output contains the stop string."""
         # Longest first, so that the longest of several simultaneous matches wins.
         self._automata = [_Automaton(stop) for stop in sorted(set(stops), key=lambda stop: (-len(stop), stop))]
         self._include = include
         self._held = ""
 
     def push(self, piece: str, *, armed: bool = True) -> StopText:
-        """Add a piece of text; return the text to emit. Unless `armed`, ignore stop strings that end in this piece."""
+        """Add text, and return the text to emit. Unless `armed`, ignore stop strings that end in this text."""
         if not self._automata:
             return StopText(piece)
         text = self._held + piece
@@ -55,7 +54,7 @@ class StopStrings:
 
 
 class _Automaton:
-    """Knuth-Morris-Pratt automaton: the text so far ends with the first `matched` characters of `pattern`."""
+    """Knuth-Morris-Pratt search for `pattern` in a text that arrives character by character."""
 
     __slots__ = ("_fallback", "matched", "pattern")
 
@@ -72,7 +71,7 @@ class _Automaton:
             self._fallback[position + 1] = length
 
     def advance(self, char: str) -> bool:
-        """Process the next character of the text; return whether it completes the pattern."""
+        """Add the next character of the text; return whether the text now ends with the pattern."""
         while self.matched and self.pattern[self.matched] != char:
             self.matched = self._fallback[self.matched]
         self.matched += self.pattern[self.matched] == char
@@ -83,25 +82,22 @@ class _Automaton:
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """Text and finish reason that one output token adds to a choice. `text` is empty while a character is incomplete or
-    a stop string may have started; a later delta has the held text. `offset` counts the characters decoded before this
-    token.
-    """
+    """Text and finish reason that one output token adds to a choice."""
 
     choice: int
     token: TokenOutput
-    text: str
-    offset: int
+    text: str  # empty while a character or a possible stop string is incomplete
+    offset: int  # number of characters decoded before this token
     finish_reason: FinishReason | None
 
 
 class OutputProcessor:
-    """Converts the tokens of one generation to deltas: detokenizes them and searches the text for stop strings."""
+    """Detokenizes one output and searches its text for stop strings."""
 
     def __init__(
         self, index: int, tokenizer: TextTokenizer | None, fields: GenerationFields, stops: tuple[str, ...]
     ) -> None:
-        """Process the output of choice `index`. Without a tokenizer, all deltas have empty text."""
+        """Process the output of choice `index`. Without a tokenizer, its text is empty."""
         skip = fields.skip_special_tokens is not False
         self._index = index
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip) if tokenizer else None
@@ -111,7 +107,7 @@ class OutputProcessor:
         self._tokens = 0
 
     def push(self, token: TokenOutput) -> Delta:
-        """Add a token and return its delta. Only the last delta of a generation has a finish reason."""
+        """Add a token; return the text and finish reason that it adds to the output."""
         self._tokens += 1
         offset = self._detokenizer.characters if self._detokenizer else 0
         found = self._stops.push(self._text_of(token), armed=self._tokens > self._min_tokens)
@@ -132,10 +128,9 @@ class OutputProcessor:
 
 
 class LogprobFormat:
-    """Formats log probabilities for responses: one entry per output token, including the stop token."""
+    """Formats log probabilities for responses."""
 
     def __init__(self, tokenizer: TextTokenizer | None) -> None:
-        """Name tokens by their text or, without a tokenizer, by their ids."""
         self._names = None if tokenizer is None else tokenizer.bytes
 
     def completion(self, deltas: Sequence[Delta]) -> CompletionLogprobs:
@@ -150,7 +145,6 @@ class LogprobFormat:
         return ChatLogprobs(content=[self._chat_token(delta, top) for delta in deltas])
 
     def _top(self, delta: Delta) -> dict[str, float]:
-        """Map token names to log probabilities: the most probable tokens, then the chosen token if not among them."""
         top: dict[str, float] = {}
         for token_id, logprob in (*delta.token.top_logprobs, (delta.token.token_id, delta.token.logprob)):
             top.setdefault(self._name(token_id), _finite(logprob))
@@ -177,5 +171,4 @@ class LogprobFormat:
 
 
 def _finite(logprob: float | None) -> float:
-    """Return `logprob`, or `LOWEST` if it is None, NaN or below `LOWEST`."""
     return logprob if logprob is not None and logprob > LOWEST else LOWEST

@@ -1,6 +1,7 @@
-"""Request bodies of the API with strict types: no numbers as strings, no booleans as numbers, no NaN.
+"""Request bodies of the API. Types are checked strictly: a number in a string is an error.
 
-Null selects the default. Unknown fields are ignored. Unsupported fields are rejected unless they would have no effect.
+Null selects the default, and unknown fields are ignored. Known but unsupported fields are errors unless they have no
+effect.
 """
 
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -76,7 +77,7 @@ def refuse_unsupported(fields: "GenerationFields", n: int) -> None:
 
 
 def _same(value: object, allowed: object) -> bool:
-    """Return whether two JSON values are equal; unlike in Python, false does not equal 0."""
+    # In Python, False == 0.
     return isinstance(value, bool) == isinstance(allowed, bool) and value == allowed
 
 
@@ -99,7 +100,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
 
 
 class PromptCacheOptions(Struct, frozen=True, kw_only=True):
-    """Prompt caching options: `mode` selects what is cached, `ttl` is the minimum time in the cache, such as 30m."""
+    """Options of prompt caching. `ttl` is the minimum time in the cache, such as 30m."""
 
     mode: str | None = None
     ttl: Ttl | None = None
@@ -142,7 +143,7 @@ class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """Number of most probable tokens to report for each output token; None if log probabilities are not wanted."""
+        """Number of top log probabilities to return for each output token; None for no log probabilities."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""HTTP server of the gateway: uvicorn on a bound socket in a running event loop, with a limit on headers."""
+"""HTTP server of the gateway: uvicorn with a limit on headers."""
 
 import asyncio
 import contextlib
@@ -79,17 +79,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def bounded_protocol(header_bytes: int) -> type[BoundedProtocol]:
-    """Return a subclass of BoundedProtocol with the limit `header_bytes`, because uvicorn takes a class."""
+    """Return a subclass of BoundedProtocol with the limit `header_bytes`."""
+    # uvicorn takes a class.
     return type("BoundedProtocol", (BoundedProtocol,), {"header_bytes": header_bytes})
 
 
 class HttpServer:
-    """Serves an ASGI application on a bound socket until stopped. Does not change signal handlers."""
+    """Serves an ASGI application on a bound socket. Does not change signal handlers."""
 
     def __init__(
         self, app: ASGIApp, sock: socket.socket, *, grace_s: int = 30, limits: RequestLimits | None = None
     ) -> None:
-        """Responses that still run `grace_s` seconds after `stop` are cancelled."""
         self._socket = sock
         self._task: asyncio.Task[None] | None = None
         self._server = _Server(
@@ -120,7 +120,7 @@ class HttpServer:
             await asyncio.shield(self._task)
 
     async def stop(self) -> None:
-        """Stop accepting connections, and wait until all running responses have ended or were cancelled."""
+        """Stop accepting connections. Wait up to `grace_s` seconds for running responses, then cancel the rest."""
         self._server.should_exit = True
         await self.wait()
         # uvicorn cancels remaining tasks after the grace period but does not wait for them.
@@ -132,5 +132,5 @@ class HttpServer:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the process's signal handlers unchanged, unlike uvicorn's own implementation."""
+        """Leave the process's signal handlers unchanged."""
         yield

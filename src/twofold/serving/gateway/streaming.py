@@ -1,4 +1,4 @@
-"""Runs the generations of a request and sends their output, as a complete response or as server-sent events."""
+"""Runs a request and sends its output, as a complete response or as server-sent events."""
 
 import asyncio
 import logging
@@ -33,9 +33,8 @@ T = TypeVar("T")
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[None, None, T]) -> T:
-    """Await `work`. If the client disconnects first, cancel `work` and raise ClientDisconnect. The request's body must
-    have been read before.
-    """
+    """Await `work`. If the client disconnects first, cancel `work` and raise ClientDisconnect."""
+    # The body must have been read before: `receive` would return parts of it.
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnected(receive))
     try:
@@ -63,7 +62,7 @@ async def _cancel(task: "asyncio.Task[T]") -> None:
 
 
 async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Merge the items of generators in order of arrival. After an error or at the end, all generators are closed."""
+    """Merge the items of several generators in order of arrival, and close all generators at the end."""
     if len(sources) == 1:  # fast path without task and queue
         async with aclosing(sources[0]) as source:
             async for item in source:
@@ -88,7 +87,6 @@ async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerat
 
 
 async def _pump(source: AsyncGenerator[T, None], queue: "asyncio.Queue[T | Exception | None]") -> None:
-    """Put the items of `source` into the queue, then None or the exception that ended `source`."""
     try:
         async with aclosing(source):
             async for item in source:
@@ -99,9 +97,8 @@ async def _pump(source: AsyncGenerator[T, None], queue: "asyncio.Queue[T | Excep
 
 
 async def until_deadline(deadline_s: float, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield `items` until `deadline_s` on the monotonic clock, then close `items` and raise RequestError (504). The
-    deadline interrupts only the wait for an item, never the consumer. Only one task may iterate over the result.
-    """
+    """Yield `items` until `deadline_s` on the monotonic clock, then raise RequestError (504)."""
+    # The deadline interrupts only the wait for an item, never the consumer. Only one task may iterate.
     waiting, due = True, False
     timeout = asyncio.timeout(None)
 
@@ -131,7 +128,7 @@ async def until_deadline(deadline_s: float, items: AsyncGenerator[T, None]) -> A
 
 
 class UsageCounter:
-    """Counts the tokens of one response. Each prompt counts once, with the fewest cached tokens among its choices."""
+    """Counts the tokens of one response."""
 
     def __init__(self, prompt_tokens: int, planned: Sequence[PlannedChoice]) -> None:
         self._prompt_tokens = prompt_tokens
@@ -140,9 +137,10 @@ class UsageCounter:
         self._cached: dict[int, int] = {}  # by prompt
 
     def add(self, delta: Delta) -> None:
-        """Count a delta's output token. For the first token of a choice, also count the prompt's cached tokens."""
+        """Count one output token."""
         self._completion_tokens += 1
         if delta.token.index == 0:
+            # Each prompt counts once, with the fewest cached tokens among its choices.
             prompt, cached = self._prompts[delta.choice], delta.token.reused_tokens
             self._cached[prompt] = min(cached, self._cached.get(prompt, cached))
 
@@ -162,9 +160,7 @@ def event(body: msgspec.Struct) -> bytes:
 
 
 class EventStream(Response):
-    """HTTP response that sends server-sent events, and finally `[DONE]` or an error event. An error before the first
-    event becomes an ordinary HTTP error. If the client disconnects, the stream ends at once.
-    """
+    """HTTP response that sends server-sent events, and finally `[DONE]` or an error event."""
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(headers=HEADERS)
@@ -177,7 +173,7 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self._events) as events:
-            first = await anext(events, b"")
+            first = await anext(events, b"")  # an error here becomes an ordinary HTTP error
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await self._send(send, first)
             try:
@@ -198,15 +194,15 @@ class ResponseWriter(Protocol):
     """Interface that formats the output of one endpoint, as a complete response or as server-sent events."""
 
     def events(self, delta: Delta, usage: MaybeUsage) -> bytes:
-        """Encode the server-sent events for one delta (the output of one token)."""
+        """Encode the output of one token as server-sent events."""
         ...
 
     def usage_event(self, usage: Usage) -> bytes:
-        """Encode the last event of a stream, which contains token counts and no choices."""
+        """Encode the token counts at the end of a stream."""
         ...
 
     def response(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> msgspec.Struct:
-        """Build the complete response. `choices` contains the deltas of each choice, in token order."""
+        """Build the complete response from the outputs of all choices."""
         ...
 
 
@@ -218,7 +214,7 @@ async def respond(
     prompts: list[list[int]],
     writer: ResponseWriter,
 ) -> Response:
-    """Run the generations of `prompts` (token ids) and return the response. Raises ClientDisconnect and API errors."""
+    """Run the prompts of a request and return the response. Raises ClientDisconnect and API errors."""
     planned = plan(gateway, fields, spec, prompts)
     generated = [generate_deltas(gateway.service, each) for each in planned]
     deltas = until_deadline(spec.deadline_s, interleave(generated))
@@ -230,7 +226,7 @@ async def respond(
 
 
 async def generate_deltas(service: Service, planned: PlannedChoice) -> AsyncGenerator[Delta, None]:
-    """Yield the deltas (outputs of single tokens) of one choice. The request ends before the last delta is yielded."""
+    """Yield the output of one choice, token by token."""
     last = None
     async with aclosing(service.generate(planned.generation)) as tokens:
         async for token in tokens:
@@ -243,6 +239,7 @@ async def generate_deltas(service: Service, planned: PlannedChoice) -> AsyncGene
                 last = delta
                 break
             yield delta
+    # The request has ended before its last delta is yielded.
     if last is None:
         raise InstanceLostError("the generation ended before its last token")
     yield last

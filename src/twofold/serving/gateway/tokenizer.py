@@ -25,7 +25,7 @@ _ANCHOR = "a"
 
 
 class TokenBytes:
-    """Maps token ids to printable names and to bytes. A token may end inside a character."""
+    """Converts token ids to bytes and to printable names."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -37,14 +37,14 @@ class TokenBytes:
         self._known: dict[int, bytes | None] = {}
 
     def bytes_of(self, token_id: int) -> bytes | None:
-        """Return the bytes of a token; None for an id that only pads the vocabulary."""
+        """Return the bytes of a token; None for an unknown token."""
         if token_id not in self._known:
             piece = self._tokenizer.id_to_token(token_id)
             self._known[token_id] = None if piece is None else self._decode(piece)
         return self._known[token_id]
 
     def name_of(self, token_id: int) -> str:
-        """Return the text of a token. Incomplete characters are written as bytes, for example `bytes:\\xe4\\xb8`."""
+        """Return the text of a token, or its bytes, such as `bytes:\\xe4\\xb8`, for an incomplete character."""
         raw = self.bytes_of(token_id)
         if raw is None:
             return id_name(token_id)
@@ -67,12 +67,11 @@ class TokenBytes:
 
 
 def id_name(token_id: int) -> str:
-    """Return the name `token_id:N` for a token without known text."""
+    """Return the printable name of a token without text, such as `token_id:7`."""
     return f"token_id:{token_id}"
 
 
 def _kinds(decoder: object) -> set[str]:
-    """Return the types of a tokenizer's decoder (in JSON) and of all decoders nested in it."""
     if isinstance(decoder, list):
         return set().union(*map(_kinds, decoder))
     if not isinstance(decoder, dict):
@@ -81,16 +80,15 @@ def _kinds(decoder: object) -> set[str]:
 
 
 def _byte_level(piece: str) -> bytes:
-    """Decode a byte-level BPE token to bytes. A token with characters outside GPT-2's byte alphabet becomes UTF-8."""
     alphabet = _byte_alphabet()
     if all(char in alphabet for char in piece):
         return bytes(alphabet[char] for char in piece)
     return piece.encode()
 
 
+# Byte of each character in the alphabet of byte-level BPE (GPT-2).
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte of each character in the alphabet of byte-level BPE (GPT-2)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(0x100) if byte not in set(printable))
@@ -116,7 +114,6 @@ def load_tokenizer(model_dir: Path) -> "TextTokenizer | None":
 
 
 def _converted(model_dir: Path) -> "PreTrainedTokenizerFast":
-    """Load a tokenizer in an older format and convert it. Raises ModelError if conversion is impossible."""
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     loaded = AutoTokenizer.from_pretrained(model_dir)
@@ -129,7 +126,6 @@ class TextTokenizer:
     """Encodes and decodes text with a fast tokenizer of transformers. Thread-safe."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, inline_characters: int = 8192) -> None:
-        """Texts of more than `inline_characters` are encoded in a thread, off the event loop."""
         self._tokenizer = tokenizer
         self._inline_characters = inline_characters
         self.backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
@@ -192,16 +188,14 @@ class TextTokenizer:
         return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     async def _off_loop(self, characters: int, work: Callable[[], T]) -> T:
+        # Long texts are encoded in a thread, off the event loop.
         if characters <= self._inline_characters:
             return work()
         return await asyncio.to_thread(work)
 
 
 class Detokenizer:
-    """Incremental detokenizer of one output. The text equals the tokenizer's decoding of all tokens, with one
-    exception: if a run of byte tokens (as in Llama 2) is not UTF-8, the characters before its first invalid byte are
-    kept, because they were already emitted.
-    """
+    """Converts the tokens of one output to text, one token at a time."""
 
     def __init__(self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
@@ -213,7 +207,7 @@ class Detokenizer:
         self.characters = 0
 
     def push(self, token_id: int) -> str:
-        """Add a token and return the text that it completes, which may be empty."""
+        """Add a token and return its text, which may be empty."""
         self._token_ids.append(token_id)
         try:
             piece = self._stream.step(self._tokenizer.backend, token_id)
@@ -231,6 +225,7 @@ class Detokenizer:
         whole = self._tokenizer.decode(self._token_ids, skip_special_tokens=self._skip)
         if whole.startswith(given):
             return self._emit(whole[len(given) :])
+        # A run of byte tokens that is not UTF-8 (as in Llama 2) changes characters already emitted: they are kept.
         rest = self._token_ids[self._emitted :]
         return self._emit(self._tokenizer.decode(rest, skip_special_tokens=self._skip))
 

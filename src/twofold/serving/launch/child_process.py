@@ -1,4 +1,4 @@
-"""Base of the fork server and the Ray driver, which start workers for a launcher and exchange JSON lines with it."""
+"""Base of the fork server and the Ray driver. Both start workers for a launcher, and exchange JSON lines with it."""
 
 import ctypes
 import os
@@ -17,16 +17,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(with_signal: signal.Signals, parent: int) -> None:
-    """Let the kernel send `with_signal` to this process when its parent (process id `parent`) dies."""
+    """Let the kernel send `with_signal` to this process when its parent dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, with_signal)
     if os.getppid() != parent:  # the parent died before the call
         os._exit(1)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Report of one event: start-up progress (`stage`), properties of the model (`facts`), failure of the process, exit
-    of a worker, or workers for which no Ray node has room (`waiting`).
-    """
+    """Report to the launcher about one event, such as the exit of a worker."""
 
     stage: str | None = None
     facts: ModelFacts | None = None
@@ -38,7 +36,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Command of a launcher: start, kill or free (on Ray) a worker, or exit once all workers have ended (`finish`)."""
+    """Command of a launcher: start or kill a worker, free its Ray resources, or exit after the last worker."""
 
     start: str | None = None
     kill: str | None = None
@@ -63,7 +61,7 @@ def take_stdout() -> Callable[[bytes], None]:
 
 
 def begin(job: type[Job]) -> tuple[Job, SendReport]:
-    """Let this process die with its parent; return its job (from stdin) and a function that sends reports."""
+    """Return the input of this process, read from stdin, and a function that sends reports."""
     die_with_parent(signal.SIGTERM, os.getppid())
     say = take_stdout()
     line = bytearray()
@@ -85,7 +83,7 @@ class WorkerStarter(ABC):
 
     @abstractmethod
     def execute(self, command: WorkerCommand) -> None:
-        """Execute a command: start a worker, kill a worker, or free a worker's resources."""
+        """Execute a command of the launcher."""
 
     @abstractmethod
     def poll(self) -> bool:
@@ -95,9 +93,7 @@ class WorkerStarter(ABC):
     def kill_all(self) -> None: ...
 
     def watch(self) -> None:
-        """Execute commands until SIGTERM, the end of standard input or, after the command `finish`, the exit of the
-        last worker. Then kill all workers.
-        """
+        """Execute commands until the launcher ends this process, then kill all workers."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write)
         signal.signal(signal.SIGTERM, self._end)  # set now, because connecting to Ray has replaced the handler

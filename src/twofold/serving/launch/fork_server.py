@@ -1,8 +1,7 @@
-"""The fork server: a process that prepares the engine (imports torch, loads the model) once and forks every worker.
+"""The fork server: a process that loads the model once, and then forks the processes of all workers.
 
-It reads a ServiceConfig and then WorkerCommands from standard input, and writes Reports to standard output. On SIGTERM,
-end of input, or death of its parent, it kills all workers and exits. When it forks, it must have a single thread and no
-CUDA context.
+It reads commands from standard input, and writes reports to standard output. It kills all workers when it exits. When
+it forks, it must have a single thread and no CUDA context.
 """
 
 import ctypes
@@ -55,7 +54,6 @@ def main() -> None:
 
 
 def _start_workers(config: ServiceConfig, report: SendReport) -> "ForkServer":
-    """Prepare the engine, and fork all workers that `config` lists."""
     prepared = prepare_engine(config, lambda stage: report(Report(stage=stage)))
     facts = ModelFacts(prepared.max_model_len, prepared.vocab_size, prepared.model)
     report(Report(stage="starting workers", facts=facts))
@@ -67,7 +65,6 @@ def _start_workers(config: ServiceConfig, report: SendReport) -> "ForkServer":
 
 
 def _daemons(config: ServiceConfig, prepared: EngineFactory) -> dict[str, Callable[[], None]]:
-    """Return a mapping from the name of the KV store process to its main function; empty without a store."""
     layout = prepared.kv_layout
     if config.store is None or layout is None:
         return {}
@@ -75,7 +72,6 @@ def _daemons(config: ServiceConfig, prepared: EngineFactory) -> dict[str, Callab
 
 
 def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoReturn:
-    """Run a worker's main function in the forked process, then exit."""
     code = 1
     try:
         die_with_parent(signal.SIGKILL, server)
@@ -94,8 +90,8 @@ def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoRet
 class ForkServer(WorkerStarter):
     """Forks workers and kills them on command. If one rank of a worker exits, its other ranks are killed.
 
-    `runs` maps workers to functions that return the main functions of the ranks. `inbox_of` returns the address of a
-    process's socket file, which is deleted after its exit. `daemons` run from the start, and restart whenever they end.
+    `runs` maps the name of a worker to a function that returns the main functions of its ranks. `daemons` maps the
+    names of other processes to their main functions.
     """
 
     poll_s = DAEMON_RESTART_S
@@ -118,7 +114,7 @@ class ForkServer(WorkerStarter):
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)  # interrupts the wait for commands
 
     def start(self, instance: str) -> None:
-        """Fork the processes of all ranks of a worker."""
+        """Fork the processes of a worker."""
         processes = self._runs[instance]()
         for rank, run in enumerate(processes.runs):
             pid = os.fork()
@@ -131,7 +127,7 @@ class ForkServer(WorkerStarter):
         processes.forked()
 
     def kill(self, instance: str) -> None:
-        """Send SIGKILL to all processes of a worker. `poll` later reports the worker's exit."""
+        """Send SIGKILL to all processes of a worker."""
         for pid, name in self._pids.items():
             if name == instance:
                 os.kill(pid, signal.SIGKILL)
@@ -179,8 +175,7 @@ def _alone(run: Callable[[], None]) -> WorkerProcesses:
 
 
 def _set_title(name: str) -> None:
-    """Set the process name that `ps` and `top` show (at most 15 bytes)."""
-    pr_set_name = 15
+    pr_set_name = 15  # the name in `ps` and `top`, of at most 15 bytes
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_name, name.encode()[:15], 0, 0, 0)
 
 

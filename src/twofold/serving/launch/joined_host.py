@@ -33,16 +33,14 @@ Adapt = Callable[[ServiceConfig], ServiceConfig]
 
 
 class HostOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """Offer of a host that asks to join: number of workers by role, and fingerprint of the host's model."""
+    """Number of workers by role that a joining host offers, and the fingerprint of its model."""
 
     model: str
     workers: dict[Role, int]
 
 
 class JoinedHost:
-    """Runs this host's workers until the service ends or `stop` is called. If the service restarts, the host joins
-    again. `adapt` adapts the service's configuration to this host: model directory, device, cores.
-    """
+    """Runs this host's workers until the service ends. `adapt` adapts the service's configuration to this host."""
 
     def __init__(
         self, network: HostNetwork, offer: HostOffer, adapt: Adapt, on_progress: Callable[[str], None]
@@ -78,7 +76,7 @@ class JoinedHost:
 
 
 class JoinSession:
-    """One membership of a host in a service, from the request to join until the exit of the host's last worker."""
+    """One membership of a host in a service. It begins with a request to join."""
 
     def __init__(self, host: JoinedHost, inbox: Inbox[messages.ToHost], outbox: Outbox) -> None:
         self._network, self._offer, self._inbox, self._outbox = host.network, host.offer, inbox, outbox
@@ -94,9 +92,7 @@ class JoinSession:
         self._was_heard = False
 
     async def run(self, run_dir: Path) -> bool:
-        """Run workers until the session ends; return True if the service has forgotten this host, which must then join
-        again. Raises ConfigurationError if the service refuses this host or its workers fail.
-        """
+        """Join the service and run workers; return whether the host must join again. Raises ConfigurationError."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._inbox.fileno(), self._drain)
         self._drain()
@@ -114,7 +110,6 @@ class JoinSession:
     # -- joining ----------------------------------------------------------------------------------------------------
 
     async def _join(self) -> bool:
-        """Send requests to join until the service answers; return False if the session ends first."""
         network = self._network
         message = messages.HostJoins(
             host=network.host,
@@ -140,7 +135,6 @@ class JoinSession:
         return self._stop.is_set() or self._over.is_set()
 
     async def _wait(self, event: asyncio.Future[ServiceConfig] | asyncio.Task[None], seconds: float) -> None:
-        """Wait for `event`, but at most `seconds` and only until the session ends."""
         ends = [asyncio.create_task(each.wait()) for each in (self._stop, self._over)]
         await asyncio.wait((event, *ends), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:
@@ -177,7 +171,6 @@ class JoinSession:
         )
 
     def _check_watchdog(self) -> None:
-        """Kill all workers if the service has not answered for `WATCHDOG_S`. Workers also have their own watchdogs."""
         holds = self._watchdog.left_s(watchdog_clock()) > 0
         if self._was_heard and not holds:
             log.error("no contact with the service for %.0f s: killing its workers", WATCHDOG_S)

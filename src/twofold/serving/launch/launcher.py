@@ -1,4 +1,4 @@
-"""Launchers: start the child process that starts the workers, send it commands and read its reports."""
+"""Base class of launchers, and the launcher of workers on this host."""
 
 import asyncio
 import signal
@@ -15,24 +15,22 @@ TERMINATE_S = 5.0  # from SIGTERM to SIGKILL
 
 
 class Launcher(ProcessControl):
-    """Runs a Python module as a child process, which starts the workers. The child has its own session, so Ctrl-C does
-    not reach it; it reads `job` from stdin. `joins` is true if workers join the service over the network.
-    """
+    """Starts a child process, which runs `module` with the input `job` and starts the workers."""
 
-    joins = False
+    joins = False  # whether workers join the service over the network
 
     def __init__(self, module: str, job: msgspec.Struct) -> None:
         self._module, self._job = module, job
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start the child process and send it the job. `reports` then yields its reports."""
+        """Start the child process."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", self._module),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
+            start_new_session=True,  # so that Ctrl-C does not reach the child
         )
         assert self._process.stdin is not None  # noqa: S101  (a pipe)
         self._process.stdin.write(msgspec.json.encode(self._job) + b"\n")
@@ -42,14 +40,14 @@ class Launcher(ProcessControl):
         self._send(WorkerCommand(start=instance))
 
     def kill_worker(self, instance: str) -> None:
-        """Order the child process to kill a worker. A later report announces the worker's exit."""
+        """Let the child process kill a worker."""
         self._send(WorkerCommand(kill=instance))
 
     def release_worker(self, instance: str) -> None:
         self._send(WorkerCommand(free=instance))
 
     def refuse_worker(self, instance: str, reason: str) -> None:
-        """Do nothing: a refused local worker exits by itself, and the child process reports its exit."""
+        """Do nothing, because a refused worker exits by itself."""
 
     def _send(self, command: WorkerCommand) -> None:
         process = self._process
@@ -57,7 +55,7 @@ class Launcher(ProcessControl):
             process.stdin.write(msgspec.json.encode(command) + b"\n")
 
     async def reports(self) -> AsyncIterator[Report]:
-        """Yield the reports of the child process until it ends, with a failure report at the end if it fails."""
+        """Yield the reports of the child process until it ends. If it fails, the last report has the failure."""
         assert self._process is not None  # noqa: S101  (called after start)
         assert self._process.stdout is not None  # noqa: S101  (a pipe)
         explained = False

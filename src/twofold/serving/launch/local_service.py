@@ -68,7 +68,7 @@ OnProgress = Callable[[str], None]
 
 
 class LocalService:
-    """Runs a complete service until `stop` is called. `on_progress` receives the stages of start-up."""
+    """A complete service: gateway, controller and workers. `on_progress` receives messages about its start-up."""
 
     def __init__(
         self,
@@ -158,8 +158,7 @@ class LocalService:
         await server.stop()
 
     async def _wait_measured(self) -> None:
-        """Wait until workers have measured all links, but at most `MEASURE_S`, because a lost worker never reports."""
-        with suppress(TimeoutError):
+        with suppress(TimeoutError):  # a lost worker never reports
             await asyncio.wait_for(self._paths.known(self._config.measured_pairs()), MEASURE_S)
 
     # -- assembly ---------------------------------------------------------------------------------------------------
@@ -227,7 +226,6 @@ class LocalService:
         return overload_control(config.rule, config.cluster, profiles, config.slo, cluster.pools)
 
     def _transfer_paths(self) -> TransferPaths:
-        """Return the predictor of KV transfers: from measured links or, for emulated workers, from the cluster spec."""
         spec = self._config.cluster
         if self._config.engine.engine != "emulated" or spec is None:
             return self._paths
@@ -272,8 +270,7 @@ class LocalService:
             self._fail(f"{instance} ended with code {code} before the service was ready{reason}")
 
     def _fail(self, reason: str) -> None:
-        """Fail all requests and stop the service. Only the first reason becomes the error of `run`."""
-        if not self._stop.is_set():
+        if not self._stop.is_set():  # only the first reason is reported
             self._failure = reason
             if self._controller is not None:
                 self._controller.fail_all(reason)
@@ -281,7 +278,7 @@ class LocalService:
 
 
 async def unless_set(stop: asyncio.Event, event: asyncio.Future[T]) -> bool:
-    """Wait for the future `event` and return True. If `stop` is set first, cancel the future and return False."""
+    """Wait for `event` and return True, or return False if `stop` is set first."""
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait((event, stopped), return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
@@ -291,7 +288,6 @@ async def unless_set(stop: asyncio.Event, event: asyncio.Future[T]) -> bool:
 
 
 def _load_tokenizer(engine: EngineConfig) -> TextTokenizer | None:
-    """Load the configured tokenizer or, by default, the model's own. Return None for emulated models."""
     if engine.tokenizer is not None:
         return load_tokenizer(Path(engine.tokenizer))
     return None if engine.engine == "emulated" else load_tokenizer(Path(engine.model))

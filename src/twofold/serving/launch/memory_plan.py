@@ -13,7 +13,7 @@ DEFAULT_KV_CACHE_BYTES = 1024 * MIB
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Planned context length, KV blocks per worker, and `swap_blocks` in host memory per worker that swaps."""
+    """Context length in tokens, and number of KV blocks per worker, on its device and in swap space."""
 
     layout: KvLayout
     num_blocks: int
@@ -31,9 +31,7 @@ def plan_memory(
     swap_bytes: int | None = None,
     swapping: int = 0,
 ) -> MemoryPlan:
-    """Return the numbers of KV and swap blocks per worker. Raises ConfigurationError if the blocks of all workers
-    exceed `available_bytes`, or if a KV cache or swap space cannot hold a request of `max_model_len` tokens.
-    """
+    """Return the numbers of KV and swap blocks per worker. Raises ConfigurationError if memory is insufficient."""
     wanted = kv_cache_bytes if kv_cache_bytes is not None else DEFAULT_KV_CACHE_BYTES
     num_blocks = wanted // layout.bytes_per_block
     needed_blocks = -(-max_model_len // layout.block_size)
@@ -73,9 +71,8 @@ def _host_memory() -> int:
 
 
 def _group_memory(group: Path) -> int:
-    """Return the bytes left below the memory limit of the cgroup (v2) at `group`; sys.maxsize without a limit."""
     try:
         limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
     except OSError:
-        return sys.maxsize
+        return sys.maxsize  # no cgroup v2
     return sys.maxsize if limit == "max" else max(0, int(limit) - int(used))

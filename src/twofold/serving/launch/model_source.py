@@ -13,7 +13,7 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 def model_fingerprint(directory: Path) -> str:
-    """Return a hash of config.json and of samples of each weights file, independent of the directory."""
+    """Return a hash of config.json and of samples of each weights file."""
     found = hashlib.blake2b((directory / "config.json").read_bytes(), digest_size=16)
     for path in sorted(path for path in directory.iterdir() if path.suffix in _WEIGHTS):
         size = path.stat().st_size
@@ -57,7 +57,7 @@ class ModelFacts(NamedTuple):
 
 
 def model_facts(engine: EngineConfig) -> ModelFacts:
-    """Read the properties of `engine.model`; raises ModelError, or ConfigurationError if `max_model_len` is too big."""
+    """Read the properties of `engine.model`. Raises ModelError if the model cannot be read."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is local
     from transformers import AutoConfig  # noqa: PLC0415  (slow)
 

@@ -19,9 +19,10 @@ from twofold.transport.registry import DEFAULT_TRANSPORT
 
 
 class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that determine the batcher of each worker. `batchers` names batchers by role and takes precedence. With
-    `inlines`, a colocated worker adds whole prompts to decode batches within a latency bound. With `roles_move`, every
-    worker has Splitwise's batcher, which runs both phases.
+    """Settings that determine the batcher of each worker.
+
+    `batchers` names batchers by role and overrides the other settings. With `inlines`, a colocated worker adds whole
+    prompts to decode batches. With `roles_move`, every worker has Splitwise's batcher, which runs both phases.
     """
 
     chunked_prefill: bool = True
@@ -31,7 +32,7 @@ class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
     batchers: Mapping[Role, str] = {}
 
     def terms(self, *, colocated: bool) -> JoinTerms:
-        """Return the batcher of each role. Raises ConfigurationError if no batcher supports the token budget `auto`."""
+        """Return the batcher of each role. Raises ConfigurationError for incompatible settings."""
         chosen = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
         if colocated:
             whole = INLINED if self.inlines else "mixed"
@@ -50,8 +51,8 @@ class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
 def plan_workers(
     policies: BatchPolicies, *, prefill: int, decode: int, colocated: int, pin_cores: bool, others_join: bool = False
 ) -> tuple[WorkerConfig, ...]:
-    """Return the service's workers with roles, batchers and cores; raises ConfigurationError for invalid counts. With
-    `others_join`, a phase may have no worker on this host, because workers of other hosts can join.
+    """Return the workers of a service. Raises ConfigurationError for invalid counts. With `others_join`, all workers of
+    a phase may be on other hosts.
     """
     split = prefill and decode
     require(
@@ -69,7 +70,7 @@ def plan_workers(
 
 
 def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
-    """Give each worker an equal share of this host's cores. With `pin_cores`, pin each worker to its share."""
+    """Assign each worker an equal part of this host's CPU cores. With `pin_cores`, pin workers to their cores."""
     if not workers:
         return ()
     return tuple(
@@ -84,7 +85,7 @@ def available_cores() -> list[int]:
 
 
 def plan_cluster(spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
-    """Return a worker for each instance of a cluster spec; raises ConfigurationError for simulation-only specs."""
+    """Return a worker for each instance of a cluster spec. Raises ConfigurationError for a simulation-only spec."""
     check_servable(spec)
     workers = [
         WorkerConfig(
@@ -121,7 +122,7 @@ def check_servable(spec: ClusterSpec) -> None:
 
 
 def with_splits(workers: Sequence[WorkerConfig], splits: Mapping[Role, Sharding]) -> tuple[WorkerConfig, ...]:
-    """Shard each worker as `splits` defines for its role. Ranks are numbered consecutively over all workers."""
+    """Return the workers with the sharding that `splits` defines for their roles."""
     if all(split == UNSHARDED for split in splits.values()):
         return tuple(workers)
     divided, ranks = [], 0
@@ -133,8 +134,8 @@ def with_splits(workers: Sequence[WorkerConfig], splits: Mapping[Role, Sharding]
 
 
 def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[WorkerConfig, ...]:
-    """Set the chunk size in tokens of workers that prefill on several pipeline stages. If `chunk` is None, change
-    nothing. Raises ConfigurationError if there is no such worker.
+    """Set the chunk size in tokens for prefill on several pipeline stages. Raises ConfigurationError if no worker uses
+    several stages.
     """
     if chunk is None:
         return tuple(workers)
@@ -153,7 +154,7 @@ def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[Wor
 
 
 def check_splits(config: ServiceConfig) -> None:
-    """Raise ConfigurationError if another setting of the service cannot be combined with sharded workers."""
+    """Raise ConfigurationError if a setting of the service is incompatible with sharded workers."""
     divided = [worker for worker in config.workers if worker.split != UNSHARDED]
     if not divided:
         return
@@ -178,7 +179,6 @@ def check_splits(config: ServiceConfig) -> None:
 
 
 def _pair(config: ServiceConfig, divided: WorkerConfig) -> str:
-    """Return the text "from PREFILL to DECODE" with the names of two workers, one of which is `divided`."""
     for source in config.workers:
         for target in config.workers:
             if source.role is Role.PREFILL and target.role is Role.DECODE and divided in {source, target}:

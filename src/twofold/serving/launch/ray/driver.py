@@ -1,7 +1,6 @@
-"""The Ray driver: a process that creates and replaces the Ray actor of each worker on command of the launcher.
+"""The Ray driver: a process that creates the Ray actors of workers on command of the launcher.
 
-Ray itself restarts no actor (`max_restarts` is 0), because processes of an actor that Ray considers dead may still run.
-When the driver exits, Ray removes its actors.
+Ray itself restarts no actor, because processes of an actor that Ray considers dead may still run.
 """
 
 import logging
@@ -33,10 +32,10 @@ class PlacedNeighbour(msgspec.Struct, frozen=True):
 def choose_node(
     role: Role, bundle: Bundle, nodes: Sequence[RayNode], others: Iterable[PlacedNeighbour], link_label: str
 ) -> RayNode | None:
-    """Return the node for a new worker, or None if no node has room for the resources in `bundle`.
+    """Return the Ray node for a new worker, or None if no node has room for the resources in `bundle`.
 
-    If possible, all workers run on nodes with the same value of the label `link_label`, which share a fast network. The
-    workers of each role are spread over these nodes, so that the loss of one node does not stop a phase.
+    Nodes near the other workers are preferred: nodes with the same value of the label `link_label` share a fast
+    network. Among these, the workers of each role are spread over several nodes.
     """
     placed = list(others)
     on_node = Counter(each.node for each in placed)
@@ -56,7 +55,6 @@ def choose_node(
 
 
 def _room(node: RayNode, bundle: Bundle) -> int:
-    """Return how many bundles like `bundle` fit into the free resources of a node."""
     return int(min((node.free.get(name, 0.0) / amount for name, amount in bundle.items()), default=0.0))
 
 
@@ -87,11 +85,10 @@ def main() -> None:
 
 
 class PlacedWorker:
-    """Placement group and actor of a worker; the Ray reference `end` is ready when the actor has ended. `node` is the
-    actual or intended node, and None while no node has room.
-    """
+    """Ray actor of a worker, its placement group and its node."""
 
     def __init__(self, group: Any, actor: Any, end: Any, node: str | None, now: float) -> None:  # noqa: ANN401  (Ray's)
+        # `end` is ready when the actor has ended; `node` is None while no node has room.
         self.group, self.actor, self.end, self.node = group, actor, end, node
         self.asked_s = now
         self.made = False
@@ -113,7 +110,7 @@ class RayDriver(WorkerStarter):
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def start(self, worker: str) -> None:
-        """Create the actor of a worker, after removal of the worker's earlier actor, if any."""
+        """Create the actor of a worker, or replace its current actor."""
         now = time.monotonic()
         before = self._placed.get(worker)
         if before is not None:
@@ -197,20 +194,18 @@ class RayDriver(WorkerStarter):
         return bool(self._placed)
 
     def _check_placement(self, worker: str, placed: PlacedWorker, now: float) -> None:
-        """Record the node of a created placement group. If the group is pending after `ROOM_S`, try another node."""
         from ray.util.placement_group import placement_group_table  # noqa: PLC0415  (an extra)
 
         found = placement_group_table(placed.group)
         if found.get("state") == "CREATED":
             placed.made, placed.node = True, found["bundles_to_node_id"][0]
             self._report(Report(stage=f"{worker} is on node {placed.node} of the Ray cluster"))
-        elif placed.node is not None and now - placed.asked_s > ROOM_S:
+        elif placed.node is not None and now - placed.asked_s > ROOM_S:  # still pending: try another node
             self._doubts[placed.node] = now + DOUBT_S
             self._remove(worker)
             self._place(self._hosts[worker], now)
 
     def _collect(self) -> None:
-        """Remove and report the workers whose host process, actor or node has ended."""
         ends = {placed.end: worker for worker, placed in self._placed.items()}
         if not ends:
             return
@@ -224,7 +219,6 @@ class RayDriver(WorkerStarter):
             self._report(Report(exited=worker, code=code, why=why))
 
     def _outcome(self, end: Any) -> tuple[int, str]:  # noqa: ANN401  (Ray's)
-        """Return the exit status of a worker's host process, and the reason for its end."""
         try:
             code, reason = self._ray.get(end)
         except self._ray.exceptions.RayError as error:

@@ -1,6 +1,4 @@
-"""Process that runs one worker on a Ray node, as a host that joins the service like `twofold join`. It reads a HostJob
-from standard input, and writes the reason for a failure to standard output.
-"""
+"""Process that runs one worker on a Ray node, as a host that joins the service. Its input is a HostJob."""
 
 import asyncio
 import os
@@ -56,7 +54,7 @@ async def _run(job: HostJob, folder: str) -> None:
 
 
 def _adapted(config: ServiceConfig, job: HostJob, network: HostNetwork, model: Path) -> ServiceConfig:
-    """Adapt the service's configuration to this node. Workers are not pinned to cores, because Ray assigns none."""
+    # Not pinned to cores, because Ray assigns none.
     workers = tuple(msgspec.structs.replace(worker, threads=job.threads) for worker in config.workers)
     engine = msgspec.structs.replace(config.engine, model=str(model), tokenizer=None)
     return msgspec.structs.replace(

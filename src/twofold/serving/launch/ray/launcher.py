@@ -1,4 +1,4 @@
-"""Launcher for Ray clusters, the actor class of its workers, and the inputs of the driver and host processes."""
+"""Launcher of workers on a Ray cluster."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from twofold.serving.launch.launcher import Launcher
 
 
 class HostJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of a worker's host process: the service's address, the text of the cluster key file, and the worker."""
+    """Input of the host process of one worker."""
 
     controller: str
     key: str
@@ -23,32 +23,30 @@ class HostJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RayJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of the Ray driver: all workers of a service. Each worker takes a `bundle` of resources. Nodes with the same
-    value of the label `link_label` share a fast network.
-    """
+    """Input of the Ray driver. Each worker takes a `bundle` of resources."""
 
     address: str
     bundle: dict[str, float]
-    link_label: str
+    link_label: str  # nodes with the same value of this label share a fast network
     engine: EngineConfig
     hosts: tuple[HostJob, ...]
 
 
 class WorkerHost:
-    """Ray actor that runs the host process of one worker in a new interpreter, which, unlike the actor, may fork."""
+    """Ray actor that runs the host process of one worker."""
 
     def run(self, job: bytes) -> tuple[int, str]:
-        """Run the host process of a HostJob (as JSON) until its end; return its exit status and last message."""
+        """Run the host process with the input `job` (a HostJob in JSON); return its exit status and last message."""
         command = [sys.executable, "-m", "twofold.serving.launch.ray.host"]
         pipe = subprocess.PIPE
-        # Popen forks and executes in C, which is safe beside other threads.
+        # Unlike the actor, a new interpreter may fork. Popen forks in C, which is safe beside other threads.
         with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as process:  # noqa: S603  (our own module)
             output, _ = process.communicate(job + b"\n")
         return process.returncode, output.decode(errors="replace").strip()
 
 
 class RayLauncher(Launcher):
-    """Launcher of workers on a Ray cluster. Each worker runs in its own host process, which joins the service."""
+    """Launcher of workers on a Ray cluster."""
 
     joins = True
 

@@ -41,12 +41,12 @@ PUBLISHED = {  # performance models of other models and machines
 
 
 def policy(registry, name, *flags, pools=(PREFILL, DECODE), serve=(), **fields):
-    """Return a test case for a policy: cluster file, flags for `simulate` and `serve`, and flags for `serve` only."""
+    """Return a test case for one policy."""
     return pytest.param(MODEL | {"pools": pools} | fields, flags, serve, id=f"{registry}-{name}")
 
 
 def routers():
-    """Yield a test case for each router of live services; the cases take hand-off and eviction policies in rotation."""
+    """Yield a test case for each router of live services."""
     for name, handoff, eviction in zip(LIVE_ROUTERS, cycle(HANDOFF_POLICIES), cycle(EVICTIONS), strict=False):
         caches = ("--enable-prefix-caching", "--kv-eviction", eviction)
         cells = {"cells": 2} if name in CELL_ROUTERS else {}
@@ -67,7 +67,7 @@ def batchers():
 
 
 def performance_models():
-    """Yield a test case for each performance model; the cases take overload rules in rotation."""
+    """Yield a test case for each performance model."""
     for name, rule in zip(PERFORMANCE_MODELS, cycle(OVERLOAD_RULES), strict=False):
         model, size = PUBLISHED.get(name, ("opt-13b", {}))
         pools = [{**pool, **size} for pool in (PREFILL, DECODE)]

@@ -98,10 +98,10 @@ def test_convert_rescales(trace, tmp_path):
 
 
 def test_convert_mentions_outputs_of_length_zero(tmp_path):
-    """The note about outputs of length 0 counts each output once, although rescaling reads the trace twice."""
     path = tmp_path / "in.jsonl"
     lines = (f'{{"timestamp":{t},"input_length":5,"output_length":0}}' for t in (0, 9))
     path.write_text("\n".join(lines))
+    # `--rate` makes the command read the trace twice, but each output counts once.
     result = run("convert", path, tmp_path / "out.jsonl", "--rate", 1)
     assert "note: 2 outputs of length 0 were read as 1" in result.stderr
 

@@ -11,14 +11,15 @@ from twofold.performance.profile import dump_profile, load_profile
 
 
 def run(*arguments):
-    """Run `twofold` in a subprocess, because a calibration measures the CPU time of its own process."""
+    """Run `twofold` in a subprocess."""
+    # A calibration measures the CPU time of its own process.
     command = [sys.executable, "-m", "twofold.cli.main", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
 @pytest.fixture(scope="module")
 def measured(tiny_model_dir, tmp_path_factory):
-    """Calibrate this host with the tiny model; return the path of the host profile and the command's stdout."""
+    """Return the host profile that `twofold calibrate live` writes, and the command's output."""
     path = tmp_path_factory.mktemp("profile") / "host.yaml"
     done = run("calibrate", "live", tiny_model_dir("llama"), "-o", path, "--kv-cache-memory-bytes", "64MiB")
     assert done.returncode == 0, done.stderr

@@ -29,7 +29,8 @@ kv_cache: {}
     ],
 )
 def test_cache_sizes_are_in_tokens_or_bytes(room, tokens):
-    """A cache size in bytes is converted to tokens, here at ten bytes of KV per token."""
+    """Cache sizes in bytes are converted to tokens."""
+    # A token has ten bytes of KV.
     assert cache_size_tokens(room, 10) == tokens
 
 

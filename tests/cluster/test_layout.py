@@ -23,7 +23,7 @@ def pool(machines, parallel=8, stages=1, role=Role.MIXED, **more):
 
 
 def on(spec):
-    """Return, for each instance of a pool, the numbers of the machines that the instance uses."""
+    """Return the machine numbers of each instance of a pool."""
     layout = layout_of(spec, A100)
     return [list(layout.machines_of(number)) for number in range(layout.instances)]
 
@@ -47,7 +47,6 @@ def cluster(*pools, **more):
     ],
 )
 def test_instances_fill_machines_in_order(spec, machines):
-    """A pool fills its machines in order, with as many instances as it requests or, by default, as many as fit."""
     assert on(spec) == machines
 
 
@@ -81,7 +80,7 @@ def test_rejects_layouts_that_do_not_fit(pools, message):
 
 
 def test_pools_on_shared_nodes_count_the_machine_once():
-    """Pools with the same `nodes` name share machines, and a shared machine counts once."""
+    """Pools with the same `nodes` name share machines."""
     spec = cluster(
         pool(1, 4, 1, Role.PREFILL, instances=1, nodes="here"), pool(1, 2, 1, Role.DECODE, instances=1, nodes="here")
     )
@@ -111,9 +110,9 @@ def test_pipeline_bandwidth_is_the_sum_over_its_machines():
 
 
 def test_workers_share_cores_evenly_or_take_turns():
-    """If there are more workers than cores, workers take cores in order, then in reverse order, and so on."""
     assert share_cores([0, 1, 2, 3], 2) == [(0, 1), (2, 3)]
     assert share_cores([0, 1, 2], 2) == [(0,), (1,)]
+    # If there are more workers than cores, they take cores in order, then in reverse order, and so on.
     assert share_cores([0, 1], 3) == [(0,), (1,), (1,)]
     assert share_cores([4, 6], 5) == [(4,), (6,), (6,), (4,), (4,)]
 

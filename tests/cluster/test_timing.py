@@ -1,4 +1,4 @@
-"""Durations, in picoseconds, of single iterations and of runs (consecutive decode iterations of one batch)."""
+"""Durations of iterations, in picoseconds."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,6 @@ def test_end_of_a_run_is_the_sum_of_its_iterations(pace, count):
 
 @given(paces, st.integers(1, 5000), st.integers(-1, 1))
 def test_finds_the_iteration_under_way(pace, count, off):
-    """Exactly at the end of an iteration, the next iteration counts as running."""
     elapsed = max(0, pace.end_ps(count) + off)
     running = pace.under_way(elapsed)
     assert pace.end_ps(running - 1) <= elapsed < pace.end_ps(running)
@@ -40,7 +39,6 @@ def test_iteration_of_a_run_takes_as_long_as_alone(sequences, context, later):
 
 
 def test_prompt_timing_includes_context_and_decodes():
-    """The time of a chunk includes attention to earlier tokens of the prompt, and decodes in the same batch."""
     asked = []
 
     class Asked(ToyModel):

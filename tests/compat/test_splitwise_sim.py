@@ -23,7 +23,6 @@ def running_decodes(count=3, **more):
 
 
 def test_orders_prompts_then_running_then_ready_tasks():
-    """Prompts, running decodes and decodes ready to start are each selected in order of arrival."""
     chosen = selected(SplitwiseSimBatcher(100, 64), waiting(60, 37), decoding(2), ready(3))
     assert chosen.prefills == [("w0", 60), ("w1", 37)]
     assert (chosen.resume, chosen.pause) == (["r0"], [])
@@ -35,13 +34,12 @@ def test_a_prompt_over_the_budget_runs_alone():
 
 
 def test_limits_the_sequences_of_a_batch():
-    """A batch has at most `max_num_seqs` sequences (512 in SplitwiseSim), and prompts are selected first."""
     chosen = selected(SplitwiseSimBatcher(2048, 4), waiting(10, 10), decoding(3), ready(2))
     assert (len(chosen.prefills), chosen.resume, chosen.pause) == (2, [], ["d2"])
 
 
 def paused_by_prompts(arrival_s):
-    """Return an instance with a decode that arrived at `arrival_s`, and eight queued prompts that each fill a batch."""
+    """Return an instance with one decode and eight queued prompts, each as long as the token budget."""
     made = sim(budget=10)
     arrive(made, request("a", output=50, arrival_s=arrival_s))
     assert ran(made) == ["a"]
@@ -57,14 +55,12 @@ def test_decode_left_out_four_times_goes_first():
 
 
 def test_overdue_tasks_of_equal_age_go_by_arrival():
-    """If a prompt and a decode were left out of equally many batches, the earlier arrival runs first."""
     made = paused_by_prompts(arrival_s=2.0)
     assert [ran(made) for _ in range(8)] == [[f"p{number}"] for number in range(8)]
     assert ran(made) == ["a"]
 
 
 def test_age_order_is_fixed_when_a_task_is_added():
-    """A queued prompt keeps its place in the queue, even after four batches have run without it."""
     made = sim(num_blocks=8, budget=100)
     arrive(made, request("a", prompt=16, output=17))  # two of eight blocks
     ran(made)
@@ -96,7 +92,6 @@ def test_prompt_over_the_budget_does_not_interrupt_decodes():
 
 
 def test_chained_decode_of_a_long_prompt_interrupts_decodes():
-    """A prompt longer than the token budget pauses running decodes if its request also decodes on the instance."""
     made = running_decodes()
     made.submit(request("p", prompt=2049), decodes_here=True)
     assert made.changed
@@ -120,7 +115,6 @@ def test_running_prompt_is_not_interrupted():
 
 
 def test_idle_instance_without_blocks_waits_for_freed_blocks():
-    """An idle instance with too few blocks for a new request selects a batch only when blocks are freed."""
     made = sim(num_blocks=8)
     made.submit(request("p", prompt=112), decodes_here=False)
     assert ran(made) == ["p"]

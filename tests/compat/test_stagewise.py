@@ -1,4 +1,4 @@
-"""Simulations by the rules `distserve-published`, which follow DistServe's simulator, with times in whole ms."""
+"""Simulations by the rules of DistServe's simulator."""
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,7 @@ from twofold.timeline import Moment
 
 
 def play(shape, sizes, *, budget=100, later=None, failures=()):
-    """Simulate requests on the instances that `shape` lists as (role, number of pipeline stages)."""
+    """Simulate requests on instances of the given roles and numbers of pipeline stages."""
     stages = {count for _, count in shape}
     assert len(stages) == 1
     model = Pipeline("toy", ToyModel.error, ToyModel(), later or ToyModel(), stages.pop())
@@ -48,11 +48,12 @@ def times(world, moment):
 
 
 def test_every_output_token_is_decoded():
-    """As in DistServe, three output tokens take a prefill (14 ms) and three decode iterations (5 ms each)."""
+    """As in DistServe's simulator, a request of three output tokens runs three decode iterations."""
     world = play(split(), [(0, 10, 3)])
     assert times(world, Moment.FIRST_TOKEN) == [14.0]
     assert times(world, Moment.HANDOFF_ENDED) == [14.0]
     assert times(world, Moment.DECODE_STARTED) == [14.0]
+    # A prefill of 14 ms and three decode iterations of 5 ms.
     assert times(world, Moment.LAST_TOKEN) == [29.0]
     assert world.statistics.tpot.total == 5 * PS // 1000
 
@@ -64,7 +65,7 @@ def test_one_token_request_is_decoded_and_has_a_tpot():
 
 
 def test_simultaneous_arrivals_are_batched_together():
-    """Two prompts that arrive together form one batch. A prompt that arrives 1 µs later waits until this batch ends."""
+    # The third prompt arrives 1 µs later.
     world = play(split(), [(0, 10, 1), (0, 10, 1), (0.001, 10, 1)])
     assert times(world, Moment.FIRST_TOKEN) == [24.0, 24.0, 38.0]
 
@@ -99,7 +100,7 @@ def test_later_stage_merges_waiting_decodes():
 
 
 def test_decode_batch_reads_at_most_fifty_thousand_tokens():
-    """A decode batch has at most 50,000 context tokens. A sequence that does not fit comes first in the next batch."""
+    """A decode batch has at most 50,000 context tokens."""
     sizes = [(0, 20_000, 2)] * 3
     world = play(split(), sizes, budget=100_000)
     start = 60_004.0
@@ -111,7 +112,6 @@ def test_decode_batch_reads_at_most_fifty_thousand_tokens():
 @settings(max_examples=200)
 @given(workloads(), st.integers(1, 3), st.booleans(), st.booleans())
 def test_every_request_ends_once_and_all_blocks_are_freed(requests, stages, colocated, fails):
-    """If no instance fails, the inter-token latencies of all requests add up to the total decode time."""
     shape = [(Role.MIXED, stages)] * 2 if colocated else split(stages)
     failures = (InstanceFailure(instance="mixed-1" if colocated else "decode-0", at_s=0.05, back_s=0.1),)
     world = play(shape, requests, budget=400, later=ToyModel(base=2), failures=failures if fails else ())

@@ -1,4 +1,4 @@
-"""The demo's SLO and its verdict on split and colocated serving, both derived from measurements."""
+"""The demo's SLO and its verdict on split and colocated serving."""
 
 import pytest
 from demo.objectives import objectives, probe_requests, verdict
@@ -46,7 +46,6 @@ def test_gives_no_verdict_without_completed_requests():
 
 
 def test_derives_load_and_slo_from_unloaded_latencies():
-    """If requests on an idle service take twice as long, the demo halves the load and doubles the SLO bounds."""
     sample = [Request(id=str(i), arrival_s=0.0, prompt_tokens=100 + i, output_tokens=40) for i in range(9)]
     assert {r.prompt_tokens for r in probe_requests(sample)} == {104}
 

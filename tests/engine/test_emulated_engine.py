@@ -87,7 +87,7 @@ def test_a_stopped_process_skips_the_lost_time():
 
 
 def test_layers_are_ready_at_equal_intervals():
-    """A group of layers is reported when its last layer ends, so the last group is reported at the prefill's end."""
+    """A group of layers is reported when its last layer is computed."""
     clock = FakeClock()
     told = []
     emulated = engine(clock, layers=10)
@@ -105,7 +105,6 @@ def test_an_empty_iteration_takes_no_time():
 
 
 def test_tokens_depend_on_seed_and_position_alone():
-    """A sampled token does not depend on the rest of the batch, nor on whether the request is decoded or replayed."""
     alone = engine(FakeClock()).run([decode(50)])
     among = engine(FakeClock()).run([prompt(20), decode(50, name="other"), decode(9)])
     assert alone[0] == among[1]

@@ -10,7 +10,6 @@ from twofold.engine.emulated import LayerGroups
 
 @given(st.integers(1, 200))
 def test_groups_cover_all_layers_in_order(layers):
-    """Each group has one to eight layers, and the number of groups is at most 6 + layers / 8."""
     ends = LayerGroups(layers).ends
     sizes = [high - low for low, high in pairwise((0, *ends))]
     assert ends[-1] == layers
@@ -20,8 +19,8 @@ def test_groups_cover_all_layers_in_order(layers):
 
 @given(st.integers(1, 200))
 def test_first_and_last_groups_are_single_layers(layers):
-    """Hand-offs start early, and after the prefill only one layer remains to be transferred."""
     ends = (0, *LayerGroups(layers).ends)
+    # Hand-offs start early, and after the prefill only one layer remains to be transferred.
     assert ends[1] == 1
     assert ends[-1] - ends[-2] == 1
 

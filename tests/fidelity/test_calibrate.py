@@ -1,4 +1,4 @@
-"""A calibration from worker journals and latencies recovers the known times of a simulated service."""
+"""A calibration recovers the known timings of a simulated service."""
 
 import msgspec
 import pytest
@@ -25,9 +25,10 @@ SHARED = {"prefill": 1.05, "decode": 1.15}
 
 
 class Service:
-    """Simulated service that writes worker journals; `taken` maps purposes of requests to the gateway's CPU share."""
+    """Simulated service that writes worker journals."""
 
     def __init__(self, taken):
+        # `taken` maps purposes of requests to the gateway's share of the CPU.
         self.now = 100.0
         self.slower = {purpose: 1.0 / (1.0 - share) for purpose, share in taken.items()}
         self.journals = {"prefill": [], "decode": [], "mixed": []}
@@ -36,7 +37,7 @@ class Service:
         self.ended = {}
 
     def run(self, worker, items, *, crowd=1.0):
-        """Run an iteration and return its end time. An iteration after idle time takes longer."""
+        """Run an iteration on a worker; return its end time in s."""
         prompts = [item for item in items if item.phase is Phase.PREFILL]
         work = IterationWork(
             tokens=sum(item.num_tokens for item in prompts),
@@ -56,7 +57,7 @@ class Service:
         return end
 
     def answer(self, group):
-        """Prefill all prompts of a group in one batch, then decode until every output of the group is complete."""
+        """Run a group of requests: one prefill batch, then decode iterations."""
         mixed, slower = group.purpose is Purpose.MIXED, self.slower.get(group.purpose, 1.0)
         sent, recorder = self.now, Recorder()
         timelines = [recorder.arrive(request, sent) for request in group.requests]
@@ -103,7 +104,7 @@ class Service:
 
 
 def shared_logs():
-    """Return the logs of a prefill and a decode worker that share a core, and of an idle prefill worker."""
+    """Return the logs of two workers that share a CPU core, and of an idle worker."""
     service = Service({})
     for index in range(30):
         items = [BatchItem("d", Phase.DECODE, 1, 100 + index, True)] * 4
@@ -122,7 +123,7 @@ def answered(taken):
 
 
 def share(service, purpose):
-    """Return the mean number of CPU cores that gateway and clients use during requests with the given `purpose`."""
+    """Return the mean number of CPU cores used by gateway and clients."""
     of = [one for one in service.observed if one.group.purpose is purpose]
     spans = [
         max(t.token_times_s[-1] for t in one.timelines) - min(min(t.moments.values()) for t in one.timelines)
@@ -161,13 +162,13 @@ def test_separates_the_cost_of_cold_iterations(found):
 
 
 def test_fits_contention_between_workers(found):
-    """The fitted slowdown of overlapping iterations excludes CPU time that the gateway takes from workers."""
+    # The CPU time that the gateway takes from workers is excluded.
     assert found.host.prefill.crowded == pytest.approx(CROWDED["prefill"], rel=0.02)
     assert found.host.decode.crowded == pytest.approx(CROWDED["decode"], rel=0.02)
 
 
 def test_fits_the_overhead_of_sharing_a_core(found):
-    """On a core shared by two workers, the fitted overhead is the slowdown beyond a factor of two."""
+    # The slowdown beyond a factor of two, because two workers share the core.
     assert found.host.prefill.shared == pytest.approx(SHARED["prefill"], rel=0.03)
     assert found.host.decode.shared == pytest.approx(SHARED["decode"], rel=0.03)
 
@@ -183,7 +184,7 @@ def test_fits_gateway_cpu_times_and_delays(found):
 
 
 def test_fits_the_synchronisation_time_of_handoffs(found):
-    """Link bandwidth and latency are not fitted, but copied from a separate measurement of the link."""
+    # Copied from a separate measurement of the link, not fitted.
     assert (found.link.bytes_per_s, found.link.latency_s) == (LINK.bytes_per_s, LINK.overhead_s)
     assert found.link.sync_s == pytest.approx(SYNC_S, rel=0.05)
 

@@ -1,4 +1,4 @@
-"""Comparison of a running service with a simulation that uses the profile of one instance."""
+"""A simulated service, for comparison with a running service."""
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ SLO = Slo(ttft_s=5.0, tpot_s=1.0)
 
 
 def twin(directory, design, **changes):
-    """Return a simulation of a service whose instances have known iteration times."""
+    """Return a simulated service with known iteration times."""
     made = msgspec.structs.replace(
         profile(), times=TIMES, host=None, machine="box", kv_capacity_tokens=50_000, **{"link": None, **changes}
     )
@@ -32,7 +32,7 @@ def one(prompt=100, output=3):
 
 
 def test_a_request_reaches_its_instance_later(tmp_path):
-    """Time outside the engine increases a request's TTFT, but not its inter-token latencies."""
+    """The time that a request spends outside the engine is added to its TTFT."""
     plain = twin(tmp_path, ServiceDesign(colocated=1)).timelines(one())[0]
     served = twin(tmp_path, ServiceDesign(colocated=1), request_s=0.05).timelines(one())[0]
     assert plain.ttft_s == pytest.approx(TIMES.seconds(100, 100**2, 0, 0))
@@ -41,7 +41,7 @@ def test_a_request_reaches_its_instance_later(tmp_path):
 
 
 def test_a_transfer_measured_by_clients_is_all_visible(tmp_path):
-    """The second token is delayed by the whole transfer: link latency + KV bytes / bandwidth."""
+    """The KV transfer delays the second token by its whole duration."""
     design = ServiceDesign(prefill=1, decode=1)
     slow, instant = (
         twin(tmp_path, design, link=KvLink(bytes_per_s=speed, latency_s=latency_s, layer_wise=False)).timelines(one())[

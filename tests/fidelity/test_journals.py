@@ -10,7 +10,7 @@ from twofold.serving.telemetry.journal import JournalEntry
 
 
 def entries(*spans):
-    """Yield the journal entries of iterations, given as tuples (start s, end s, batch items)."""
+    """Yield journal entries for the start and the end of each iteration."""
     for number, (start, end, items) in enumerate(spans):
         yield JournalEntry(start, "next_batch", {}, msgspec.to_builtins(Batch(number, tuple(items))))
         yield JournalEntry(end, "complete", {"stopped": []}, [])
@@ -49,7 +49,7 @@ def test_computes_the_busy_share_of_a_time_span():
 
 
 def test_ignores_an_incomplete_batch():
-    """The journal of a killed worker lacks the end of its last batch."""
+    # The journal of a killed worker lacks the end of its last batch.
     assert WorkerLog(list(entries((1.0, 2.0, [decode("a", 5)])))[:1]).ran == []
 
 

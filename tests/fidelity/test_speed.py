@@ -24,7 +24,7 @@ def two_cores(monkeypatch):
 
 
 def log(times, longer):
-    """Return a worker's log of decode iterations at `times` (s), each `longer` times as long as predicted."""
+    """Return the log of decode iterations that take `longer` times as long as predicted."""
     entries = []
     for number, start in enumerate(times):
         items = tuple(BatchItem(str(i), Phase.DECODE, 1, 100, True) for i in range(4))
@@ -54,7 +54,6 @@ def test_speed_of_an_idle_host_is_that_of_the_iterations(slower):
 
 
 def test_phases_have_separate_speeds():
-    """If only decode takes 4/3 as long as calibrated, the slowness of decode is 4/3 and of prefill 1."""
     prompt_s = TIMES.seconds(100, 100 * 100, 0, 0)
     entries = []
     for number, start in enumerate(TIMES_S):

@@ -1,4 +1,4 @@
-"""Comparison of live and simulated metrics, and the search for the highest simulated rate that meets the SLO."""
+"""Comparison of a live service with its simulation."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ SLO = Slo(ttft_s=0.5, tpot_s=0.1)
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """Limit the test process to two cores; return the profile of a two-core host and the path of the profile's file."""
+    """Return the profile of a two-core host and the path of its file."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     path = tmp_path / "host.yaml"
     path.write_text(dump_profile(profile()))
@@ -41,7 +41,8 @@ def twin(design, one, directory):
 
 
 def regular(rate):
-    """Return 200 equal requests, `rate` per second: a prefill of 0.11 s, then nine decode iterations."""
+    """Return 200 equal requests, `rate` per second."""
+    # Each request takes a prefill of 0.11 s and nine decode iterations.
     return [Request(id=str(i), arrival_s=i / rate, prompt_tokens=100, output_tokens=10) for i in range(200)]
 
 
@@ -54,7 +55,7 @@ def test_accepts_errors_up_to_limit_plus_spread():
 
 
 def test_spread_does_not_grow_with_the_number_of_replays():
-    """The spread is the mean absolute difference between two replays, divided by the mean of all replays."""
+    """The spread is the mean difference between two live replays, relative to their mean."""
     assert figure("E2E P50", 1.0, (0.9, 1.1), 0.1).spread == pytest.approx(0.2)
     assert figure("E2E P50", 1.0, (0.9, 1.0, 1.1), 0.1).spread == pytest.approx(0.4 / 3)
     assert figure("E2E P50", 1.0, (1.0,), 0.1).spread == 0.0
@@ -67,7 +68,6 @@ def test_attainment_errors_are_absolute():
 
 
 def test_knee_is_at_least_the_throughput_of_the_prefill_worker(host):
-    """At a prefill time of 0.11 s, the highest rate that meets the SLO is at least 1/0.11 requests/s."""
     one, path = host
     split = twin(ServiceDesign(prefill=1, decode=1), one, path.parent)
     found = knee(split, regular, SLO)
@@ -84,7 +84,6 @@ def test_rejects_an_slo_that_no_rate_meets(host):
 
 
 def test_simulates_a_slow_host_at_its_measured_speed(host):
-    """On a host 1.5 times slower than calibrated, a simulation at the calibrated speed fails the check."""
     one, path = host
     slow = twin(ServiceDesign(prefill=1, decode=1), one, path.parent)
     requests = regular(4.0)
@@ -115,13 +114,12 @@ def test_each_replay_is_simulated_at_its_own_speed(host):
 
 
 def moved(timeline, by):
-    """Return the timeline, shifted by `by` seconds."""
     moments = {moment: at + by for moment, at in timeline.moments.items()}
     return dataclasses.replace(timeline, moments=moments)
 
 
 def journals(timelines, *, slower):
-    """Return the journals of an idle decode worker and of a prefill worker that ran one request at a time."""
+    """Return the journals of a prefill worker and of an idle decode worker."""
     found = {"prefill-0": [], "decode-0": []}
     for number, timeline in enumerate(timelines):
         prompt = timeline.request.prompt_tokens
@@ -137,7 +135,6 @@ def iteration(start, end, batch):
 
 
 def test_rejects_a_profile_with_other_core_counts(host):
-    """A profile of eight cores, four per worker, is rejected on a host with two cores."""
     _, path = host
     with pytest.raises(ConfigurationError, match="4 of 8 cores per worker"):
         cluster_of(
@@ -156,7 +153,7 @@ def test_designs_have_names_and_flags():
 
 
 def test_simulated_twin_uses_the_batchers_of_the_service(host):
-    """Workers of a colocated service use chunked prefill, so their simulation does, too."""
+    """A colocated service is simulated with chunked prefill."""
     one, path = host
     twin = cluster_of(ServiceDesign(colocated=2), one, path, kv_capacity_tokens=1600, max_num_seqs=8)
     assert [(pool.machines, pool.batcher) for pool in twin.pools] == [(2, "chunked-prefill")]

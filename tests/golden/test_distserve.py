@@ -43,7 +43,7 @@ def cluster(name):
 
 
 class Ended(Observer):
-    """Observer that stores each request's TTFT and TPOT in ms. As in DistServe, TPOT is (last − first token) / n."""
+    """Observer that stores the TTFT and TPOT of each request."""
 
     def __init__(self):
         self.latencies = {}
@@ -52,11 +52,12 @@ class Ended(Observer):
         arrived, first, last = (
             timeline.moments[moment] * 1e3 for moment in (Moment.ARRIVED, Moment.FIRST_TOKEN, Moment.LAST_TOKEN)
         )
+        # As in DistServe, TPOT is (last − first token) / n.
         self.latencies[timeline.request.id] = first - arrived, (last - first) / timeline.output_tokens
 
 
 def play(spec, rows, slo=None):
-    """Simulate rows (arrival ms, prompt tokens, output tokens); return each TTFT and TPOT in ms, and the result."""
+    """Simulate requests; return their TTFTs and TPOTs in ms, and the whole result."""
     requests = [
         Request(id=str(number), arrival_s=at / 1e3, prompt_tokens=prompt, output_tokens=output)
         for number, (at, prompt, output) in enumerate(rows)

@@ -15,7 +15,7 @@ BENCH = Path(__file__).parents[2] / "bench" / "mooncake"
 
 @pytest.fixture(scope="module")
 def bench():
-    """Return a dict of the modules in bench/mooncake, which is not a package."""
+    """Return the modules of bench/mooncake by name."""
     sys.path.insert(0, str(BENCH))
     try:
         return {name: importlib.import_module(name) for name in ("paper_claims", "rate_search")}
@@ -34,7 +34,6 @@ def rates(bench):
 
 
 def test_split_meets_the_ttft_slo_that_colocated_misses(claims, rates):
-    """The load is 0.5 requests/s with prompts of 16k tokens, half of which are cached."""
     setting = next(one for one in claims.SETTINGS if one.name == "16k")
     slo, systems = claims.bounds(setting), claims.generated_systems(setting)
     arriving = claims.requests(setting, 0.5, 150)
@@ -52,7 +51,6 @@ def test_prefix_hit_rate_matches_the_setting(claims, rates):
 
 @given(limit=st.floats(0.001, 1000.0), start=st.floats(0.01, 100.0))
 def test_rate_search_finds_the_highest_feasible_rate(rates, limit, start):
-    """The search finds the highest rate that meets all bounds, unless this rate is below 2% of the start rate."""
     grid = RateGrid(0.05)
     rate, bound = rates.highest(lambda rate: "TBT" if rate > limit else "", start, grid)
     assert bound == "TBT"

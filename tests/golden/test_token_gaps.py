@@ -1,4 +1,4 @@
-"""TTFT and tail TBT (time between tokens) of each request, as bench/mooncake/paper_claims.py measures them."""
+"""TTFT and tail TBT (time between tokens) of each request."""
 
 from pathlib import Path
 from runpy import run_path
@@ -38,7 +38,7 @@ def decodes(instance, start, end, iterations):
 
 
 def test_the_longest_tenth_counts():
-    """Tail TBT is the mean of the longest tenth of a request's token gaps. With four gaps, it is the longest gap."""
+    """Tail TBT is the mean of the longest tenth of a request's token gaps."""
     gaps = TokenGaps()
     gaps.run(decodes("decode-0", 500, 875, 4))  # before the arrival of the request
     gaps.run(decodes("decode-1", 0, 2000, 100))  # another instance

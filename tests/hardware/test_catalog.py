@@ -1,4 +1,4 @@
-"""The catalog: published figures with their sources, and catalog files that add and override entries."""
+"""The hardware catalog, and files that add or override its entries."""
 
 import os
 
@@ -64,7 +64,6 @@ def test_splitwise_machines_match_the_paper(catalog, name, price, tdp, idle, net
 
 
 def test_power_cap_is_half_of_an_h100(catalog):
-    """The machine with a power cap limits each H100 to 350 W, half of the TDP of 700 W."""
     capped = catalog.machine("h100-pcap")
     assert capped.power_cap * capped.accelerator.tdp_w == 350
     assert catalog.machine("h100").power_cap == 1.0
@@ -106,7 +105,6 @@ def test_kv_bytes_follow_from_the_architecture(catalog, name, kv_bytes):
 
 
 def test_bloom_weight_matches_splitwise_sim(catalog):
-    """BLOOM has 329 GB of weights; most other models have two bytes per parameter."""
     assert catalog.model("bloom-176b").weight_bytes == 329_000_000_000
     for model in catalog.models.values():
         if model.name not in {"bloom-176b", "deepseek-v3"}:
@@ -130,7 +128,7 @@ def test_contains_the_documented_names(catalog):
 
 
 def test_tier_prices_match_ec2_differences(catalog):
-    """A price per GB is the price difference of two EC2 instances, divided by their difference in DRAM or NVMe size."""
+    # The price difference of two EC2 instances, divided by their difference in DRAM or NVMe size.
     assert catalog.tier("dram").price_per_gb_h == pytest.approx(0.24 / (64 * 2**30 / 1e9), rel=1e-3)
     assert catalog.tier("nvme").price_per_gb_h == pytest.approx(0.365 / 3750, rel=1e-3)
     assert catalog.tier("dram").bytes_per_s > catalog.tier("nvme").bytes_per_s
@@ -163,14 +161,12 @@ def test_unknown_names_get_a_suggestion_and_the_list(catalog, kind, name, messag
 
 
 def test_a_file_overrides_single_fields(write):
-    """The source of an overridden entry names the catalog file."""
     machine = load_catalog([write("[machines.dgx-h100]\nprice_per_h = 20\n")]).machine("h100")
     assert (machine.price_per_h, machine.tdp_w) == (20.0, 10200)
     assert "mine.toml: machines.dgx-h100; the rest: Splitwise" in machine.source
 
 
 def test_a_file_adds_entries(write):
-    """Integer fields may be written as 80e9, and dates without quotes."""
     mine = write(
         """
         [accelerators.x1]

@@ -154,7 +154,6 @@ def test_parameter_counts_match_model_cards(directory, config, parameters):
 
 
 def test_source_and_dtype_sizes(directory):
-    """A config.json without a dtype implies KV values of two bytes."""
     path = directory(CONFIGS["llama-3.1-8b"] | {"torch_dtype": "float32"})
     model = read_model(path)
     assert (model.source, model.name) == (str(path / "config.json"), "mine")
@@ -165,7 +164,7 @@ def test_source_and_dtype_sizes(directory):
 
 
 def test_quantized_weight_sizes(directory):
-    """The weight size comes from the safetensors index, else from file sizes, else from the bits per weight."""
+    """The weight size of a quantized model is read from its files, else computed from its bits per weight."""
     four_bits = {"quantization_config": {"quant_method": "awq", "bits": 4}}
     path = directory(CONFIGS["llama-3.1-8b"] | four_bits)
     assert read_model(path).weight_bytes == 8_030_261_248 // 2

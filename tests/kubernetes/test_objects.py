@@ -28,8 +28,8 @@ def pods(objects):
 @pytest.mark.parametrize("version", KUBERNETES)
 @pytest.mark.parametrize("case", CASES)
 def test_objects_are_valid_by_the_kubernetes_schemas(case, version):
-    """ServiceMonitor is skipped, because Kubernetes has no schema for it."""
     for each in made(CASES[case]).values():
+        # Kubernetes has no schema for ServiceMonitor.
         if each["kind"] != "ServiceMonitor":
             kubernetes_validate.validate(each, version, strict=True)
 
@@ -93,7 +93,6 @@ def test_pods_follow_the_roles_with_replicas():
 
 
 def test_workers_reach_the_gateway_with_the_cluster_key():
-    """Workers join at the Service `tf-bus`; an init container copies the cluster key with mode 0400."""
     objects = made(CASES["monitoring and network policy"])
     bus = objects["Service", "tf-bus"]["spec"]
     assert bus["publishNotReadyAddresses"]

@@ -1,4 +1,4 @@
-"""Block allocators: blocks have numbers in live workers, and are only counted in simulations."""
+"""Block allocators of live workers and of simulations."""
 
 import pytest
 from hypothesis import given, settings
@@ -99,13 +99,13 @@ steps = st.lists(
 
 
 class Accounts:
-    """A block allocator and the latest allocation of each owner."""
+    """A block allocator and the allocations of several requests."""
 
     def __init__(self, blocks):
         self.blocks, self.grants = blocks, {}
 
     def apply(self, action, owner, tokens):
-        """Apply an operation to an owner's allocation; return the error as text, or None on success."""
+        """Apply an operation; return its error as text, or None."""
         grant = self.grants.get(owner)
         try:
             if action == "allocate" and (grant is None or not (grant.owned or grant.transfers)):

@@ -16,7 +16,7 @@ NUM_BLOCKS, SIZE, MOST_PINNED = 10, 2, 6
 
 
 class Running:
-    """A running request: its tokens, its allocation, and the number of tokens written so far."""
+    """A running request, its block allocation and its progress."""
 
     def __init__(self, tokens, reused, keys):
         self.tokens, self.grant, self.keys = tokens, reused.grant, keys
@@ -25,11 +25,12 @@ class Running:
 
 
 class Memory:
-    """Simulated memory. A block's content is all tokens of the prompt up to the last token written to the block."""
+    """Simulated KV memory, which stores tokens instead of KV."""
 
     def __init__(self, name):
         self.seen = RecordingObserver()
         self.blocks = PrefixBlockAllocator(SIZE, PrefixCache(NUM_BLOCKS, create_eviction(name), self.seen, MOST_PINNED))
+        # By block: all tokens of the prompt up to the last token written to the block.
         self.contents = {}
         self.requests = []
 
@@ -50,13 +51,13 @@ class Memory:
             self.check_prefix(request)
 
     def check_prefix(self, request):
-        """Check that the blocks of a request contain its first `request.written` tokens."""
+        """Check that a request's blocks contain its tokens."""
         held = self.blocks.blocks_of(request.grant)
         for end in range(1, request.written + 1):
             assert self.contents[held[(end - 1) // SIZE]][:end] == request.tokens[:end]
 
     def compute(self, request):
-        """Write the next token of a request, copying a shared block if needed; add full blocks to the cache."""
+        """Write the KV of a request's next token."""
         if not request.owned:
             return
         held = self.blocks.blocks_of(request.grant)
@@ -104,7 +105,7 @@ class Memory:
             self.blocks.extend(request.grant, 3)
 
     def pin(self, prompt, until):
-        """Pin the cached blocks of a prompt; check that all are pinned unless the pin limit is reached."""
+        """Pin the cached blocks of a prompt."""
         keys = tuple(prefix_keys(prompt, SIZE))
         here = self.blocks.cache.match(keys)
         pinned = self.blocks.cache.pin(keys, until)
@@ -143,7 +144,6 @@ steps = st.lists(
 @settings(max_examples=400)
 @given(steps)
 def test_cached_blocks_have_the_right_contents_and_stay_read_only(name, steps):
-    """All blocks are free at the end, under any order of operations."""
     memory = Memory(name)
     for action, number, prompt in steps:
         if action == "start":

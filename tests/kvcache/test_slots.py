@@ -52,7 +52,7 @@ def test_lose_ends_all_rights_of_one_holder():
 
 
 class SlotLives(RuleBasedStateMachine):
-    """State machine that compares the slot allocator with plain sets of the slots in each state."""
+    """State machine that compares the slot allocator with plain sets."""
 
     def __init__(self):
         super().__init__()

@@ -14,7 +14,7 @@ prompts = caches.prompts(alphabet=3, longest=8)
 
 
 def ask(cache, keys):
-    """Look up and insert a prompt as a prefill does; return the evicted blocks and the number of hits."""
+    """Look up and insert a prompt; return the evicted blocks and the number of hits."""
     found = cache.match(keys)
     count = found if isinstance(found, int) else sum(found)
     gone = cache.touch(keys, count) or []
@@ -24,7 +24,7 @@ def ask(cache, keys):
 @settings(max_examples=300)
 @given(st.lists(prompts, max_size=40), st.integers(8, 10), st.integers(1, 6))
 def test_lru_tiers_behave_like_one_lru_cache(prompts, upper, lower):
-    """If each prompt fits in the first tier, two LRU tiers hit and evict like one cache of their total size."""
+    # Each prompt fits in the first tier.
     one = PrefixCache(upper + lower, Lru())
     tiers = TieredCache([PrefixCache(upper, Lru()), PrefixCache(lower, Lru())])
     for keys in prompts:

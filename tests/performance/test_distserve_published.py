@@ -17,7 +17,6 @@ def opt_13b(models, machines):
 
 
 def test_prefill_by_hand(opt_13b):
-    """512 tokens take (18.1025 + 0.101912·512 + 7.1223e-6·512² + 1) ms plus an overhead of (2 + 1e-4·512) ms."""
     expected = 18.1025 + 0.101912 * 512 + 7.1223e-6 * 512**2 + 1 + 2 + 1e-4 * 512
     assert expected == pytest.approx(75.1997, abs=1e-3)
     assert opt_13b.prefill_s(512, 512**2) * 1e3 == pytest.approx(expected, rel=ROUNDED)
@@ -28,7 +27,6 @@ def test_prefill_by_hand(opt_13b):
     [(1, 19.9347, 6.2694e-4, 0.038507), (94, 19.9347, 6.2694e-4, 0.038507), (95, 7.1662, 5.798e-4, 0.158311)],
 )
 def test_decode_by_hand(opt_13b, sequences, a, b, c):
-    """Above 94 sequences, decode has other coefficients. Each sequence counts as its context plus one token."""
     context = 600 * sequences
     expected = a + b * (context + sequences) + c * sequences + 2 + 1e-4 * context
     cost = opt_13b.decode_cost(sequences)
@@ -36,7 +34,6 @@ def test_decode_by_hand(opt_13b, sequences, a, b, c):
 
 
 def test_pipeline_stages_share_the_work(models, machines):
-    """Each of two pipeline stages takes half of the time plus 2 ms, and the first stage adds an overhead."""
     model = distserve_pipeline(models["opt-66b"], machines["dgx-a100"], 2, 2)
     stage = (43.0588 + 0.274229 * 512 + 2.2478e-5 * 512**2) / 2 + 2
     overhead = 2 + 1e-4 * 512

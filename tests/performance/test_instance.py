@@ -9,7 +9,6 @@ from twofold.performance.registry import PERFORMANCE_MODELS, performance_model
 
 
 def test_capacity_of_bloom_on_eight_a100_matches_splitwise_sim(models, machines):
-    """KV capacity is the 8 × 80 GiB minus 329e9 bytes of weights, divided by 4,014,080 bytes per token."""
     assert models["bloom-176b"].kv_bytes_per_token == 4_014_080
     assert kv_capacity_tokens(models["bloom-176b"], machines["dgx-a100"], 8, 1.0) == 89_234
 
@@ -29,8 +28,8 @@ def test_rejects_weights_that_do_not_fit(models, machines):
 
 
 def test_the_largest_stage_bounds_the_capacity_of_a_pipeline(models, machines):
-    """The largest of 3 stages has 24 of 70 layers."""
     model, machine = models["bloom-176b"], machines["dgx-a100"]
+    # The largest of 3 stages has 24 of 70 layers.
     weights, token = -(-329_000_000_000 * 24 // 70), -(-4_014_080 * 24 // 70)
     expected = (4 * (80 << 30) - weights) // token
     assert kv_capacity_tokens(model, machine, 4, 1.0, pipeline_parallel=3) == expected
@@ -47,8 +46,8 @@ def test_rejects_invalid_shares_and_sizes(models, machines, utilization, kv):
 
 
 def test_replicates_heads_that_cannot_be_sharded(models):
-    """On 16 accelerators, each of 8 KV heads is stored twice. Latent KV is stored on every accelerator."""
     llama = models["llama2-70b"]
+    # On 16 accelerators, each of 8 KV heads is stored twice.
     assert [resident_kv_bytes_per_token(llama, parallel) for parallel in (1, 8, 16)] == [327_680, 327_680, 655_360]
     latent = msgspec.structs.replace(llama, kv_latent_dims=576)
     assert resident_kv_bytes_per_token(latent, 4) == 4 * latent.kv_bytes_per_token
@@ -60,7 +59,6 @@ def whole(models, machines):
 
 
 def test_stages_take_their_share_of_the_time(models, machines, whole):
-    """Each of two stages takes half of the time; the second adds the transfer of 14,336 activations per token."""
     halves = by_layers(whole, models["bloom-176b"], machines["dgx-a100"], 8, 2, boundary_bytes_per_s=1e9)
     sent_s = 100 * 14336 * 2 / 1e9
     alone_s = whole.prefill_s(100, 10_000)
@@ -76,13 +74,13 @@ def test_stages_take_their_share_of_the_time(models, machines, whole):
 
 
 def test_all_stages_are_timed_as_the_largest(models, machines, whole):
-    """The largest of 4 stages has 18 of 70 layers."""
     quarters = by_layers(whole, models["bloom-176b"], machines["dgx-a100"], 8, 4, boundary_bytes_per_s=1e30)
+    # The largest of 4 stages has 18 of 70 layers.
     assert quarters.first_stage.prefill_s(100, 10_000) == pytest.approx(18 / 70 * whole.prefill_s(100, 10_000))
 
 
 def test_activations_use_interconnect_or_network(models, machines):
-    """Two stages of TP4 share a machine and its interconnect; two stages of TP8 communicate over the network."""
+    """Pipeline stages communicate over the interconnect of a shared machine, else over the network."""
     machine, model = machines["dgx-a100"], models["bloom-176b"]
     assert boundary_bandwidth(machine, 4, across=False) == 4 * 300e9
     assert boundary_bandwidth(machine, 4, across=True) == 100e9

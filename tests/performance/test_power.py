@@ -17,8 +17,8 @@ def test_saturated_prefill_draws_the_tdp_of_the_machine(models, machines):
 
 
 def test_decode_draws_the_measured_share(models, machines):
-    """Decode of bloom-176b draws 63.5% of the accelerators' TDP, plus the TDP of the rest of the machine."""
     model = fitted(models["bloom-176b"], machines["dgx-a100"], 8)
+    # 63.5% of the accelerators' TDP, plus the TDP of the rest of the machine.
     assert model.decode_w(1) == pytest.approx(0.635 * 3200 + 3300, rel=1e-3)
 
 

@@ -76,7 +76,6 @@ def test_ttft_is_infinite_beyond_the_stable_rate():
 
 
 def test_low_rates_favour_tensor_and_high_rates_pipeline_parallelism():
-    """With a tensor-parallel speed-up of 1.5, mean TTFTs are equal at 12.974 requests/s."""
     crossover = crossover_rate(D, 1.5)
     assert crossover == pytest.approx(12.974, abs=5e-4)
     assert tensor_s(2, D, 1.5) < pipeline_s(2, D)
@@ -190,7 +189,6 @@ def test_one_token_saturates_without_a_fixed_cost():
 
 
 def test_matches_the_closed_form_for_linear_times():
-    """If a prefill takes f + s·n seconds for n tokens, the saturating length is a closed form of f and s."""
     fixed, each, most = 0.02, 1e-4, 10_000
     best = most / (fixed + each * most)
     found = saturating_tokens(quadratic(fixed, each, 0.0), most)
@@ -198,10 +196,10 @@ def test_matches_the_closed_form_for_linear_times():
 
 
 def test_opt_13b_saturates_an_a100_at_512_tokens():
-    """Section 3.1 of the DistServe paper states 512 tokens; the test accepts 400 to 700."""
     catalog = load_catalog()
     model = performance_model("distserve-published", catalog.model("opt-13b"), catalog.machine("dgx-a100"), 1)
     found = saturating_tokens(lambda tokens: model.prefill_s(tokens, tokens * tokens), 2048)
+    # Section 3.1 of the DistServe paper states 512 tokens.
     assert 400 <= found <= 700
 
 

@@ -1,4 +1,4 @@
-"""Reuse of cached prefixes: break-even between loading and recomputing, and duration of layer-wise loading."""
+"""Reuse of cached prefixes: loading their KV compared with recomputing it."""
 
 import math
 
@@ -25,29 +25,30 @@ KV_BYTES = 327_680
 
 @pytest.fixture(scope="module")
 def llama(models, machines):
-    """Return a roofline model of llama2-70b, which covers longer prompts than the measured profiles."""
+    """Return a roofline model of llama2-70b."""
+    # The measured profiles do not cover long prompts.
     return performance_model("roofline", models["llama2-70b"], machines["dgx-a100"], 8)
 
 
 def test_reproduces_the_published_bandwidth():
-    """Loading 8,192 LLaMA-70B tokens onto eight A800 breaks even at 5.86 GB/s (Mooncake: 6 GB/s)."""
+    # The Mooncake paper states 6 GB/s.
     assert PUBLISHED.bytes_per_s(8192, EIGHT_A800) / 1e9 == pytest.approx(5.86, abs=0.005)
     assert PUBLISHED.kv_bytes == KV_BYTES
 
 
 @given(st.integers(1, 10**6), st.floats(1e12, 1e17))
 def test_matches_the_inequality_of_the_paper(prefix, flops_per_s):
-    """In the notation of Mooncake's paper, break-even bandwidth is B = G·2·d·s / (gqa·(a·p·d + b·d²))."""
+    # In the notation of Mooncake's paper: B = G·2·d·s / (gqa·(a·p·d + b·d²)).
     d, s, gqa, a, b = 8192, 2, 8, 4, 22
     expected = flops_per_s * 2 * d * s / (gqa * (a * prefix * d + b * d * d))
     assert PUBLISHED.bytes_per_s(prefix, flops_per_s) == pytest.approx(expected)
 
 
 def test_covers_models_of_the_catalog(models):
-    """llama2-70b has 17% more linear FLOPs than Mooncake states. BLOOM needs over 4 times llama2-70b's bandwidth."""
     llama, bloom = (PrefixCost.of(models[name]) for name in ("llama2-70b", "bloom-176b"))
     assert llama.kv_bytes == PUBLISHED.kv_bytes
     assert llama.square_flops == PUBLISHED.square_flops
+    # Mooncake counts fewer FLOPs of the linear layers.
     assert llama.flops / PUBLISHED.flops == pytest.approx(1.17, abs=0.01)
     assert bloom.bytes_per_s(8192, EIGHT_A800) > 4 * llama.bytes_per_s(8192, EIGHT_A800)
 
@@ -124,7 +125,7 @@ LANE = st.floats(0.001, 100.0)
 
 
 def by_layers(layers, load, compute, store):
-    """Simulate a layer-wise prefill (Mooncake, section 5.2); return the end times of compute and of KV storing."""
+    """Simulate a layer-wise prefill (Mooncake, section 5.2); return the times at which computing and storing end."""
     loaded, computed, stored = load, 0.0, 0.0
     for _ in range(layers):
         begun = max(loaded, computed)  # attention waits until its layer is loaded

@@ -45,7 +45,7 @@ def on_a100(models, machines):
 
 @pytest.fixture(scope="module")
 def reference(profile_path):
-    """Return the profile of bloom-176b on H100: tokens per batch, median prefill times and median decode times (s)."""
+    """Return batch sizes in tokens, and the median prefill and decode times (s) of bloom-176b on H100."""
     groups = defaultdict(list)
     with profile_path.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -87,7 +87,6 @@ def test_the_capped_h100_is_slower_in_prefill_only(models, machines, on_h100):
 
 
 def test_rejects_negative_extrapolations(models, machines):
-    """For llama2-70b TP2, extrapolation to 40,000 prompt tokens gives a negative prefill time."""
     model = splitwise_published(models["llama2-70b"], machines["dgx-a100"], 2)
     assert model.prefill_s(30_000, 0) > 0
     with pytest.raises(ConfigurationError, match="40,000 batched tokens"):

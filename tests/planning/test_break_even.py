@@ -1,4 +1,4 @@
-"""The break-even rate, up to which the cheapest colocated design is as cheap as any split design."""
+"""The break-even rate between colocated and split designs."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ def found(cluster, rate, families=FAMILIES):
 
 
 def machines(cluster, family, rate):
-    """Return the smallest number of machines with which a design family serves a rate, by brute force."""
+    """Return the smallest number of machines with which a design family serves a rate."""
     if not family.split:
         return next(n for n in range(1, 999) if cluster.capacity(design(n, family=family)) >= rate)
     return min(

@@ -59,7 +59,7 @@ def test_its_cluster_is_a_cluster_file(deployments):
 
 
 def test_margins_are_shares_of_the_bound():
-    """Headroom is the distance of a value from its upper or lower bound, divided by the bound."""
+    """Headroom is the distance of a value from its bound, relative to the bound."""
     checks = (
         Check(name="a", value=0.8, bound=1.0, met=True),
         Check(name="b", value=0.99, bound=0.9, met=True, at_least=True),
@@ -70,7 +70,7 @@ def test_margins_are_shares_of_the_bound():
 
 
 def test_any_text_survives(tmp_path, deployments):
-    """Texts that mean something else in YAML, such as "yes" and "1e3", round-trip."""
+    """Texts with another meaning in YAML, such as "yes", are preserved."""
     deployment = deployments()[0]
     for word in ("yes", "on", "1e3", "null", "a: b # c", '"', "-", "~", "é"):
         provenance = msgspec.structs.replace(deployment.provenance, objective=word, models=(word,))

@@ -36,7 +36,6 @@ def test_frontier_has_the_largest_allowed_designs(budget):
 
 @given(budgets)
 def test_a_colocated_frontier_is_the_largest(budget):
-    """A colocated family has at most one maximal design within a budget: the design with the most machines."""
     found = [one.counts for one in frontier(COLOCATED, budget.allows)]
     most = max((n for n in range(20) if n == 0 or budget.allows(design(n, family=COLOCATED))), default=0)
     assert found == ([(most,)] if most else [])

@@ -41,7 +41,6 @@ def test_evaluations_round_trip(tmp_path):
 
 
 def test_a_second_plan_simulates_nothing(tmp_path):
-    """The first plan stores all evaluations that the second plan needs."""
     with EvaluationStore(tmp_path / "plan.sqlite") as store:
         first, _ = planned(store, InlineExecutor())
         second, again = planned(store, InlineExecutor())

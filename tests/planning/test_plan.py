@@ -1,4 +1,4 @@
-"""Plans contain the best design of each family (machine types and batcher), or the reason for its absence."""
+"""Plans, which contain the best design of each design family."""
 
 import asyncio
 
@@ -57,7 +57,7 @@ def test_families_that_cannot_keep_the_slo_are_named():
 
 
 def test_a_curve_comes_up_to_the_limit():
-    """The rates of a latency curve increase up to the highest rate of the design."""
+    """A latency curve ends at the highest rate of the design."""
     cluster = AnalyticCluster()
     plan = planned(cluster, machines=8)
     rates = list(asyncio.run(rate_curve(cluster.search(), plan.best)))

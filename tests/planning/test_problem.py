@@ -26,7 +26,7 @@ def test_a_split_design_is_two_pools(make_problem):
 
 
 def test_a_colocated_design_keeps_requests_where_they_are(make_problem):
-    """The cluster spec has the colocated router and one mixed pool."""
+    """A colocated design becomes a cluster spec with one mixed pool."""
     problem = make_problem()
     small = Family(kinds=(problem.kind("h100"),), batcher="chunked-prefill", max_num_batched_tokens=512)
     spec = problem.spec(Design(family=small, counts=(4,)))
@@ -42,7 +42,7 @@ def test_the_four_families_of_splitwise_are_looked_at_by_default(make_problem):
 
 
 def test_families_are_named_or_all_pairs(make_problem):
-    """A design family is named by its machines (h100+a100) or by Splitwise's letters (HA). Duplicates are dropped."""
+    """A design family is named by its machines (h100+a100) or by Splitwise's letters (HA)."""
     problem = make_problem()
     named = families(problem, "HA,splitwise-hh", "h100+a100", colocated=False)
     assert [family.name for family in named] == ["h100+a100", "h100+h100"]
@@ -67,7 +67,6 @@ def test_rejects_invalid_families(make_problem, arguments, words):
 
 
 def test_machines_that_do_not_hold_the_model_are_left_out(make_problem):
-    """An error is raised only if no machine has enough memory for the model."""
     giant = make_problem(model="deepseek-v3")
     fit, reasons = fitting(giant, families(giant, machines="h100,b200"))
     assert {kind.name for family in fit for kind in family.kinds} == {"dgx-b200"}

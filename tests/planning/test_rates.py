@@ -1,4 +1,4 @@
-"""The search for the highest rate of a grid that meets the SLO."""
+"""The search for the highest rate that meets the SLO."""
 
 import asyncio
 
@@ -11,7 +11,6 @@ from twofold.planning.rates import RateGrid
 
 @given(st.integers(-400, 800), st.sampled_from([0.005, 0.02, 0.1]))
 def test_steps_and_rates_are_each_others_inverse(step, tolerance):
-    """A rate between two steps of the rate grid maps to the lower step."""
     grid = RateGrid(tolerance)
     assert grid.step(grid.rate(step)) == step
     assert grid.step(grid.rate(step) * (1 + tolerance / 2)) == step

@@ -1,4 +1,4 @@
-"""The search with which re-planning finds the best prefill and decode instance counts, by simulation."""
+"""The search for the best numbers of prefill and decode instances."""
 
 import msgspec
 import pytest
@@ -27,7 +27,7 @@ def planner(text="2xh100:prefill,2xh100:decode", **how):
 
 
 def test_the_split_follows_the_traffic():
-    """For long outputs on four instances, the search picks three decode instances instead of one."""
+    """For long outputs, the search picks three decode instances and one prefill instance."""
     found = planner().search(OUTPUTS, RoleSplit(3, 1), stock=4)
     assert found.best.split == RoleSplit(1, 3)
     assert found.best.attainment > 0.9 > found.running.attainment
@@ -37,13 +37,12 @@ def test_the_split_follows_the_traffic():
 
 
 def test_the_split_that_runs_is_kept_where_none_is_better():
-    """Light traffic is served equally well by every split."""
+    # Light traffic is served equally well by every split.
     for running in (RoleSplit(1, 3), RoleSplit(2, 2)):
         assert planner().search(of(1.0, 500, 20), running, stock=4).best.split == running
 
 
 def test_as_few_replicas_as_are_enough():
-    """The search uses two of eight instances for light traffic and more than four for heavy traffic."""
     wide = planner("2xh100:prefill,6xh100:decode", replicas=True)
     few = wide.search(of(1.0, 500, 20), RoleSplit(2, 2), stock=8).best
     assert few.split.instances == 2

@@ -48,7 +48,7 @@ def test_needs_far_fewer_simulations_than_brute_force():
 
 @given(speeds, speeds, st.integers(2, 40))
 def test_finds_the_best_split_without_a_limiting_phase(per_prefill, per_decode, machines):
-    """If evaluations do not name the phase that limits the rate, the search compares neighbouring designs."""
+    """The best design is also found if evaluations do not name the limiting phase."""
     cluster = AnalyticCluster(per_prefill, per_decode, tells=False)
     search = cluster.search()
     designs = frontier(SPLIT, Budget(machines=machines).allows)
@@ -63,8 +63,8 @@ def test_a_colocated_family_has_one_design():
 
 
 def test_a_hopeless_guess_does_not_end_the_search():
-    """The design with the best estimate misses the SLO at any rate."""
 
+    # The design with the best estimate misses the SLO at any rate.
     class OnlyEven(AnalyticCluster):
         def capacity(self, one):
             return 1e-9 if one.counts == (2, 4) else super().capacity(one)

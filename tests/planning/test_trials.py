@@ -1,4 +1,4 @@
-"""Simulated trials of a design at a rate, which stop once the SLO verdict is certain."""
+"""Simulated trials of a design at a rate."""
 
 import pytest
 
@@ -53,7 +53,7 @@ def test_bound_by_names_the_limiting_phase(make_problem, slo):
 
 
 def test_without_bounds_on_either_phase_the_busier_pool_tells(make_problem):
-    """If the SLO bounds only E2E, the busier pool determines the limiting phase."""
+    """If the SLO bounds only E2E, the phase of the busier pool is reported as limiting."""
     problem = make_problem("e2e=20", router="jsq-pending", duration_s=30.0)
     assert simulate_trial(problem, Trial(split(problem, 8, 1), 12.0)).evaluation.bound_by is Phase.DECODE
 
@@ -73,7 +73,6 @@ def test_a_cancelled_trial_ends(make_problem):
 
 
 def test_a_run_is_hopeless_once_too_many_have_missed():
-    """At 90% attainment of ten requests, the second miss makes the SLO unreachable."""
 
     class Counts:
         rejected = failed = 0
@@ -82,6 +81,7 @@ def test_a_run_is_hopeless_once_too_many_have_missed():
     class Request:
         output_tokens = 2
 
+    # At 90% attainment of ten requests, the second miss makes the SLO unreachable.
     hopeless = SloUnreachable([Request()] * 10, Slo(ttft_s=1.0), 0.9)
     assert not hopeless(Counts())
     Counts.slo_met = 3

@@ -1,4 +1,4 @@
-"""Workloads of trials: token lengths that do not depend on the rate, and a minimum number of requests."""
+"""Workloads of simulated trials."""
 
 import pytest
 
@@ -18,13 +18,12 @@ def test_rates_share_their_random_numbers():
 
 
 def test_small_rates_are_simulated_for_longer():
-    """The duration is extended until there are about `min_requests` requests."""
+    """At low rates, the simulated time is extended to about `min_requests` requests."""
     arguments = WorkloadArguments(workload="azure-conv", duration_s=10.0, min_requests=300)
     assert len(arguments.requests(0.1)) > 200
 
 
 def test_the_shape_is_the_mean_of_each():
-    """A workload's shape is the mean prompt tokens, decode steps and context tokens per request."""
     shape = WorkloadShape.of([ask(0, 0.0, 10, 3), ask(1, 1.0, 20, 1)])
     assert (shape.prompt_tokens, shape.decode_tokens, shape.context_tokens) == (15.0, 1.0, 11.5)
     assert shape.context == 11.5

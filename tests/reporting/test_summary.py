@@ -69,7 +69,7 @@ def test_empty_run_has_zero_counts():
 
 
 def test_failures_are_counted_by_reason_and_miss_the_slo():
-    """Aborted requests do not count in the SLO attainment."""
+    """Failed requests miss the SLO; aborted requests do not count."""
     run = [
         ended("a", 0.0, [1.0]),
         ended("b", 0.0, [1.0], FinishReason.ERROR),
@@ -106,7 +106,6 @@ def test_goodput_never_exceeds_throughput(run, bound):
 
 @given(runs(reasons=(FinishReason.STOP, FinishReason.LENGTH)))
 def test_an_infinite_slo_is_always_met(run):
-    """If all latency bounds are infinite and no request fails, goodput equals throughput."""
     summary = summarize(run, slo=INFINITE)
     assert summary.slo_attainment == (1.0 if run else None)
     assert summary.goodput == summary.request_throughput
@@ -114,7 +113,6 @@ def test_an_infinite_slo_is_always_met(run):
 
 @given(runs())
 def test_every_request_is_counted_once(run):
-    """sent = completed + failed + unfinished, and the errors by reason add up to failed."""
     summary = summarize(run)
     assert summary.sent == len(run) == summary.completed + summary.failed + summary.unfinished
     assert sum(summary.errors.values()) == summary.failed
@@ -127,7 +125,6 @@ def test_summary_round_trips_through_json(run):
 
 
 def test_a_run_lasts_from_the_first_arrival_to_the_last_event():
-    """The last event may be the arrival of a request that fails before its first token."""
     run = [ended("a", 2.0, [4.0]), ended("b", 9.0, [], FinishReason.ERROR)]
     assert summarize(run).duration_s == 7.0
     assert summarize(run, duration_s=10.0).request_throughput == 0.1

@@ -97,7 +97,6 @@ def test_late_events_of_lost_requests_are_ignored():
 
 
 def test_memory_is_counted_where_the_kv_cache_is():
-    """The prefill instance counts the prompt until hand-off; the decode instance counts all tokens until the end."""
     made = cluster([Role.PREFILL, Role.DECODE])
     made.place(request("a", prompt=100, output=10), 0.0)
     prefill, decode = made.pools
@@ -116,7 +115,6 @@ def test_a_request_that_no_instance_could_ever_hold_is_refused():
 
 
 def test_a_prompt_that_its_prefill_instance_could_never_hold_is_refused():
-    """A prompt that exceeds the KV capacity of the prefill instance is rejected, even if a decode instance has more."""
     made = cluster([], "jsq")
     made.add_instance("p", Role.PREFILL, 50)
     made.add_instance("d", Role.DECODE, 1000)
@@ -137,7 +135,7 @@ placed = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 50), st.integers
 @settings(max_examples=300)
 @given(st.sampled_from(sorted(ROUTERS)), st.sampled_from([None, 600, 2000]), placed, st.randoms(use_true_random=False))
 def test_loads_return_to_zero_when_all_requests_end(router, capacity, sizes, draw):
-    """After any sequence of events, all loads are zero and every instance has its initial role."""
+    """When all requests have ended, all loads are zero."""
     made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE], router, capacity_tokens=capacity)
     for number, (prompt, output, progress) in enumerate(sizes):
         for each in made.pools:

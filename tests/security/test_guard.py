@@ -29,7 +29,7 @@ class Door:
         return [self.socket.recv()] if self.socket.poll(20_000) else []
 
     def refuses(self):
-        """Return whether the guard rejects the client and no message of the client arrives."""
+        """Return whether the guard rejects the client."""
         for _ in range(LOOKS):
             if self.guard.refused:
                 return not self.socket.poll(200)
@@ -48,7 +48,7 @@ def door():
 
 @pytest.fixture
 def caller():
-    """Yield a client socket in a separate ZeroMQ context."""
+    """Yield a client socket."""
     context = zmq.Context()
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.LINGER, 0)

@@ -15,7 +15,7 @@ MOST = 4  # services at once; each needs memory and, even idle, part of a core
 
 
 class Services:
-    """Running services by model and flags, at most `MOST`. The least recently used service is stopped first."""
+    """Running services by model and flags."""
 
     def __init__(self):
         self._running = {}
@@ -24,6 +24,7 @@ class Services:
         """Return the URL of a service, which is started if it is not running."""
         stack, url = self._running.pop((model, flags), (None, None))
         if stack is None:
+            # The least recently used service is stopped first.
             self._keep(MOST - 1)
             stack = ExitStack()
             url = stack.enter_context(served(model, flags))
@@ -52,7 +53,7 @@ def service(pytestconfig, tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def hosts():
-    """Yield two emulated hosts with a link that a test can cut; skip the test if network namespaces are unavailable."""
+    """Yield two emulated hosts with a link that a test can cut."""
     try:
         with two_hosts(first_local=True) as joined:
             yield joined

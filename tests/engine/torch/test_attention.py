@@ -21,7 +21,7 @@ class Layer(torch.nn.Module):
 
 
 def dense(query, key, value, start, window, softcap, sinks):
-    """Return dense attention [n, heads, value dim] of `query` [n, heads, key dim] at the positions from `start` on."""
+    """Return dense attention, the reference for paged attention."""
     repeats = HEADS // SHAPE.kv_heads
     key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     scores = torch.einsum("nhd,chd->hnc", query, key) * SCALING
@@ -111,7 +111,7 @@ def groups_of(contexts, window=None, block_size=16, group_bytes=2**30, monkeypat
 
 
 def test_groups_sequences_of_similar_length():
-    """Only sequences of similar length are padded to one length, so a long sequence adds no padding to short ones."""
+    """Only sequences of similar length are padded to one length."""
     assert groups_of([500, 490, 480, 470]) == [4]
     assert groups_of([4000, 500, 490, 30, 20]) == [1, 2, 2]
 
@@ -121,7 +121,6 @@ def test_a_window_limits_the_context_read():
 
 
 def test_groups_fit_the_cache(monkeypatch):
-    """Several sequences form a group only if their keys and values fit in the byte limit of a group."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     bytes_of_two = 2 * 8 * 16 * 2 * (8 + 5) * 4
     assert groups_of([120] * 5, group_bytes=bytes_of_two, monkeypatch=monkeypatch) == [2, 2, 1]

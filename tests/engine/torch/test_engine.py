@@ -47,7 +47,6 @@ class TestEqualsGenerate:
         assert token_ids(drive(engine(arch), prompts_of(LENGTHS), GREEDY)) == expected(arch)
 
     def test_mixed_iterations_with_odd_chunks(self, arch, engine, expected):
-        """Chunks of random size run beside decodes, with KV in scattered blocks of five tokens."""
         rng = random.Random(5)
         sizes = lambda: rng.choice((1, 3, 17, 64, 131, 400))  # noqa: E731
         outputs = drive(engine(arch, 600, block_size=5), prompts_of(LENGTHS), GREEDY, chunk=sizes, max_batch=5, seed=2)
@@ -90,7 +89,7 @@ def test_samples_only_steps_with_sampling_parameters(engine):
 
 
 def test_on_layer_is_called_in_order_with_the_kv_in_place(engine, loaded):
-    """`on_layer(k)` is called when the KV of layer k is in the pool. On a CPU, it is called before layer k + 1 runs."""
+    """`on_layer(k)` is called when the KV of layer k is in the pool."""
     model = loaded("llama")
     pool = KvPool(model.layout(16), 8, device=DEVICE)
     seen = []
@@ -152,7 +151,6 @@ def test_refuses_the_pool_of_another_model(loaded):
 
 
 def test_a_shared_block_is_copied_before_it_is_written(engine):
-    """If a prompt is fully cached, its last token is recomputed in a copy of the shared block, which is unchanged."""
     made = engine()
     (prompt,) = prompts_of([32])
     (cold,) = made.run([SequenceStep("a", prompt, 0, [3, 7], GREEDY)])

@@ -50,13 +50,13 @@ def test_reads_the_properties_of_a_model(loaded):
 
 
 def test_shapes_come_from_the_layers_themselves(loaded):
-    """A head size may differ from hidden size / heads, and keys may have another size than values."""
+    """Head sizes are read from the model's layers, not computed from the config."""
     assert loaded("deepseek_v3").layers[0] == LayerShape(kv_heads=4, key_dim=48, value_dim=24)
     assert loaded("qwen3").layers[0] == LayerShape(kv_heads=2, key_dim=48, value_dim=48)
 
 
 def test_windows_come_from_the_masks(loaded):
-    """Each layer's sliding window is read from its attention mask. In Gemma 2, every other layer has a window."""
+    """Each layer's sliding window is read from its attention mask."""
     assert loaded("gemma2").windows == (SLIDING_WINDOW, None, SLIDING_WINDOW, None)
     assert loaded("llama").windows == (None, None, None)
 
@@ -88,10 +88,10 @@ def test_loads_a_model_without_eos(copied):
 
 
 def test_longrope_limits_the_context_to_its_original_length(copied):
-    """In longer contexts, LongRoPE would change the rotary embeddings of all sequences in the batch."""
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 512}
     factors = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
     change_config(copied, rope_parameters=rope | factors)
+    # In longer contexts, LongRoPE would change the rotary embeddings of all sequences in the batch.
     assert load_model(copied).max_model_len == 512
 
 
@@ -142,8 +142,9 @@ class TestMistakes:
             load_model(copied)
 
     def test_missing_weights(self, copied):
-        """Weights that lack a layer of the config are an error, because transformers would fill the layer randomly."""
+        """Weights that lack a layer of the config are rejected."""
         change_config(copied, num_hidden_layers=4)
+        # transformers would fill the missing layers with random weights.
         with pytest.raises(ModelError, match=r"weights lack model\.layers\.3.* and 8 more"):
             load_model(copied)
 
@@ -195,7 +196,7 @@ def test_refuses_unknown_kinds_of_attention(tiny_model_dir, monkeypatch):
 
 
 def test_a_loaded_process_can_fork(tiny_model_dir):
-    """No thread outlives the loading of a model, so a forked child can run the model on several threads."""
+    """A child process that is forked after the loading of a model can run the model."""
     script = """
 import os, sys, time, torch
 torch.set_num_threads(1)

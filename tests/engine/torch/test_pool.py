@@ -51,7 +51,7 @@ def test_sees_writes_through_another_mapping(tmp_path):
 
 
 def test_block_rows_are_the_bytes_of_blocks():
-    """`block_rows` returns keys and values of a layer as one row per block, without a copy."""
+    """`block_rows` returns the keys and the values of a layer, with one row per block."""
     pool = KvPool(LAYOUT, 4)
     keys, values = pool.block_rows(1)
     assert (keys.shape, values.shape) == ((4, 5 * 6 * 4), (4, 5 * 4 * 4))

@@ -44,9 +44,9 @@ def test_greedy_takes_the_best():
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_draws_follow_the_distribution(temperature):
-    """A correct sampler exceeds a chi-square statistic of 45 only once in 10,000 runs."""
     logits = logits_of()
     probabilities = torch.softmax(logits[0] / temperature, -1).tolist()
+    # A correct sampler exceeds a statistic of 45 only once in 10,000 runs.
     assert chi_square(draw_many(4000, logits, temperature=temperature), probabilities) < 45
 
 
@@ -62,9 +62,9 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
 
 
 def test_top_p_beyond_the_likely_tokens():
-    """top_p is also exact if it keeps more tokens than the 256 that the sampler sorts first."""
     logits = torch.zeros(1, 5000).index_fill(1, torch.tensor([7]), 1.0)
     drawn = draw_many(300, logits, top_p=0.9)
+    # The sampler sorts only the 256 likeliest tokens at first.
     assert len(set(drawn)) > 256
 
 
@@ -99,9 +99,10 @@ def test_noise_is_a_function_of_seed_and_position():
 
 
 def test_noise_is_the_same_in_all_releases():
-    """Tokens sampled with these seeds never change, so another release of Twofold can replay a request."""
+    """A seed gives the same tokens in all releases of Twofold."""
     flat = torch.zeros(1, 50_000)
     keys = ((0, 0), (1, 0), (0, 1), (4096, 2**63 - 1))
+    # Otherwise, another release of Twofold could not replay a request.
     assert [tokens(flat, [row(p, seed=s)])[0] for p, s in keys] == [26614, 43756, 5290, 27664]
 
 
@@ -126,7 +127,7 @@ class TestMinTokens:
         assert tokens(logits, [row(min_tokens=3, ignore_eos=True, temperature=0.0)]) == [2]
 
     def test_logits_are_not_modified(self):
-        """Stop ids are excluded from sampling without changing the reported log probabilities."""
+        """Masked stop ids do not change the reported log probabilities."""
         logits = torch.zeros(1, VOCABULARY).index_fill(1, torch.tensor([2]), 9.0)
         sampled = sample(logits, [row(min_tokens=3, temperature=0.0, logprobs=1)], EOS)[0]
         assert sampled.token_id != 2

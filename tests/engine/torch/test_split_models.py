@@ -29,7 +29,7 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def outputs(tiny_model_dir, tmp_path_factory):
-    """Return the outputs of each architecture, first by the whole model and then by each sharding."""
+    """Return the outputs of each architecture, with and without sharding."""
     files = str(tmp_path_factory.mktemp("split"))
     models = [(str(tiny_model_dir(arch)), ",".join(["1x1", *SPLITS[arch]])) for arch in SPLITS]
     done = subprocess.run(
@@ -47,7 +47,6 @@ def outputs(tiny_model_dir, tmp_path_factory):
 
 @pytest.mark.parametrize("arch", SPLITS)
 def test_sharded_models_equal_the_whole_model(arch, outputs):
-    """Greedy tokens are equal, and log probabilities differ by at most 2e-4, for prompt chunks and decodes."""
     whole, *divided = outputs[arch]
     for split, (said, layers, first) in zip(SPLITS[arch], divided, strict=True):
         for one, other in zip(whole[0], said, strict=True):

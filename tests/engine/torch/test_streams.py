@@ -1,4 +1,4 @@
-"""Callbacks that run after queued device work, and copies on a separate device stream."""
+"""Callbacks and copies on GPU streams."""
 
 import threading
 
@@ -51,7 +51,6 @@ def test_copies_are_complete_on_exit():
 
 
 def test_pinned_memory_can_be_pinned_again():
-    """A second pin of the same memory has no effect; memory can be pinned again after all its pins are closed."""
     memory = torch.zeros(1 << 16, dtype=torch.uint8)
     first = PinnedMemory(memory, GPU_OR_CPU)
     second = PinnedMemory(memory, GPU_OR_CPU)  # the device refuses to register the memory twice
@@ -66,7 +65,7 @@ def test_pinned_memory_can_be_pinned_again():
 
 @ON_GPU
 def test_a_call_waits_for_earlier_work_only():
-    """A callback runs once the device work queued before it is done, even if work queued later still runs."""
+    """A callback runs once all device work queued before it is done."""
     announcer, told = LayerNotifier(GPU_OR_CPU), threading.Event()
     done = torch.cuda.Event()
     busy(rounds=1)

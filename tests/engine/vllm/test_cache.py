@@ -1,4 +1,4 @@
-"""Moving of vLLM's KV caches into the memory of a KV pool."""
+"""vLLM's KV caches, placed in the memory of a KV pool."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def caches():
 
 
 def moved():
-    """Move KV caches into a pool; return the caches, a second view of each cache, and the pool."""
+    """Move vLLM's KV caches into a pool; return the caches, views of them, and the pool."""
     made = caches()
     layout, num_blocks = read_layout(made, HEADS)
     others = [cache.view(cache.shape) for cache in made.values()]
@@ -28,7 +28,6 @@ def moved():
 
 
 def test_the_layout_counts_every_byte():
-    """The layout read from vLLM's caches has the block size and the total size in bytes of these caches."""
     layout, num_blocks = read_layout(caches(), HEADS)
     assert num_blocks == BLOCKS
     assert layout.block_size == SIZE

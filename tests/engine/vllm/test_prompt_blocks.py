@@ -1,4 +1,4 @@
-"""Reports of the prompt blocks in vLLM's prefix cache, which identify blocks by the service's block keys."""
+"""Reports of the prompt blocks in vLLM's prefix cache."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from twofold.serving.worker.state import CacheChanges
 
 
 def names(*hashes):
-    """Convert numbers to 32-byte block hashes, the format of vLLM's requests."""
+    """Return a 32-byte block hash for each number."""
     return [bytes([0] * 31 + [number]) for number in hashes]
 
 
@@ -41,7 +41,7 @@ def told(blocks):
 
 
 def test_reports_prompt_blocks_by_the_service_keys(monkeypatch):
-    """Stored and removed prompt blocks are reported, but blocks with output tokens are not."""
+    """Cached prompt blocks are reported under the service's block keys."""
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
     blocks = CachedPromptBlocks()
     blocks.expect("r", names(1, 2, 3), (b"one", b"two"))
@@ -63,7 +63,7 @@ def test_an_aborted_prompt_leaves_no_names(monkeypatch):
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["expect", "forget", "stored", "removed"]))))
 def test_reports_equal_the_cache(steps):
-    """After any sequence of events, the reported blocks are the cached blocks; no state of evicted blocks remains."""
+    """After any sequence of events, the reported blocks are the cached blocks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
         blocks, cached, known, live = CachedPromptBlocks(), dict.fromkeys(range(1, 5), 0), set(), set()

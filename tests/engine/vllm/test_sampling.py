@@ -1,4 +1,4 @@
-"""Twofold's logits processor, with which vLLM samples the same tokens as the torch engine."""
+"""The logits processor with which vLLM samples the same tokens as the torch engine."""
 
 import torch
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
@@ -29,7 +29,6 @@ def expected(logits, sampling, position, output_index=0):
 
 
 def test_masks_all_but_the_sampled_token():
-    """In a seeded row, only the logit of the sampled token remains finite. A greedy row is unchanged."""
     one, output = processor(), []
     one.update_state(update(2, [added(0, DRAWN, [5, 6, 7], output), added(1, GREEDY, [5], [])]))
     for made in range(4):

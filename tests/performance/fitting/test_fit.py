@@ -1,4 +1,4 @@
-"""Fits of iteration times to profiles, compared with known coefficients and with the packaged coefficients."""
+"""Fits of iteration times to measured profiles."""
 
 import msgspec
 import numpy as np

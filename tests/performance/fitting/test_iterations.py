@@ -1,4 +1,4 @@
-"""Fits of iteration times to measurements, including the points at which the slope over tokens or decodes changes."""
+"""Fits of iteration times to measurements."""
 
 import random
 
@@ -81,7 +81,7 @@ def test_a_straight_line_gets_no_bends():
 
 
 def test_separates_the_cost_of_requests_from_that_of_prompts():
-    """Measurements over HTTP include 20 ms per request, which the fit separates from the prefill time."""
+    """The fit separates the HTTP overhead of a request from its prefill time."""
     plain = msgspec.structs.replace(TRUE, mixed_s=0.0)
     over_http = [measurement(one, requests=1, request_s=0.02, times=plain) for one in PROMPTS]
     inside = [measurement(one, times=plain) for one in (*DECODES, *MIXED)]

@@ -61,8 +61,8 @@ def test_rejects_missing_and_binary_files(tmp_path):
 
 
 def test_early_ends_shorten_the_mean_context():
-    """An E2E time too short for all output tokens means that generation ended early."""
     assert row(token_size=128).mean_context == 512 + 64
+    # An E2E time too short for all output tokens means that generation ended early.
     assert row(token_size=128, e2e_time=1100.0).mean_context == 512 + 13
     assert row(token_size=128, e2e_time=1e6, batch=2).mean_context == 2 * (512 + 64)
 
@@ -88,7 +88,6 @@ def test_drops_batches_that_contradict_most_others():
 
 
 def test_drops_rows_without_times():
-    """A row needs a prompt time or a token time, and no NaN."""
     rows = [row(), row(prompt_time=0.0), row(prompt_time=0.0, token_time=0.0), row(token_time=float("nan"))]
     kept, dropped = consistent_batches(rows)
     assert (len(kept[0].rows), dropped[0].rows) == (2, 2)
@@ -101,7 +100,6 @@ def test_decode_power_uses_single_sequences_with_short_prompts():
 
 
 def test_drops_the_invalid_rows_of_the_splitwise_profile(profile_path):
-    """The only dropped rows are llama2-70b TP2 with prompt size 512 and batch size 64, on each accelerator."""
     rows = read_profile(profile_path)
     dropped = {
         pair: consistent_batches([one for one in rows if one.pair == pair])[1] for pair in {one.pair for one in rows}

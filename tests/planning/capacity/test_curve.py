@@ -1,4 +1,4 @@
-"""Hit rate, savings and best size of a cache tier, as functions of its capacity."""
+"""Hit rate and savings of a cache tier by capacity, and its best capacity."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from twofold.planning.capacity.curve import NEVER, CapacityCurve, CapacityTerms
 
 
 def terms(**more):
-    """Return the inputs of a capacity curve: by default one cache pooled by four nodes, and blocks of 0.5 GB."""
+    """Return the inputs of a capacity curve, with defaults."""
     given_terms = {
         "caches": 1,
         "nodes": 4,

@@ -1,4 +1,4 @@
-"""The smallest LRU cache in which each block hits, compared with simulated caches."""
+"""The smallest LRU cache capacity at which each prompt block hits."""
 
 from itertools import chain
 
@@ -16,7 +16,7 @@ from twofold.workload.trace import open_trace
 
 
 def branches(draws):
-    """Turn each path through a tree into a prompt: a list of block ids, equal for equal prefixes."""
+    """Return prompts with shared prefixes, as lists of block ids."""
     ids = {}
     return [[ids.setdefault(tuple(path[:depth]), len(ids)) for depth in range(1, len(path) + 1)] for path in draws]
 
@@ -37,7 +37,7 @@ def simulated_hits(prompts, cache):
 
 
 def counted_hits(prompts, capacity):
-    """Return the block hits of each prompt at `capacity`, derived from the least capacity for each block to hit."""
+    """Return the number of hits of each prompt in a cache of `capacity` blocks."""
     least = least_capacities(prompts)
     ends = np.cumsum([len(prompt) for prompt in prompts])
     return [int((part <= capacity).sum()) for part in np.split(least, ends[:-1])]
@@ -75,11 +75,11 @@ def test_tiers_split_the_lru_stack(prompts, first, second):
 
 @given(PROMPTS)
 def test_least_capacities_do_not_fall_within_a_prompt(prompts):
-    """A block hits only if all blocks before it in the prompt hit."""
     least = least_capacities(prompts)
     start = 0
     for prompt in prompts:
         part = least[start : start + len(prompt)].tolist()
+        # A block hits only if all blocks before it in the prompt hit.
         assert part == sorted(part)
         start += len(prompt)
     assert start == len(least)

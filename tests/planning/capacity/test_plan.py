@@ -42,7 +42,7 @@ def conversations():
 
 
 def counted(requests, query, caches, capacity, block_s):
-    """Replay requests round robin over simulated caches; return (hit rate, accelerators freed by reuse)."""
+    """Replay requests over simulated caches; return the hit rate and the number of accelerators saved."""
     stores = [PrefixCache(capacity, create_eviction("lru")) for _ in range(caches)]
     saved_s = 0.0
     for index, request in enumerate(requests):
@@ -108,7 +108,6 @@ def test_a_disk_too_slow_to_read_saves_nothing(query, conversations):
 
 
 def test_a_slow_link_makes_the_pool_worth_less(query, conversations):
-    """Each of four nodes reads three quarters of its pooled blocks over the link."""
     quick, slow = (
         capacity_plan(conversations, replace(query, link_bytes_per_s=link)).tiers[0].pool.at(64.0)
         for link in (None, 0.1e9)

@@ -25,12 +25,11 @@ def node(gpus, kind=None, address="10.0.0.1"):
     ],
 )
 def test_types_as_ray_writes_them(kind, machine):
-    """A Ray accelerator type maps to the catalog's machine with eight of these accelerators and no power cap."""
+    """Ray's accelerator types are mapped to machines of the catalog."""
     assert ray_inventory([node(8, kind)], load_catalog([])).machines == {machine: 1}
 
 
 def test_whole_machines_and_accelerators_are_counted():
-    """A node counts as a machine only with all eight accelerators; accelerators of smaller nodes count, too."""
     stock = ray_inventory([node(8, "H100"), node(8, "H100"), node(4, "H100"), node(0)], load_catalog([]))
     assert (stock.machines, stock.accelerators, stock.left_out) == ({"dgx-h100": 2}, {"dgx-h100": 20}, ())
 

@@ -1,4 +1,4 @@
-"""DistServe's node affinity: low if prefill and decode must share nodes, because the network is slow."""
+"""DistServe's node affinity, which is low on slow networks."""
 
 import pytest
 from msgspec.structs import replace

@@ -51,7 +51,7 @@ def test_candidates_on_shared_nodes_must_fit():
 
 
 def test_replicates_by_rate_over_goodput():
-    """Each phase has ⌈rate / goodput⌉ instances. Candidates with fewer accelerators come first."""
+    """Each phase gets ⌈rate / goodput of one instance⌉ instances."""
     wide, narrow = of(Phase.PREFILL, (4, 1), 9.0), of(Phase.PREFILL, (1, 1), 2.0)
     decode = of(Phase.DECODE, (1, 1), 4.0)
     found = replicated([wide, narrow], [decode], 10.0, 99)

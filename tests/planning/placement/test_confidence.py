@@ -10,8 +10,8 @@ from twofold.planning.placement.plan import Confidence, confidence
 
 
 def test_the_range_of_six_draws_holds_the_median_with_97_percent():
-    """All six draws are on the same side of the median with probability 2/64."""
     found = Confidence(rates=(1.0, 1.1, 1.2, 1.3, 1.4, 1.5))
+    # All six draws are on the same side of the median with probability 2/64.
     assert found.level == pytest.approx(1 - 2 / 64)
     assert found.median == pytest.approx(1.25)
 

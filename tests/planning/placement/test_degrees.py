@@ -17,8 +17,8 @@ def degrees(kinds):
 
 
 def test_lists_degrees_that_fit_and_were_measured(make_problem):
-    """The pipeline degree must divide the 40 layers of OPT-13B."""
     kinds = instances_of(published(make_problem, "opt-13b"), "a100", 4)
+    # The pipeline degree must divide the 40 layers of OPT-13B.
     assert degrees(kinds) == [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4)]
     assert [kind.accelerators for kind in kinds] == [1, 2, 2, 4, 4, 4]
     whole = published(make_problem, "opt-13b").kind("a100")
@@ -26,8 +26,8 @@ def test_lists_degrees_that_fit_and_were_measured(make_problem):
 
 
 def test_omits_degrees_that_do_not_hold_the_model(make_problem):
-    """OPT-66B needs 131 GB for weights, more than a single A100 has."""
     kinds = instances_of(published(make_problem, "opt-66b"), "a100", 4)
+    # OPT-66B needs 131 GB for weights, more than a single A100 has.
     assert (1, 1) not in degrees(kinds)
     assert (2, 1) in degrees(kinds)
     with pytest.raises(ConfigurationError, match="opt-66b needs"):

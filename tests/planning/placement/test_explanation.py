@@ -1,4 +1,4 @@
-"""Explanation of a placement: the prefill parallelism that queueing theory prefers."""
+"""The parallelism that queueing theory prefers for prefill."""
 
 import pytest
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ from twofold.planning.placement.search import PlacementResults, SimulatedPlaceme
 
 @pytest.fixture
 def explain(make_problem):
-    """Return a function that plans a placement of OPT-13B and returns (problem, preferred prefill parallelism)."""
+    """Return a function that plans a placement of OPT-13B and explains its prefill parallelism."""
 
     def explained(tensor, pipeline, count=1, rate=4.0, workload="512+64", stock=None, kinds=1):
         problem = make_problem("ttft=0.2,tpot=0.1", "jsq", model="opt-13b", workload=workload)

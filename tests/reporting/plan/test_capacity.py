@@ -1,4 +1,4 @@
-"""Report of KV capacity plans: rows of the tables and marginal gains."""
+"""Report of KV capacity plans."""
 
 from itertools import pairwise
 
@@ -29,7 +29,7 @@ def plan():
 
 
 def test_rows_end_where_more_is_of_no_use(plan):
-    """The rows start at capacity 0 and double the capacity until every repeated block hits."""
+    """The table ends at the first capacity at which every repeated block hits."""
     for tier in plan.tiers:
         rows = capacities(tier)
         assert rows[0] == 0.0

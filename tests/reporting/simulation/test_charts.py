@@ -41,7 +41,7 @@ def test_charts_are_valid_in_plotly(results, slo):
 
 
 def test_loads_are_shown_where_they_were_watched():
-    """Each run with overload control has a row in the load chart."""
+    """The load chart shows only simulations with overload control."""
     told = OverloadResult(rule="early", refusals={}, wasted_prefill_tokens=0, load_correlation=None)
     loads = {"load/prefill": waves(0.5), "load/decode": waves(0.25)}
     watched = result(overload=told, series=result().series | loads)
@@ -84,7 +84,7 @@ def test_load_has_a_row_for_each_run_and_a_colour_for_each_phase():
 
 
 def test_membership_follows_a_switch():
-    """The chart of pool sizes follows an instance that moves from the prefill to the mixed pool."""
+    """The chart of pool sizes shows the role change of an instance."""
     by_name = {trace["name"]: trace for trace in membership(ONE).traces}
     prefill, mixed = by_name["prefill"], by_name["mixed"]
     held = dict(zip(prefill["x"], zip(prefill["y"], mixed["y"], strict=True), strict=True))
@@ -101,7 +101,6 @@ def test_power_is_shown_beside_what_is_provisioned():
 
 
 def test_utilization_is_coloured_by_phase_or_by_run():
-    """Utilization bars are coloured by phase in a report of one run, and by run otherwise."""
     (alone,) = utilization(ONE).traces
     assert alone["x"] == ["prefill, dgx-h100", "decode, dgx-h100"]
     assert alone["y"] == [50.0, 50.0]
@@ -123,7 +122,6 @@ def test_gantt_tells_phases_and_instances_apart():
 
 
 def test_gantt_keeps_no_more_than_its_bound():
-    """A Gantt chart with a limit of n iterations ends at the end of iteration n; later iterations are dropped."""
     runs = [run("a", at, at + 1.0) for at in range(10)]
     made = kept(*runs[:3], run("b", 2.5, 9.0), run("c", 3.0, 4.0), *runs[3:], limit=3)
     assert [each.instance for each in made.runs] == ["a", "a", "a", "b"]

@@ -13,7 +13,7 @@ from twofold.slo import SPLITWISE, Slo
 
 
 class Page(HTMLParser):
-    """Parsed HTML report: element ids, chart data, text, and the addresses to which the page refers."""
+    """Parsed HTML report."""
 
     def __init__(self, text):
         super().__init__()
@@ -54,7 +54,6 @@ def gantt_runs(count):
 
 
 def test_every_picture_has_a_place_and_data():
-    """A page with 5,000 Gantt bars is smaller than 6 MB."""
     text = html_report({"split": result()}, title="35 + 5 H100", slo=SPLITWISE, runs={"split": gantt_runs(6000)})
     page = Page(text)
     expected = {"latencies", "slowdowns", "load", "membership", "power", "utilization", "gantt-0"}

@@ -51,7 +51,7 @@ def test_nothing_measured_is_null():
 
 
 def test_every_figure_has_its_error():
-    """Every metric has a model error; for a slowdown, it is the error of the model that predicts unloaded latencies."""
+    """Every metric is reported with the error of the performance model."""
     guess = ModelAccuracy(prefill=0.5, decode=None, basis="a guess", estimated=True)
     report = SimulationReport.of(result(), workload={}, seed=0, reference_error=guess)
     errors = report.model_errors

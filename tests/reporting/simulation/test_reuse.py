@@ -34,7 +34,7 @@ def test_reuse_report_has_hit_rates_and_spread():
 
 
 def test_where_nothing_was_reused_it_says_so():
-    """The hit rate is 0.0%, and there is no TTFT prediction error."""
+    """Without reuse, the hit rate is 0.0%."""
     none = msgspec.structs.replace(
         REUSE, blocks=0, hits=(TierHits("dram", 0),), fetched=0, prompt_tokens=0, reused_tokens=0,
         requests={"prefill-0": 0}, hottest=(), ttft_error=None,

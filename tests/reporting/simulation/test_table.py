@@ -46,7 +46,6 @@ def test_tables_have_all_results():
 
 
 def test_every_latency_shows_its_model_error():
-    """TTFT shows the prefill error, TPOT the decode error, E2E both errors, and KV transfer no error."""
     errors = {label: error for label, _, error in latency_rows(result())}
     assert errors["TTFT"] == errors["TTFT slowdown"] == "±10%"
     assert errors["TPOT"] == errors["ITL"] == "±2%"
@@ -89,12 +88,12 @@ def test_an_empty_run_has_no_rates():
 
 
 def test_a_mixed_pool_rests_on_both_phases():
-    """The table shows the model errors of both prefill and decode."""
+    """For a mixed pool, the table shows the model errors of both prefill and decode."""
     assert accuracy((pool("mixed", 1),), (Phase.PREFILL,)) == "±10% prefill, ±2% decode"
 
 
 def test_slowdowns_carry_the_error_of_their_reference():
-    """Slowdowns are marked as estimated if the model that predicts unloaded latencies is an estimate."""
+    """A slowdown is marked as estimated if its reference latency is an estimate."""
     errors = {label: error for label, _, error in latency_rows(result(), ESTIMATED)}
     assert "estimated" in errors["TTFT slowdown"]
     assert "estimated" not in errors["TTFT"]

@@ -13,7 +13,7 @@ keys = st.sampled_from(["", "slots", "minute"])
 
 
 class Door(RuleBasedStateMachine):
-    """State machine that offers requests to admission, starts, ends and withdraws requests, at random."""
+    """State machine that drives admission with random requests."""
 
     @initialize(running=st.integers(1, 4), waiting=st.integers(0, 5))
     def open(self, running, waiting):
@@ -42,7 +42,7 @@ class Door(RuleBasedStateMachine):
 
     @rule()
     def start(self):
-        """Check that admission starts the most urgent request, and the earliest among equally urgent requests."""
+        """Check that admission starts the most urgent request."""
         alive = [each for each in self.waiting if each.deadline_s > self.now]
         free = len(self.running) < self.door.limits.max_running
         expected = min(alive, key=lambda each: (each.priority, each.number)) if alive and free else None
@@ -115,7 +115,7 @@ TestDoor.settings = settings(max_examples=50, stateful_step_count=30, deadline=N
 
 
 class Steady:
-    """Service with `servers` slots, a constant service time and an always full queue."""
+    """Service with a constant service time and an always full queue."""
 
     def __init__(self, servers, waiting, service_s, stagger_s, rounds):
         self.door = admission(max_running=servers, max_waiting=waiting, timeout_s=1e9)
@@ -142,7 +142,7 @@ class Steady:
             self.ends.append((self.now + late + self.service_s, each.id))
 
     def step(self):
-        """Advance to the next end of a request, and start queued requests."""
+        """Advance to the next end of a request."""
         self.ends.sort()
         self.now, request_id = self.ends.pop(0)
         self.door.release(request_id, self.now)

@@ -1,4 +1,4 @@
-"""Running estimates of the arrival rate, and of a safety factor for predicted times."""
+"""Estimates of the arrival rate and of a safety margin for predictions."""
 
 import pytest
 from hypothesis import given

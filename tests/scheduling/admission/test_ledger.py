@@ -9,14 +9,12 @@ from support.toy import ToyModel
 
 
 def test_prefill_load_is_the_predicted_ttft_over_its_bound():
-    """The predicted TTFT includes the time since the request's arrival."""
     made = ledger("p0", "d0", ttft_s=0.5)
     made.placed(placed("a"), 0.0)
     assert made.prefill_load(placed("x", arrival_s=-0.05), 0.0) == pytest.approx((0.05 + 0.1 + 0.1) / 0.5)
 
 
 def test_prefill_load_protects_admitted_requests():
-    """If a new prompt would delay an admitted request, the load is the admitted request's TTFT divided by the bound."""
     made = ledger("p0", "d0", ttft_s=0.5, budget=1000)
     made.placed(placed("a", prompt=500), 0.0)
     made.placed(placed("b", prompt=100, arrival_s=0.1), 0.1)
@@ -26,7 +24,7 @@ def test_prefill_load_protects_admitted_requests():
 
 
 def test_loads_include_the_prediction_margin():
-    """If first tokens took twice as long as predicted, the load increases by more than half."""
+    """Late first tokens raise the predicted load of later requests."""
     made, now = ledger("p0", "d0", ttft_s=1.0), 0.0
     for number in range(20):
         made.placed(placed(str(number), output=1, arrival_s=now), now)
@@ -48,7 +46,6 @@ def test_slow_decode_iterations_raise_the_decode_load():
 
 
 def test_decode_load_is_the_time_between_tokens_over_its_bound():
-    """The predicted decode iteration includes the new request; a request with one output token adds no load."""
     made = ledger("p0", "d0")
     decoding(made, "a", "b")
     assert made.decode_load(placed("x")) == pytest.approx(0.3)

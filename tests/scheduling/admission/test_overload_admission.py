@@ -10,7 +10,7 @@ from twofold.scheduling.admission.overload import OverloadAdmission, OverloadCon
 
 
 def door(*roles, ttft_s=0.25):
-    """Return a cluster scheduler with overload control and admission. A prompt of 100 tokens takes 100 ms."""
+    """Return a cluster scheduler, its overload control and its admission."""
     scheduler = cluster(list(roles))
     capacities = {
         load.id: InstanceCapacity(model=MODEL, max_num_batched_tokens=100, max_num_seqs=8, capacity_tokens=10_000)

@@ -16,7 +16,8 @@ def admit_decode(made, name, now, *, force=False):
 
 
 def filled(rule, *, prefills=0, decodes=0, **how):
-    """Return overload control with running prefills and decodes. Ten requests in a phase reach the latency bound."""
+    """Return overload control with running prefills and decodes."""
+    # Ten requests in a phase reach the latency bound.
     made = control(rule, "p0", "d0", **how)
     for number in range(decodes):
         made.ledger.placed(placed(f"d{number}"), 0.0)
@@ -30,7 +31,7 @@ def filled(rule, *, prefills=0, decodes=0, **how):
     ("rule", "reason"), [("none", None), ("baseline", PREFILL), ("early", PREFILL), ("predicted", PREFILL)]
 )
 def test_every_rule_but_none_rejects_late_prefills(rule, reason):
-    """Behind ten prompts, a request would miss its TTFT bound, so every rule except `none` rejects it."""
+    """Every overload rule except `none` rejects requests that would miss the TTFT bound."""
     assert filled(rule, prefills=10, tbt_s=1.0).rejection(placed("x"), 0.0) is reason
     assert filled(rule, prefills=9, tbt_s=1.0).rejection(placed("x"), 0.0) is None
 
@@ -47,7 +48,7 @@ def test_early_rules_check_decode_at_arrival(rule, reason):
 
 
 def test_predicted_rule_counts_requests_in_prefill():
-    """`predicted` counts nine requests in prefill as decodes, and rejects a request that `early` admits."""
+    """`predicted` counts requests in prefill as future decodes."""
     for rule, reason in (("early", None), ("predicted", DECODE)):
         assert filled(rule, prefills=9, decodes=5).rejection(placed("x"), 0.0) is reason
 
@@ -67,7 +68,6 @@ def test_retry_after_is_the_excess_of_the_queue():
 
 
 def test_a_retry_after_the_wait_is_accepted():
-    """After Retry-After seconds, a retry is accepted if no other request arrived and prefills took as predicted."""
     made = filled("predicted", prefills=32)
     wait_s = made.refusal(placed("x"), PREFILL, 0.0).retry_after_s
     now = 0.0
@@ -88,7 +88,6 @@ def test_requests_that_miss_the_slo_alone_are_beyond_slo():
 
 @pytest.mark.parametrize(("priority", "most"), [(-3, 9), (0, 9), (1, 9), (2, 8), (5, 5), (99, 5)])
 def test_less_urgent_requests_have_a_lower_limit(priority, most):
-    """Each priority step above 0 lowers the load limit by a tenth, down to a half."""
     made = filled("early", prefills=most, tbt_s=1.0)
     assert made.rejection(placed("x"), 0.0, priority) is None
     assert filled("early", prefills=most + 1, tbt_s=1.0).rejection(placed("x"), 0.0, priority) is PREFILL

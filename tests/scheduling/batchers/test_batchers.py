@@ -31,7 +31,7 @@ def test_large_prompt_is_not_starved_by_small_ones():
 
 
 def test_balanced_prefill_makes_equal_iterations():
-    """`prefill-balanced` runs eight equal prompts as four and four, while `prefill` runs them as six and two."""
+    """`prefill-balanced` divides queued prompts into equal batches."""
     eight = [300] * 8
     assert len(selected(BATCHERS["prefill"](2048, 64), waiting(*eight)).prefills) == 6
     balanced = BATCHERS["prefill-balanced"](2048, 64)
@@ -84,7 +84,8 @@ def test_mixed_is_limited_by_sequences():
 
 
 def inlined(tbt_s, budget=2048):
-    """Return an `inlined` batcher; an iteration takes 4 ms, plus 1 ms per prompt token and per decode."""
+    """Return an `inlined` batcher with a simple performance model."""
+    # An iteration takes 4 ms, plus 1 ms per prompt token and per decode.
     return InlinedPrefill(budget, 64, ToyModel(), tbt_s)
 
 
@@ -95,7 +96,7 @@ def test_inlines_prompts_within_the_tbt_bound():
 
 
 def test_a_prompt_is_inlined_whole_or_not_at_all():
-    """`inlined` runs a prompt that would exceed the TBT bound or the token budget only in a batch without decodes."""
+    """`inlined` adds a prompt to a decode batch only if the whole prompt fits."""
     assert selected(inlined(0.020), waiting(100), decoding(1)).prefills == []
     assert selected(inlined(1.0, budget=64), waiting(100), decoding(1)).prefills == []
     assert selected(inlined(0.020, budget=64), waiting(100)).prefills == [("w0", 100)]
@@ -111,7 +112,7 @@ def test_chunked_prefill_fills_the_budget_that_decodes_leave():
 
 
 def test_chunked_prompt_allocates_blocks_once():
-    """The first chunk allocates all blocks of a prompt, so a later chunk runs even if no block is free."""
+    """The first chunk of a prompt allocates blocks for the whole prompt."""
     started = prefilling(300, computed=100, name="s0")
     chunked = BATCHERS["chunked-prefill"](256, 64)
     assert selected(chunked, started, waiting(10), room(blocks=0)).prefills == [("s0", 200)]

@@ -35,7 +35,7 @@ def test_running_decodes_go_before_ready_ones():
 
 
 def test_paused_decodes_go_before_running_ones():
-    """Paused decodes resume before running ones continue, so a burst of prompts delays all decodes alike."""
+    """Paused decodes take precedence over running decodes."""
     mixed = scheduler("splitwise", num_blocks=1000, budget=10)
     for name in "abcd":
         arrive(mixed, request(name, output=50))
@@ -155,7 +155,7 @@ def test_skips_no_decode_more_than_four_times_in_a_row(lives, budget, max_num_se
 
 
 def test_decodes_are_skipped_four_times():
-    """Some decode is skipped four times, so the assertion of at most four skips is not vacuous."""
+    """With enough prompts, a decode is skipped four times, which is the limit."""
     watched = Watched(10, 16)
     mixed = scheduler(watched, num_blocks=1000)
     arrive(mixed, request("a", output=50))

@@ -1,4 +1,4 @@
-"""Predicted prefill queues, by which prediction-based routers compare instances."""
+"""Predicted prefill queues of instances, on which routers base decisions."""
 
 import pytest
 from hypothesis import given

@@ -15,7 +15,7 @@ KV = 1000  # bytes per token
 
 
 class Given(TransferPaths):
-    """Stub of transfer paths; the arguments set crossover prompt lengths, transfer model and prefill speed."""
+    """Stub of the KV transfer paths between instances."""
 
     def __init__(self, crossovers=None, transfer=None, s_per_token=0.0):
         super().__init__(crossovers)

@@ -20,7 +20,7 @@ steps = st.lists(
 
 
 class Everybody:
-    """Reference: plain lists of the members of each pool, in order of joining."""
+    """Reference implementation of pools, with plain lists."""
 
     def __init__(self):
         self.pools = {role: [] for role in Role}

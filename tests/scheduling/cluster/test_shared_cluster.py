@@ -1,4 +1,4 @@
-"""The loads that one of several controllers sees, compared with the true loads."""
+"""The loads of instances as seen by one of several controllers."""
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +36,7 @@ def seen(cluster):
 
 
 def report(made, controllers, name):
-    """Return a load report for each controller: an instance's total load, and the controller's own part of it."""
+    """Return a load report for each controller."""
     total = made.pools.get(name).less(NO_LOAD)
     return [LoadReport(name, total, controller.own(name)) for controller in controllers]
 
@@ -84,7 +84,7 @@ def test_reports_on_paused_instances_are_kept():
 
 
 class Told(Router):
-    """Router stub that returns the route in its attribute `to`."""
+    """Router stub that returns a preset route."""
 
     def __init__(self):
         self.to = None
@@ -120,7 +120,7 @@ def test_a_single_controller_equals_the_cluster_scheduler(steps):
 
 
 class Several:
-    """Three controllers, a cluster scheduler with the true loads, and load reports in transit."""
+    """Three controllers that share a cluster, and the actual loads of its instances."""
 
     def __init__(self, own):
         self.told = Told()
@@ -135,7 +135,7 @@ class Several:
         self.whose.append(self.controllers[turn])
 
     def happens(self, action, which):
-        """Apply an event to a placed request, in the request's controller and in the cluster scheduler."""
+        """Apply an event to a placed request."""
         if self.whose:
             number = which % len(self.whose)
             for made in (self.truth, self.whose[number]):

@@ -28,7 +28,6 @@ def parts(batch):
 
 
 def test_runs_as_many_chunks_of_a_prompt_as_stages():
-    """On two stages, the third chunk starts when the first has ended, and the last chunk samples a token."""
     scheduler = make(2)
     scheduler.submit(request("a", 30), decodes_here=False)
     first, second = scheduler.next_batch(0), scheduler.next_batch(0)
@@ -87,7 +86,6 @@ chunks = st.sampled_from([1, 7, 20, 64])
 @settings(max_examples=400)
 @given(st.integers(2, 4), sizes, chunks, st.integers(0, 1 << 32))
 def test_chunks_run_in_order_under_random_commands(stages, sizes, chunk, seed):  # noqa: C901  (one story)
-    """Each prompt token is computed once, and each request ends once."""
     chance = random.Random(seed)
     scheduler = make(stages, chunk, blocks=60)
     todo = [request(str(number), *size) for number, size in enumerate(sizes)]

@@ -1,4 +1,4 @@
-"""Prompts that wait until a cached prefix is fetched: computed tokens, and order in the queue."""
+"""Prompts that wait until a cached prefix is fetched."""
 
 import pytest
 from hypothesis import given
@@ -50,7 +50,7 @@ def test_prompts_do_not_overtake_a_fetching_prompt():
 
 
 def test_computes_blocks_after_a_failed_fetch():
-    """After a failed fetch, the prefill computes all tokens that could not be fetched."""
+    """After a failed fetch, the prefill computes the whole prompt."""
     made = scheduler("prefill")
     made.submit(request("a", output=1), decodes_here=True, reused_tokens=8, fetching=True)
     assert made.next_batch(0.0) is None
@@ -60,7 +60,7 @@ def test_computes_blocks_after_a_failed_fetch():
 
 @pytest.mark.parametrize("batcher", ["prefill", "splitwise", "splitwise-sim"])
 def test_aborts_a_fetching_prompt(batcher):
-    """An abort unblocks later prompts, and a late end of the fetch is ignored."""
+    """The abort of a prompt that waits for a fetch unblocks later prompts."""
     made = scheduler(batcher)
     made.submit(request("a"), decodes_here=True, fetching=True)
     made.submit(request("b", output=1), decodes_here=True)

@@ -14,7 +14,7 @@ from twofold.scheduling.routers.splitwise import SplitwiseRouter, SplitwiseSimRo
 
 
 class ShortQueues(SplitwiseRouter):
-    """Splitwise router with a lower queue threshold, which the short prompts of these tests reach."""
+    """Splitwise router with a lower queue threshold."""
 
     MAX_PENDING_TOKENS = 60
 
@@ -112,7 +112,6 @@ def preemptions(world):
 def test_requests_end_once_with_their_tokens_in_order_and_blocks_freed(
     world, sizes, per_token, transfer, budget, accounts
 ):
-    """No block is leaked or owned twice, and all loads return to zero."""
     requests, aborts, done = run(world, sizes, per_token, transfer, budget=budget, accounts=accounts)
     done.check_ended(requests, aborts)
     for load in done.cluster.pools:
@@ -123,7 +122,6 @@ def test_requests_end_once_with_their_tokens_in_order_and_blocks_freed(
 @settings(max_examples=150)
 @given(worlds, sizes, milliseconds, milliseconds, budgets)
 def test_equal_inputs_give_equal_results(world, sizes, per_token, transfer, budget):
-    """Results do not depend on hash order, object identity, clock or kind of block allocator."""
     how = {"budget": budget}
     first = run(world, sizes, per_token, transfer, **how)[2]
     second = run(world, sizes, per_token, transfer, **how)[2]
@@ -135,7 +133,7 @@ def test_equal_inputs_give_equal_results(world, sizes, per_token, transfer, budg
 @settings(max_examples=300)
 @given(worlds, sizes, milliseconds, milliseconds, budgets)
 def test_runs_end_requests_when_single_iterations_do(world, sizes, per_token, transfer, budget):
-    """Results do not depend on whether a batch repeats until an event occurs or each iteration selects a new batch."""
+    """Repeating a batch until an event occurs gives the same results as selecting a batch for each iteration."""
     how = {"budget": budget}
     single = run(world, sizes, per_token, transfer, **how)[2]
     together = run(world, sizes, per_token, transfer, runs=True, accounts=BlockAllocator, **how)[2]
@@ -144,7 +142,7 @@ def test_runs_end_requests_when_single_iterations_do(world, sizes, per_token, tr
 
 
 def test_random_clusters_preempt_and_change_pools():
-    """Some clusters preempt sequences and change the roles of instances, so the property tests here are not vacuous."""
+    """The random clusters of these tests do preempt sequences and change roles."""
     sizes = [(40, 12, 1000 * i, None) for i in range(20)]
     alone = run(("preempting", "jsq", TIGHT), sizes, 20, 1, budget=6)[2]
     assert sum(preemptions(alone).values()) > 10
@@ -157,7 +155,6 @@ def test_random_clusters_preempt_and_change_pools():
 
 
 def test_mutual_handoffs_do_not_deadlock():
-    """All requests end if two instances hand off to each other and leases hold blocks that prompts need."""
     sizes = [(1, 1, 0, None), (34, 12, 0, None), (58, 12, 0, None)]
     requests, _, done = run(("splitwise 1P+1D", "splitwise", TIGHT), sizes, 1, 1, capacity=104)
     assert len(done.ended) == len(requests)

@@ -1,4 +1,4 @@
-"""How many KV blocks a request reserves for prompt and output, and when."""
+"""Reservation of KV blocks for prompts and outputs."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,10 +17,10 @@ def test_handed_off_prompt_reserves_no_output():
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.booleans(), st.integers(0, 3))
 def test_reservations_add_up_to_the_full_length(prompt, output, late, extra):
-    """The full length is prompt + output − 1 tokens, because the last output token needs no KV."""
     rule = KvReservation(late, extra)
     at_start = rule.at_start(prompt, output, decodes_here=True)
     assert at_start + rule.at_decode_start(output) == rule.in_all(prompt, output)
+    # The last output token needs no KV.
     assert rule.in_all(prompt, output) == prompt + output - 1 + extra
     assert rule.at_start(prompt, output, decodes_here=False) == prompt + extra
 
@@ -40,7 +40,7 @@ def test_output_waits_for_blocks_after_its_prefill():
 
 
 def test_prompt_starts_without_blocks_for_its_output():
-    """A prompt waits for output blocks by default, but not if output blocks are allocated at decode start."""
+    """A prompt does not wait for output blocks if these are allocated at decode start."""
     for memory, started in ((FULL_RESERVATION, 1), (LATE, 0)):
         mixed = scheduler("mixed", num_blocks=5, memory=memory)
         mixed.submit(request("a", prompt=8, output=21), decodes_here=True)
@@ -48,7 +48,7 @@ def test_prompt_starts_without_blocks_for_its_output():
 
 
 def test_lease_excludes_output_reserved_later():
-    """If output blocks are allocated at decode start, a lease covers only the prompt and one more token."""
+    """A lease covers no output blocks if these are allocated at decode start."""
     decode = scheduler("decode", num_blocks=10, memory=KvReservation(output_at_decode_start=True, extra=1))
     decode.reserve(request("a", prompt=8, output=5), "p")
     (lease,) = decode.grant(0.0)

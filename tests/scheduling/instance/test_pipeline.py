@@ -52,7 +52,7 @@ def test_rejects_completion_out_of_order():
 
 
 def test_balances_decodes_over_lanes():
-    """Six sequences prefilled in one batch are decoded as two batches (lanes) of three, one per pipeline stage."""
+    """Decodes are divided evenly into batches (lanes), one per pipeline stage."""
     scheduler = make(2)
     for name in "abcdef":
         scheduler.submit(request(name), decodes_here=True)
@@ -62,7 +62,6 @@ def test_balances_decodes_over_lanes():
 
 
 def test_holds_blocks_of_an_aborted_request_until_its_batch_ends():
-    """The blocks of an aborted request stay in use when a batch without this request ends."""
     scheduler = make(2, budget=10)
     for name in "ab":
         scheduler.submit(request(name), decodes_here=True)

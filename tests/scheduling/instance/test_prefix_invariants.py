@@ -55,7 +55,7 @@ sizes = st.lists(
 
 
 def keys_of(number, prompt_tokens, shared_blocks, family):
-    """Return the block keys of a prompt: first keys shared by all prompts of `family`, then unique keys."""
+    """Return the block keys of a prompt with a shared prefix."""
     return tuple(
         1000 * family + place if place < shared_blocks else 1_000_000 + 1000 * number + place
         for place in range(prompt_tokens // BLOCK)
@@ -98,7 +98,6 @@ def run(world, sizes):
 @settings(max_examples=600)
 @given(worlds, sizes)
 def test_requests_end_once_with_their_tokens_in_order_and_read_matching_kv(world, sizes):
-    """Every batch reads KV that was computed for an equal prefix, and no block is leaked."""
     requests, aborts, done = run(world, sizes)
     done.check_ended(requests, aborts)
 
@@ -114,7 +113,7 @@ def test_equal_inputs_allocate_equal_blocks(world, sizes):
 
 
 def test_random_clusters_reuse_copy_and_evict():
-    """Some clusters reuse, copy and evict blocks, so the property test here is not vacuous."""
+    """The random clusters of this test do reuse, copy and evict blocks."""
     world = {"eviction": "lru", "swap_blocks": 0, "max_num_seqs": 8, "budget": 64, "per_token": 1, "transfer": 10}
     world |= {"mode": HandoffMode.LAYER_WISE}
     sizes = [(32, 30, 30 * number, None, 4 + 4 * (number % 2), number % 2) for number in range(40)]

@@ -31,13 +31,13 @@ def reusing(batcher, **how):
 
 
 def prompt(name, tokens=10, keys="abcdefgh", **how):
-    """Return a request with blocks of four tokens. The key of block n is the first n letters of `keys`."""
+    """Return a request whose block keys are made of the letters of `keys`."""
     blocks = tuple(keys[: end + 1].encode() for end in range(tokens // 4))
     return msgspec.structs.replace(request(name, prompt=tokens, **how), prefix_blocks=blocks)
 
 
 def items(instance):
-    """Run one batch and return a `BatchItem` for each prompt in it."""
+    """Run one batch and return its prefill items."""
     batch = instance.next_batch(0.0)
     instance.complete(batch)
     return [item for item in batch.items if item.phase is Phase.PREFILL]
@@ -57,7 +57,6 @@ def test_second_prompt_skips_shared_blocks(batcher):
 
 @pytest.mark.parametrize("batcher", PREFILLS)
 def test_fully_cached_prompt_recomputes_its_last_token(batcher):
-    """If other requests use the last block, the recomputed token is written to a copy of the block."""
     instance = reusing(batcher)
     instance.submit(prompt("a", 8), decodes_here=False)
     step(instance)
@@ -90,7 +89,6 @@ def test_publishes_full_blocks_after_each_chunk():
 
 
 def test_keeps_full_blocks_of_an_aborted_prefill():
-    """Blocks computed before the abort stay cached, but blocks of the running batch do not."""
     instance = reusing("chunked-prefill", budget=8)
     instance.submit(prompt("a", 22, "abcde"), decodes_here=True)
     step(instance)
@@ -104,7 +102,7 @@ def test_keeps_full_blocks_of_an_aborted_prefill():
 
 
 def test_waiting_prompt_holds_no_cached_blocks():
-    """The cached prefix of a waiting prompt may be evicted for a prompt that starts earlier."""
+    """The cached prefix of a waiting prompt can be evicted."""
     instance = reusing("prefill", num_blocks=8)
     instance.submit(prompt("a", 12, "abc"), decodes_here=False)
     step(instance)
@@ -141,7 +139,7 @@ def test_shared_prefix_is_stored_once():
 
 
 def test_publishes_received_kv_when_decode_starts():
-    """After the start of its decode, a request's received KV is reused by later prompts."""
+    """Once a request decodes, later prompts can reuse its received KV."""
     instance = reusing("splitwise")
     arrive(instance, prompt("a", 10, "ab"))
     assert instance.status().blocks_cached == 0, "where it has landed it may yet have to be copied"
@@ -159,7 +157,7 @@ def test_prompts_without_keys_reuse_nothing():
 
 
 def test_retains_a_prompt_for_its_retention_time():
-    """Until `retain_s` after a prompt's prefill, other blocks are evicted first, even more recently used ones."""
+    """The blocks of a prompt stay cached for `retain_s` seconds."""
     instance = reusing("prefill", num_blocks=8)
 
     def compute(name, keys, now, retain_s=0.0):

@@ -1,4 +1,4 @@
-"""The set of decoding sequences, compared with a model that counts tokens one by one."""
+"""The set of decoding sequences of an instance."""
 
 from dataclasses import dataclass
 
@@ -24,8 +24,6 @@ def progress(sequence):
 
 @dataclass
 class Counted:
-    """Decoding sequence in the reference model `NaiveDecodeSet`."""
-
     name: str
     computed: int
     generated: int
@@ -41,7 +39,7 @@ class Counted:
 
 
 class NaiveDecodeSet:
-    """Reference decode set that advances one token of one sequence at a time."""
+    """Simple reference implementation of the set of decoding sequences."""
 
     def __init__(self):
         self.members: list[Counted] = []

@@ -1,4 +1,4 @@
-"""Events that set an instance's `changed` flag, which demands the selection of a new batch."""
+"""Events after which an instance must select a new batch."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from twofold.kvcache.paged import PagedBlockAllocator
 
 
 def in_a_run(batcher="mixed", **more):
-    """Return an instance that has started a batch with one decode; the batch may run for 39 iterations."""
+    """Return an instance that has started a batch with one decode."""
     made = scheduler(batcher, **more)
     arrive(made, request("d", prompt=4, output=40))
     assert made.changed
@@ -85,7 +85,7 @@ def test_finished_handoff_without_waiting_prompts_does_not_set_changed():
 
 
 def arriving(made):
-    """Lease blocks of an idle instance to one request, so that another request's prompt waits for blocks."""
+    """Lease blocks to one request, so that the prompt of another request must wait."""
     assert made.lease_now(request("a", prompt=20), "source", 0.0) is not None
     made.submit(request("b", prompt=20), decodes_here=True)
     assert made.next_batch(0.0) is None
@@ -112,7 +112,7 @@ def peer_lost(made):
     ("first", "last"), [(end_lease, abort), (peer_lost, abort), (abort, end_lease), (abort, land), (abort, peer_lost)]
 )
 def test_failed_lease_sets_changed_for_a_waiting_prompt(first, last):
-    """Blocks are freed only when the lease has ended and the request is aborted, in either order."""
+    """Leased blocks are freed once the lease has ended and its request is aborted."""
     made = scheduler("mixed", num_blocks=8)
     arriving(made)
     first(made)

@@ -1,4 +1,4 @@
-"""A run (one batch for k iterations) gives the same results as k iterations that are selected one by one."""
+"""One batch that runs for k iterations gives the same results as k batches of one iteration."""
 
 from dataclasses import dataclass, field
 
@@ -32,13 +32,13 @@ rounds = st.lists(st.tuples(commands, commands, st.integers(1, 12)), min_size=1,
 
 @dataclass
 class Side:
-    """One of two compared instances, with a log: one repeats batches, the other selects each iteration anew."""
+    """One of two instances whose results are compared."""
 
     instance: InstanceScheduler
     told: list[tuple[object, ...]] = field(default_factory=list)
 
     def tell(self, action, number, prompt, output):
-        """Apply a command if the instance's state allows it; log the result and the leases that are then granted."""
+        """Apply a command to the instance if it is possible, and log the result."""
         made = self.instance
         name = str(number)
         here = name in made.sequences
@@ -60,7 +60,7 @@ class Side:
         self.told += [("lease", lease.request_id) for lease in made.grant(0.0)]
 
     def hear(self, outcomes):
-        """Log first tokens and ends of requests, which must be equal for both compared instances."""
+        """Log the first tokens and the ends of requests."""
         self.told += [
             (o.request_id, o.index, o.finish_reason, o.hands_off)
             for o in outcomes
@@ -84,7 +84,7 @@ class Side:
 
 
 def one_round(together, single, during, count):
-    """Advance both instances by up to `count` iterations; apply the commands in `during` within the last iteration."""
+    """Advance both instances by the same number of iterations."""
     iteration = together.instance.start(0.0)
     if iteration is None:
         assert single.instance.next_batch(0.0) is None
@@ -113,7 +113,6 @@ def one_round(together, single, during, count):
     st.sampled_from([FULL_RESERVATION, KvReservation(output_at_decode_start=True, extra=1)]),
 )
 def test_a_run_equals_single_iterations(batcher, rounds, budget, memory):
-    """Under random commands, a batch repeated k times gives the same results as k separately selected batches."""
     how = {"num_blocks": 24, "max_num_seqs": 6, "budget": budget, "memory": memory}
     together = Side(scheduler(batcher, accounts=BlockAllocator, **how))
     single = Side(scheduler(batcher, accounts=PagedBlockAllocator, **how))
@@ -129,7 +128,7 @@ def test_a_run_equals_single_iterations(batcher, rounds, budget, memory):
 
 
 def selected_anew(instance):
-    """Return the prefills, resumes and pauses that the batcher would select now."""
+    """Return the sequences that the batcher would select now."""
     queues = instance.queues
     seats = instance.max_num_seqs - queues.started
     room = SchedulingBudget(instance.blocks, instance.blocks.num_free, seats, instance.lease_queue.size > 0)
@@ -144,7 +143,7 @@ def selected_anew(instance):
     st.sampled_from([FULL_RESERVATION, KvReservation(output_at_decode_start=True, extra=1)]),
 )
 def test_selection_is_empty_while_changed_is_unset(batcher, rounds, memory):
-    """Until an event sets `changed`, the batcher would select nothing new, so callers may skip the selection."""
+    """While an instance's `changed` flag is unset, its batcher would select nothing new."""
     side = Side(scheduler(batcher, num_blocks=24, max_num_seqs=6, budget=20, memory=memory))
     instance, idle = side.instance, False
     for before, during, count in rounds:
@@ -163,7 +162,7 @@ def test_selection_is_empty_while_changed_is_unset(batcher, rounds, memory):
 
 
 def test_runs_are_long_without_events():
-    """Without events, a batch repeats until a request ends, so the property tests here are not vacuous."""
+    """Without events, a batch repeats until a request ends."""
     for batcher in sorted(set(BATCHERS) - {"prefill", "prefill-balanced", "prefill-chunks"}):
         made = scheduler(batcher, num_blocks=1000)
         for name in "ab":

@@ -155,7 +155,6 @@ def test_rejects_completion_of_batches_that_were_not_started():
 
 
 def test_batch_describes_its_work():
-    """A batch states its tokens, sequences, context, iteration limit, and joining and paused sequences."""
     mixed = scheduler("splitwise", budget=12)
     arrive(mixed, request("a", prompt=7, output=9))
     arrive(mixed, request("b", prompt=8, output=9))
@@ -190,7 +189,7 @@ def test_queued_excludes_the_running_batch():
 @pytest.mark.parametrize("aborted", [False, True])
 @pytest.mark.parametrize("complete", [False, True])
 def test_holds_blocks_until_a_pull_ends(aborted, complete):
-    """The lease ends when the decode instance starts to pull the KV; the blocks stay until the pull ends."""
+    """Blocks are not freed before the pull of KV into them has ended."""
     decode = scheduler("decode", num_blocks=4)
     decode.reserve(request("a"), "p")
     decode.grant(0.0)

@@ -8,12 +8,13 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 
 def growing(num_blocks, batcher="decode", swap_blocks=100):
-    """Return an instance with swap preemption. It allocates output blocks, of four tokens, one at a time."""
+    """Return an instance with swap preemption."""
     return scheduler(batcher, num_blocks=num_blocks, swap_blocks=swap_blocks)
 
 
 def lease(instance, *names, prompt=8, output=9):
-    """Lease the first blocks of each request: by default, 3 of the 4 blocks that it will need."""
+    """Lease blocks for each request."""
+    # By default, 3 of the 4 blocks that a request will need.
     for name in names:
         assert instance.lease_now(request(name, prompt, output), "p", 0.0) is not None
 
@@ -25,7 +26,7 @@ def arrive(instance, *names, **sizes):
 
 
 def turn(instance):
-    """Run one iteration; return its request ids and its swaps as (is swap-out, device blocks, host blocks)."""
+    """Run one iteration; return its request ids and its swaps."""
     batch = instance.next_batch(0.0)
     copies = [(copy.out, copy.device_blocks, copy.host_blocks) for copy in instance.swap.take_copies()]
     instance.complete(batch)
@@ -44,7 +45,7 @@ def test_allocates_prompt_and_one_step_then_step_by_step():
 
 
 def test_swaps_out_the_latest_sequence_without_free_blocks():
-    """When blocks run out, the last sequence to join is swapped out; it resumes at its next token."""
+    """When blocks run out, the last sequence to join is swapped out."""
     decode = growing(6)
     arrive(decode, "a", "b")
     blocks = tuple(decode.blocks_of("b"))
@@ -70,7 +71,6 @@ def test_swaps_out_the_latest_sequence_without_free_blocks():
 
 
 def test_swaps_out_as_few_sequences_as_possible():
-    """If the blocks of the last sequence suffice for two others, no other sequence is swapped out."""
     decode = growing(9)
     arrive(decode, "a", "b", "c")
     for _ in range(4):
@@ -94,7 +94,7 @@ def test_admits_none_while_sequences_are_paused():
 
 
 def test_does_not_swap_out_blocks_in_a_transfer():
-    """A sequence without free blocks waits if the only other sequence is still being received."""
+    """A sequence whose KV is still being received is not swapped out."""
     decode = growing(6)
     lease(decode, "a", "b")
     decode.kv_received("a", EPOCH)

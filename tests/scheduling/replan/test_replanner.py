@@ -1,4 +1,4 @@
-"""The replanner: when it asks for a search of the best split, its decisions and its log."""
+"""The replanner, which decides when to search for better numbers of prefill and decode instances."""
 
 from math import exp
 from random import Random
@@ -23,14 +23,14 @@ POOLS = cluster([Role.PREFILL, Role.PREFILL, Role.PREFILL, Role.DECODE], "jsq-pl
 
 
 class World:
-    """Random traffic and a replanner, which may ask for a search after every arrival."""
+    """Random traffic and a replanner."""
 
     def __init__(self, output_s=0.0):
         self.replanner, self.now, self.output_s = Replanner(TrafficMonitor(), RULES), 0.0, output_s
         self.draw, self.open = Random(0), []
 
     def run(self, rate, seconds, output=100):
-        """Generate traffic for `seconds`, or until the replanner requests a search; return the search query or None."""
+        """Generate traffic until the replanner asks for a search; return its query, or None after `seconds`."""
         end, watch = self.now + seconds, self.replanner.monitor
         while self.now < end:
             self.now += self.draw.expovariate(rate)

@@ -1,4 +1,4 @@
-"""Steps from one split of instances to another: role changes, starts and retirements."""
+"""Role changes, starts and retirements that lead to new numbers of prefill and decode instances."""
 
 import pytest
 from hypothesis import given

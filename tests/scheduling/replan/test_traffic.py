@@ -13,14 +13,14 @@ HOUR_S = 3600.0
 
 
 def traffic(seed, *, rate, burstiness=1.0, prompt=1000, output=150, end_s=HOUR_S, begin_s=0.0):
-    """Yield (time in s, prompt tokens, output tokens) of requests with gamma arrivals and lognormal lengths."""
+    """Yield the arrival time in s, prompt length and output length of random requests."""
     draw, now = random.Random(f"{seed} {rate} {begin_s}"), begin_s
     while (now := now + draw.gammavariate(burstiness, 1 / (rate * burstiness))) < end_s:
         yield (now, round(prompt * exp(draw.gauss(0.0, 1.0))) + 1, round(output * exp(draw.gauss(0.0, 1.0))) + 1)
 
 
 def made(number):
-    """Callback that must not be called: it reports the progress of running requests, and these tests have none."""
+    """Callback that must not be called."""
     raise AssertionError
 
 
@@ -30,7 +30,7 @@ def feed(watch, events):
 
 
 def tell(watch, events):
-    """Pass requests to the monitor until it raises an alarm; return the number of passed requests, or None."""
+    """Return the number of requests after which the monitor raises an alarm, or None."""
     for count, (now, prompt, output) in enumerate(events, 1):
         watch.ended(watch.arrived(prompt, now), output)
         if watch.alarmed:

@@ -20,12 +20,12 @@ def route(*loads, prompt=100, tokens=TOKENS):
 
 
 def long(name, **more):
-    """Create the load totals of an instance whose prefill queue is too long for Splitwise's router."""
+    """Return the load of an instance with a long prefill queue."""
     return load(name, queued=1, pending_prefill_tokens=THRESHOLD, **more)
 
 
 def full(name, **more):
-    """Create the load totals of an instance without free KV memory."""
+    """Return the load of an instance without free KV memory."""
     return load(name, capacity=1000, reserved_tokens=1000, **more)
 
 
@@ -99,7 +99,7 @@ def test_unknown_capacity_accepts_all():
 
 
 def crowded():
-    """Return a cluster, and the load totals of its prefill instance (with a long queue) and its decode instance."""
+    """Return a cluster with a long prefill queue, and the loads of its two instances."""
     made = cluster([Role.PREFILL, Role.DECODE], "splitwise")
     prefill, decode = made.pools
     made.place(request("first", prompt=THRESHOLD), 0.0)

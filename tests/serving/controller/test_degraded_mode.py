@@ -11,10 +11,11 @@ P, D, M = Role.PREFILL, Role.DECODE, Role.MIXED
 
 
 class Staff:
-    """Stub of a service with workers by name; workers in `stuck` cannot change role."""
+    """Stub of a service with workers by name."""
 
     def __init__(self, **roles):
         self.roles = {name.replace("_", "-"): role for name, role in roles.items()}
+        # Workers in `stuck` cannot change role.
         self.retired, self.stuck = [], set()
 
     def pools(self):

@@ -13,9 +13,10 @@ SAID = st.tuples(st.floats(0.01, 8), DELAYS, DELAYS)
 
 
 class World:
-    """A worker and a controller that exchange heartbeats; the controller's clock is the true time."""
+    """A worker and a controller that exchange heartbeats."""
 
     def __init__(self, registered_s, said, offset, rate):
+        # The controller's clock is the true time.
         self.theirs = lambda moment: offset + rate * moment
         self.true = lambda theirs: (theirs - offset) / rate
         self.watchdog = ParentWatchdog(self.theirs(0.0))
@@ -27,7 +28,7 @@ class World:
         self.heard_s = None
 
     def run(self):
-        """Return the true times at which the worker ends and at which the controller presumes it dead."""
+        """Return the times at which the worker ends and the controller presumes it dead."""
         heapify(self.events)
         ended = given_up = None
         while self.events:
@@ -51,13 +52,13 @@ class World:
         return min(ends, ends if ended is None else ended), given_up or self.heard_s + WATCHDOG_S + WATCHDOG_MARGIN_S
 
     def _until(self):
-        """Return the watchdog's deadline in s since the worker's start, on the worker's clock."""
+        """Return the watchdog's deadline, in s since the worker's start."""
         return self.watchdog._until_s - self.theirs(0.0)
 
 
 @given(st.floats(0, 5), st.lists(SAID, max_size=40), st.floats(-1e6, 1e6), st.floats(1 - 0.1, 1 + 0.1))
 def test_a_live_worker_is_never_presumed_dead(registered_s, said, offset, rate):
-    """With any message delays and losses, and clock rates up to 10% apart, a worker ends before it is presumed dead."""
+    """Whatever the message delays and losses, a worker ends before it is presumed dead."""
     ended, given_up = World(registered_s, said, offset, rate).run()
     assert ended <= given_up + 1e-6
 

@@ -23,13 +23,14 @@ SPEED = PrefillSpeed(fixed_s=0.01, s_per_token=1e-3)
 
 
 class World:
-    """Forecast of a live service with workers given as name=host. A name's first letter is the worker's role."""
+    """A forecast of prefill times for a live service with the given workers."""
 
     def __init__(self, config=ForecastConfig(), **workers):  # noqa: B008  (it is frozen)
         self.paths = MeasuredPaths()
         self.live = LiveForecast(config, BLOCK, self.paths)
         self.pools = pools(*map(load, workers))
         self.pools.forecast = self.live.forecast
+        # A name's first letter is the worker's role.
         for name, host in workers.items():
             self.paths.registered(registered(name, SPEED if name[0] == "p" else None, host))
             self.live.joined(self.pools.get(name), host)
@@ -113,7 +114,6 @@ def test_a_restarted_worker_has_an_empty_queue_and_cache():
 
 
 def test_prefill_times_come_from_the_cluster_spec():
-    """A worker that is not in the spec has the performance model of the spec's first pool."""
     spec = ClusterSpec(
         pools=(
             PoolSpec(machines=1, machine="h100", role=Role.PREFILL),
@@ -122,6 +122,7 @@ def test_prefill_times_come_from_the_cluster_spec():
         model="llama2-70b",
     )
     world = World(ForecastConfig(cluster=spec), p0="")
+    # A worker that is not in the spec has the performance model of the spec's first pool.
     model = instance_profiles(spec, load_catalog())[0].model
     assert world.live.forecast.prediction("p0").prefill_s(1000) == model.prefill_s(1000, 1000 * 1000)
     assert world.live.forecast.prediction("p0").prefill_s(1000, 600) == model.prefill_s(400, 640_000)

@@ -1,4 +1,4 @@
-"""Requests in a live service: token order, attempts, failures and stages."""
+"""Requests in a live service: token order, retries and failures."""
 
 import asyncio
 

@@ -65,7 +65,7 @@ class Post:
         self.raw.connect(address)
 
     def received(self, *frames):
-        """Send `frames` and a final message; return the messages that arrived before the final one."""
+        """Send `frames`; return the messages that arrive in the inbox."""
         for frame in frames:
             self.raw.send(frame)
         self.raw.send(encode(LAST))
@@ -104,7 +104,7 @@ def post(tmp_path_factory):
 
 @st.composite
 def mutated(draw):
-    """Hypothesis strategy for message frames with changed, removed and inserted bytes."""
+    """Hypothesis strategy for corrupted message frames."""
     frame = bytearray(encode(draw(st.sampled_from(MESSAGES))))
     lengths = [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\x91" * 3000]
     for _ in range(draw(st.integers(1, 4))):

@@ -1,4 +1,4 @@
-"""Measured speeds of KV links and of prefills, which the controller stores for each worker."""
+"""Measured speeds of KV links and of prefills."""
 
 import asyncio
 
@@ -30,9 +30,9 @@ def test_unmeasured_links_have_no_transfer_model():
 
 
 def test_the_crossover_follows_from_link_and_prefill_speed():
-    """Layer-wise transfer is faster from 1,250 tokens on: it hides 4 of 5 layers, but adds 4 transfer latencies."""
     paths = measured(link("p0", "d0"))
     assert paths.transfer("p0", "d0").kv_bytes_per_token == 4000
+    # Layer-wise transfer hides 4 of 5 layers, but adds 4 transfer latencies.
     assert paths.crossover("p0") in {1250, 1251}
     paths.measured(link("p0", "d1", bytes_per_s=1e8))
     assert paths.crossover("p0") in {125, 126}, "the slower link decides"
@@ -67,7 +67,7 @@ def test_readiness_waits_for_required_links_only():
 
 
 def test_the_path_into_a_host_is_its_slowest_crossing_link():
-    """KV transfer into a host has the speed of the slowest measured link to another host, or else a default speed."""
+    """KV transfer into a host is predicted at the speed of the host's slowest link to another host."""
     paths = MeasuredPaths()
     assert paths.into("far") is None
     paths.registered(registered("p0", PrefillSpeed(fixed_s=0.0, s_per_token=1e-4)))
@@ -111,7 +111,6 @@ def test_the_crossover_is_updated_by_new_measurements():
 
 
 def test_ranks_transfer_in_parallel():
-    """Two ranks each send half of the KV. A rank that sends to two ranks has twice the latency."""
     layout = KvLayout(layers=(LayerShape(2, 50, 50),) * 5, block_size=16, dtype="float32", itemsize=4)
 
     def path(source, target):

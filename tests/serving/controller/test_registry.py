@@ -59,7 +59,7 @@ def registered(instance, epoch=1, model="/m", layout=LAYOUT, host=HOME, now_s=0.
 
 
 class Scene:
-    """A registry of workers p and d. `look` advances time with heartbeats of `living`, and returns the lost workers."""
+    """A registry of one prefill and one decode worker, on a fake clock."""
 
     def __init__(self):
         self.outbox, self.orders, self.now = Outbox(), Orders(), 0.0
@@ -104,7 +104,6 @@ def test_a_worker_with_heartbeats_is_kept():
 
 
 def test_a_silent_worker_is_killed_within_two_seconds_then_restarted():
-    """The restart waits for the exit of the old process, which may still write to memory."""
     scene = Scene().up()
     began = scene.now
     lost = []
@@ -194,13 +193,13 @@ def test_rejects_an_incompatible_worker_at_registration(message, reason):
 
 
 def test_heartbeats_of_remote_workers_are_acknowledged():
-    """Local workers end with the controller, so they need no acknowledgement."""
     scene = Scene().up()
     scene.registry.expect("r", Role.DECODE)
     scene.registry.register(registered("r", host="b"), 0.0)
     scene.outbox.sent.clear()
     for instance in ("p", "r"):
         scene.registry.heartbeat(Alive(instance=instance, epoch=1, said_s=7.0), 1.0)
+    # Local workers end with the controller, so they need no acknowledgement.
     assert scene.outbox.sent == [("tcp://b:1", HeartbeatAck(said_s=7.0))]
 
 
@@ -258,7 +257,7 @@ def test_a_removed_worker_is_not_restarted():
 
 
 def test_a_retired_worker_is_restarted_on_request_only():
-    """Retirement releases the worker's resources and does not count as a failure."""
+    """The retirement of a worker does not count as a failure."""
     scene = Scene().up()
     scene.registry.retire("d")
     assert scene.registry.retiring() == ["d"]

@@ -86,12 +86,12 @@ def running(*lives):
 
 
 def test_a_welcome_carries_the_hosts_workers():
-    """The welcome message lists the host's workers, but omits local settings of the service, such as directories."""
     scene = Scene()
     joined = scene.joins()
     assert dict(joined.workers) == {"decode-0": Role.DECODE, "decode-1": Role.DECODE}
     (welcome,) = scene.told(HostWelcome)
     assert [worker.batcher for worker in welcome.config.workers] == ["decode", "decode"]
+    # Local settings of the service are omitted.
     assert (welcome.config.run_dir, welcome.config.network, welcome.config.journal_dir) == ("", None, None)
 
 
@@ -170,7 +170,7 @@ def test_workers_of_a_silent_host_are_presumed_dead_after_the_watchdog_term():
 
 
 def test_a_returning_host_kills_workers_presumed_dead():
-    """The host restarts a killed worker only after the exit of the worker's old process."""
+    """A killed worker is restarted only after the exit of its old process."""
     scene = Scene()
     scene.joins()
     scene.hosts.sweep(LONG, lambda _: 0.0)
@@ -183,7 +183,7 @@ def test_a_returning_host_kills_workers_presumed_dead():
 
 
 def test_a_restarted_host_reuses_worker_names_after_the_watchdog_term():
-    """A restarted host is welcomed only after the watchdog term; worker names that it no longer needs are removed."""
+    """A restarted host may join only once its old workers have certainly ended."""
     scene = Scene()
     scene.joins()
     scene.told()
@@ -229,7 +229,7 @@ def test_a_launched_host_runs_the_worker_of_its_name():
 
 
 def test_a_launched_host_is_replaced_once_presumed_dead():
-    """A live host restarts its own worker. The launcher replaces only a dead host."""
+    """The launcher replaces a host only once the host is presumed dead."""
     scene = Scene(own=["prefill-0"])
     scene.joins(host="prefill-0", workers={Role.PREFILL: 1})
     scene.hosts.start_worker("prefill-0")
@@ -266,7 +266,7 @@ def test_present_hosts_are_told_of_the_shutdown():
 
 
 class Lossy:
-    """A host with one worker, and a lossy channel between host and controller."""
+    """A host whose messages to and from the controller may be lost."""
 
     def __init__(self):
         self.scene, self.now = Scene(), 0.0

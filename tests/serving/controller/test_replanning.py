@@ -1,4 +1,4 @@
-"""Live re-planning: in the controller, in the search process and end to end."""
+"""Live re-planning of the numbers of prefill and decode workers."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ CONFIG = ReplanConfig(cluster=SPEC, slo=Slo(ttft_s=1.0, tpot_s=0.05))
 
 
 class Service:
-    """Service stub that records role changes. Workers in `stuck` cannot change role."""
+    """Service stub that records role changes."""
 
     def __init__(self, stuck=()):
         self.roles, self.decisions, self.stuck = [], [], stuck
@@ -74,7 +74,7 @@ def findings(job, split=RoleSplit(1, 3)):  # noqa: B008  (a split never changes)
 
 
 async def step(live, clock, *, before_s=300.0, after_s=60.0):
-    """Simulate 10 requests per second until `before_s`, then 25; report the arrival and end of each to `live`."""
+    """Report simulated requests to `live`; their rate increases after `before_s`."""
     draw, number = Random(0), 0
     while clock.now < before_s + after_s:
         clock.now += draw.expovariate(10.0 if clock.now < before_s else 25.0)
@@ -92,7 +92,7 @@ async def step(live, clock, *, before_s=300.0, after_s=60.0):
 
 
 def planned(monkeypatch, run_search, stuck=()):
-    """Return a service stub and its re-planning (`LiveReplanning`) after an increase of the request rate."""
+    """Return a service stub and its re-planning after an increase of the request rate."""
     service, clock = Service(stuck), Clock(monkeypatch)
     pools = cluster([Role.PREFILL] * 3 + [Role.DECODE], "jsq-planned").pools
     live = LiveReplanning(CONFIG, pools, service, Recorder(), run_search)
@@ -205,7 +205,7 @@ pools:
 
 
 def traffic(begin_s, seconds, output, seed, rate=25.0):
-    """Yield requests with 100 prompt tokens at `rate` requests/s, for `seconds` from `begin_s` on."""
+    """Yield requests at a mean rate of `rate` per second."""
     draw, now = Random(seed), begin_s
     while (now := now + draw.expovariate(rate)) < begin_s + seconds:
         tokens = round(output * draw.uniform(0.5, 1.5))
@@ -229,7 +229,7 @@ def send(url, requests):
 
 
 def send_until(url, said, outputs):
-    """Send traffic until a re-planning decision contains the text `said`."""
+    """Send requests until a re-planning decision contains the text `said`."""
     for seed in range(100, 108):
         if any(said in decision for decision in pools_of(url)["replans"]):
             return

@@ -10,7 +10,7 @@ from support.scripted_service import ScriptedService
 
 @pytest.fixture(scope="module")
 def client():
-    """Yield a client of a shared gateway, in front of a service that generates pseudo-random tokens."""
+    """Yield a client of a gateway with a stub service."""
     with running_gateway(ScriptedService()) as client:
         yield client
 
@@ -38,7 +38,7 @@ def chat(client):
 
 @pytest.fixture
 def events():
-    """Return a function that reads the events of a streamed response, of which `[DONE]` is the last on success."""
+    """Return a function that reads the events of a streamed response."""
 
     def read(response):
         assert response.headers["content-type"].startswith("text/event-stream")

@@ -22,7 +22,6 @@ def send(client, **fields):
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("tokens", [0, 5])
 def test_a_disconnect_aborts_every_generation(stream, n, tokens, caplog):
-    """Choices are aborted before and after the first token, with and without streaming."""
     service = ScriptedService(lambda _: [*[5] * tokens, Gate()])
     with running_gateway(service) as client:
         sock = send(client, stream=stream, n=n)

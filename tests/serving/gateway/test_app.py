@@ -85,7 +85,6 @@ def test_answer_id_contains_the_request_id():
 
 
 def test_rejects_large_bodies():
-    """The limit on the body applies with and without Content-Length."""
     with running_gateway(ScriptedService(), limits=RequestLimits(body_bytes=1000)) as client:
         big = b'{"model": "tiny", "prompt": "' + b"a" * 2000 + b'"}'
         for content in (big, iter([big[:500], big[500:1500], big[1500:]])):

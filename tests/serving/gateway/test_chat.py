@@ -16,13 +16,13 @@ def ask(client, messages, **fields):
 
 
 def test_answer_has_openais_form(chat):
-    """The request sets no token limit, so the answer fills the context."""
     answer = chat().json()
     assert answer["id"].startswith("chatcmpl-")
     assert answer["object"] == "chat.completion"
     (choice,) = answer["choices"]
     assert (choice["index"], choice["finish_reason"], choice["logprobs"]) == (0, "length", None)
     assert choice["message"]["role"] == "assistant"
+    # The request sets no token limit, so the answer fills the context.
     assert answer["usage"]["total_tokens"] == 256
 
 

@@ -14,7 +14,7 @@ def ids_of(text):
 
 
 def say(text, more=()):
-    """Return a script for the stub service: generate the tokens of `text`, then the tokens `more`."""
+    """Return a script with which the stub service generates `text`."""
     return lambda _: [*ids_of(text), *more]
 
 
@@ -23,7 +23,6 @@ def ask(client, **fields):
 
 
 def test_answer_has_openais_form(complete):
-    """The request sets no token limit, so the answer has 16 output tokens."""
     answer = complete().json()
     assert answer["id"].startswith("cmpl-")
     assert (answer["object"], answer["model"]) == ("text_completion", "tiny")
@@ -32,6 +31,7 @@ def test_answer_has_openais_form(complete):
     prompt_tokens = len(ids_of("The fox"))
     assert answer["usage"] == {
         "prompt_tokens": prompt_tokens,
+        # The default of `max_tokens`.
         "completion_tokens": 16,
         "total_tokens": prompt_tokens + 16,
         "prompt_tokens_details": {"cached_tokens": 0},
@@ -69,7 +69,7 @@ def test_streams_one_chunk_per_token(complete, events):
 
 
 def test_cached_tokens_count_once_per_prompt(events):
-    """The cached tokens of a prompt are counted once, as the minimum over its choices, with and without streaming."""
+    """The cached tokens of a prompt are counted once, not once per choice."""
     reused = [4, 3, 2, 5]
 
     def script(generation):
@@ -86,10 +86,11 @@ def test_cached_tokens_count_once_per_prompt(events):
 
 
 def test_choices_do_not_depend_on_other_prompts(complete):
-    """Choice i of a prompt in a list equals the answer to this prompt alone with seed + i."""
+    """The answer to a prompt in a list equals the answer to this prompt alone."""
     fields = {"seed": 7, "max_tokens": 20, "n": 2}
     listed = complete(prompt=["The", "fox"], **fields).json()
     assert [choice["index"] for choice in listed["choices"]] == [0, 1, 2, 3]
+    # Choice i of a prompt has seed + i.
     alone = [
         complete(prompt=prompt, seed=seed, max_tokens=20).json()["choices"][0]["text"]
         for prompt in ("The", "fox")
@@ -109,13 +110,14 @@ def test_text_and_token_ids_are_the_same_prompt(complete):
 
 
 def test_random_seeds_per_prompt():
-    """Prompts without a seed get different random seeds; a given seed is reduced to 63 bits."""
+    """Prompts without a seed get different random seeds."""
     service = ScriptedService()
     with running_gateway(service) as client:
         ask(client, prompt=[[5], [5]])
         ask(client, seed=-1, n=2)
     first, second, minus_one, wrapped = (each.sampling.seed for each in service.started)
     assert first != second
+    # Given seeds are reduced to 63 bits.
     assert (minus_one, wrapped) == (2**63 - 1, 0)
 
 
@@ -170,7 +172,7 @@ def test_the_stop_token_is_counted_but_not_shown():
 
 
 def test_completion_logprobs():
-    """The answer has one entry per token; alternatives include the chosen token; offsets point to each token's text."""
+    """The log probabilities of a completion have one entry per output token."""
     script = [
         TokenOutput(index=0, token_id=ids_of("the")[0], logprob=-0.5, top_logprobs=((3, -0.1), (4, float("-inf")))),
         TokenOutput(index=1, token_id=ids_of("😀")[0], logprob=-1.5, top_logprobs=((3, -0.1),)),

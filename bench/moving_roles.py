@@ -107,7 +107,7 @@ def designs() -> dict[str, str]:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Goodput in requests/s, and SLO attainment in total and by traffic period."""
+    """Goodput in requests/s, and SLO attainment of the whole run and of each traffic period."""
 
     goodput: float
     all: float

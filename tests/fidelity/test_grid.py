@@ -7,7 +7,7 @@ from twofold.fidelity.measurement import Purpose, mixed_groups, shared_groups, s
 
 @pytest.mark.parametrize(("context", "seqs"), [(512, 4), (4096, 64), (131_072, 256)])
 def test_requests_fit_the_service(context, seqs):
-    """Requests fit in the context, decode groups fit in one batch, and request ids are unique."""
+    """Each request fits in the context, requests that decode together fit in one batch, and request ids are unique."""
     groups = [*split_groups(context, seqs), *mixed_groups(context), *shared_groups(context)]
     requests = [request for group in groups for request in group.requests]
     assert all(request.prompt_tokens + request.output_tokens <= context for request in requests)

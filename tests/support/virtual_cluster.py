@@ -29,7 +29,7 @@ ARRIVAL, ABORT, LANDING, COMPLETION = range(4)
 
 @dataclass
 class Run:
-    """A series of equal iterations on an instance."""
+    """Consecutive iterations of one batch on an instance, each of the same duration."""
 
     began: float
     each_s: float
@@ -305,7 +305,7 @@ def check_blocks(instance: InstanceScheduler) -> None:
 
 
 def check_shared(blocks: PrefixBlockAllocator) -> None:
-    """Check the owner counts and keys of shared blocks."""
+    """Assert that the allocator's reference counts and block keys match the blocks that sequences hold."""
     held = Counter(block for each in blocks._tables.values() for block in each) + Counter(blocks._copies.values())
     assert blocks._owners == [held[block] for block in range(blocks.num_blocks)]
     assert blocks.num_free == blocks._owners.count(0)

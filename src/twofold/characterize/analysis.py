@@ -22,7 +22,7 @@ _UNLIMITED: Final = 1 << 20
 
 
 class InstanceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about an instance that are given, not measured."""
+    """Properties of an instance that are stated rather than measured, such as its model, engine and price."""
 
     model: Model
     engine: str

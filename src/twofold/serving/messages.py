@@ -299,7 +299,7 @@ class StartWorker(Message, frozen=True, kw_only=True):
 
 
 class KillWorker(Message, frozen=True, kw_only=True):
-    """Command to a host to kill a worker that was started with the number `life`."""
+    """Command to a host to kill a worker if it is still in the start numbered `life`."""
 
     instance: str
     life: int

@@ -263,8 +263,9 @@ class RunStatistics:
             self.slo_scale.add(nearest(needed * MICRO))
 
     def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
-        """Record the ITLs of `count` iterations with `decodes` sequences. Their previous tokens came at picosecond
-        `start`, or earlier for the sequences in `joined`.
+        """Record the inter-token latencies of `count` iterations that each decode `decodes` sequences.
+
+        The sequences received their previous token at picosecond `start`; those in `joined` received it earlier.
         """
         first, itl = pace.first_ps, self.itl
         if not joined:

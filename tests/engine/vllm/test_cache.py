@@ -1,4 +1,4 @@
-"""vLLM's KV caches, placed in the memory of a KV pool."""
+"""vLLM's KV cache tensors, allocated in Twofold's KV memory."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def caches():
 
 
 def moved():
-    """Move vLLM's KV caches into a pool; return the caches, views of them, and the pool."""
+    """Move vLLM's KV cache tensors into new memory; return the tensors, other views of them, and the `KvPool`."""
     made = caches()
     layout, num_blocks = read_layout(made, HEADS)
     others = [cache.view(cache.shape) for cache in made.values()]

@@ -63,7 +63,7 @@ def test_conductor_routes_to_cached_prefixes(vllm_pair):
 
 
 def test_greedy_tokens_equal_one_server(fleet):
-    """Concurrent requests that are prefilled on one server and decoded on the other get a single server's tokens."""
+    """Prefilled on one server and decoded on another, concurrent requests get the same tokens as on a single server."""
     asked = [*prompts(8, 1), *([(number * 7) % 500 for number in range(n)] for n in (127, 128, 129, 256, 384))]
     alone = [fleet.decode.complete(prompt=prompt, max_tokens=40) for prompt in asked]
     before = handoffs(fleet)

@@ -110,7 +110,7 @@ def with_ray_machines(problem: Problem, settings: PlanSettings) -> PlanSettings:
 
 
 def with_profile_machines(settings: PlanSettings) -> PlanSettings:
-    """Add the machine of --profile to the settings, unless other flags name machines."""
+    """Return the settings with the measured machines of --profile as --machines, unless other flags name machines."""
     if not settings.profiles or settings.family or settings.machines:
         return settings
     measured, most = load_profiles(_absolute(settings.profiles)), settings.max_machines

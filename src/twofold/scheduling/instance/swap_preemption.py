@@ -216,7 +216,7 @@ class SwapPreemption:
         return min(self._step, full - sequence.computed)
 
     def _full_blocks(self, sequence: ScheduledSequence) -> int:
-        """Return the number of blocks of a sequence at its full length."""
+        """Return the number of blocks that a sequence needs for its prompt and its whole output."""
         return self.blocks.blocks_for(sequence.prompt_tokens + sequence.output_tokens - 1)
 
     def _headroom(self) -> int:

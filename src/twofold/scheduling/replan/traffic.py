@@ -229,7 +229,7 @@ class TrafficMonitor:
         self._alarmed.clear()
 
     def _shift(self, quantity: Quantity, change: MeanChange | None) -> TrafficShift | None:
-        """Convert a change to a traffic shift; None if it is too small or not significant."""
+        """Return the traffic shift at a detected change point, or None if the shift is small or not significant."""
         if change is None or len(self._arrivals) < 2:
             return None
         passed_s = self._arrivals[-1][0] - self._arrivals[0][0]

@@ -89,7 +89,7 @@ class RouteService(Service):
         self._ticking = asyncio.create_task(self._tick())
 
     async def close(self) -> None:
-        """Stop all probes, event feeds and attempts."""
+        """Stop the health probes, the event feeds and the attempts of all requests."""
         self._probe.stop()
         if self._forecast is not None:
             self._forecast.close()

@@ -40,7 +40,7 @@ class Observer(RequestSubscriber):
         self.ended(timeline, now)
 
     def run(self, run: IterationRun) -> None:
-        """Consecutive iterations of one batch ended."""
+        """Called when an instance has completed one or more consecutive iterations with the same sequences."""
 
     def transfer(self, transfer: KvTransfer) -> None:
         """The KV transfer of a hand-off ended."""

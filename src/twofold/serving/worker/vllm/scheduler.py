@@ -14,8 +14,9 @@ from twofold.scheduling.instance.status import InstanceStatus
 
 
 class LeasedVllmBlocks(BlockAllocator):
-    """vLLM's blocks that are leased to peers for their KV. `returned(request_id)` is called when vLLM may free the
-    blocks of a request.
+    """vLLM blocks that are leased to peers, which write the KV of a prompt into them.
+
+    `returned(request_id)` is called when vLLM may free the blocks of a request.
     """
 
     def __init__(self, num_blocks: int, block_size: int, returned: Callable[[str], None]) -> None:

@@ -106,6 +106,7 @@ def test_a_sweep_is_resumed(monkeypatch, tmp_path):
     assert again.rows[: len(sizes)] == first.rows
     more = [(row.prompt_size, row.batch_size, row.running, bool(row.token_time)) for row in again.rows[len(sizes) :]]
     assert more[0] not in sizes
+    assert all(row.date for row in again.rows)
     assert read_profile(tmp_path / "p.csv") == again.rows
 
 

@@ -4,6 +4,7 @@ import csv
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
@@ -78,8 +79,9 @@ def sweep(
         on_probe(probe.name, (time.monotonic() - began) / budget_s)
         with meter.measuring() as power:
             times = target.run(probe.streams)
-        rows = list(rows_of(probe, times, target.limits, pair))
-        file.append([msgspec.structs.replace(row, average_power=power.average, peak_power=power.peak) for row in rows])
+        shared = {"average_power": power.average, "peak_power": power.peak, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+        rows = rows_of(probe, times, target.limits, pair)
+        file.append([msgspec.structs.replace(row, **shared) for row in rows])
         ran.append(probe)
 
     for probe in _left(wanted, file.rows):

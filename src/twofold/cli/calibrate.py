@@ -23,7 +23,7 @@ from twofold.fidelity.measurement import OnGroup, measure
 from twofold.hardware.hf_config import read_model
 from twofold.performance.coefficients import Calibration, to_toml
 from twofold.performance.fitting.fit import FitOptions, fit_profile
-from twofold.performance.fitting.profile import read_profile
+from twofold.performance.fitting.profile import date_of, read_profile
 from twofold.performance.profile import MeasuredProfile, dump_profile
 from twofold.reporting.output import table
 from twofold.serving.launch.worker_plan import available_cores
@@ -76,7 +76,7 @@ def fit(settings: FitSettings) -> None:
     check_outputs({"output": output}, [profile])
     options = FitOptions(
         source=settings.source or profile.name,
-        date=_modified(profile) if settings.date is None else _date(settings.date),
+        date=date_of(profile, rows) if settings.date is None else _date(settings.date),
         folds=settings.folds,
         notes=dict(_note(text) for text in settings.note),
     )
@@ -117,10 +117,6 @@ def _note(text: str) -> tuple[str, str]:
 def _date(text: str) -> str:
     require(bool(re.fullmatch(r"\d{4}-\d{2}(-\d{2})?", text)), f"--date {text!r} is not a date: write YYYY-MM-DD")
     return text
-
-
-def _modified(path: Path) -> str:
-    return f"{datetime.fromtimestamp(path.stat().st_mtime, UTC):%Y-%m-%d}"
 
 
 def _write(out: Path, text: str) -> None:

@@ -1,11 +1,14 @@
 """Profiles of measured prefill and decode times: parsing, and removal of contradictory rows."""
 
+import os
+
 import pytest
 
 from twofold.errors import ConfigurationError
 from twofold.performance.fitting.profile import (
     ProfileRow,
     consistent_batches,
+    date_of,
     decode_power,
     group_batches,
     read_profile,
@@ -85,6 +88,15 @@ def test_drops_batches_that_contradict_most_others():
     kept, dropped = consistent_batches(rows)
     assert [one.prefill_tokens for one in kept] == [128, 256, 512, 4096, 8192]
     assert [(one.rows, "batch_size 64" in one.reason) for one in dropped] == [(2, True)]
+
+
+def test_the_date_is_that_of_the_latest_row(tmp_path):
+    """A profile without dates has the date of its file."""
+    path = tmp_path / "p.csv"
+    path.touch()
+    os.utime(path, (86_400, 86_400))
+    assert date_of(path, [row(date="2026-01-02"), row(date="2026-03-04"), row()]) == "2026-03-04"
+    assert date_of(path, [row()]) == "1970-01-02"
 
 
 def test_drops_rows_without_times():

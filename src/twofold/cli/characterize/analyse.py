@@ -1,7 +1,6 @@
 """`twofold characterize` for a measured profile (CSV) whose hardware and models are in the catalog."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +13,7 @@ from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog
 from twofold.hardware.hf_config import read_model
 from twofold.hardware.specs import Machine, Model
-from twofold.performance.fitting.profile import ProfileRow, read_profile
+from twofold.performance.fitting.profile import ProfileRow, date_of, read_profile
 from twofold.performance.instance import kv_capacity_tokens, profile_name
 from twofold.performance.profile import KvLink, MachineCosts
 from twofold.performance.transfer import default_sync_s
@@ -48,7 +47,7 @@ def _of_rows(settings: CharacterizeSettings, catalog: Catalog, rows: Sequence[Pr
         engine="",
         kv_capacity_tokens=capacity or 0,
         source=settings.target,
-        date=f"{datetime.fromtimestamp(Path(settings.target).stat().st_mtime, UTC):%Y-%m-%d}",
+        date=date_of(Path(settings.target), rows),
         costs=_costs(settings, machine, parallel),
         link=None if machine is None else _link(machine, parallel),
     )

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog
 from twofold.hardware.hf_config import read_model
 from twofold.hardware.specs import Model
+from twofold.performance.fitting.profile import date_of
 from twofold.performance.profile import HOST, MachineCosts
 
 
@@ -70,7 +70,7 @@ def _measured(
         engine=target.engine,
         kv_capacity_tokens=capacity,
         source=f"twofold characterize, {target.engine} on {pair[1]}",
-        date=f"{datetime.now(UTC):%Y-%m-%d}",
+        date=date_of(file.path, file.rows),
         costs=MachineCosts(
             price_per_h=settings.price_per_h, tdp_w=max(settings.tdp_w - saved_w, 0.0), idle_w=settings.idle_w
         ),

@@ -7,6 +7,7 @@ import csv
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
@@ -38,6 +39,7 @@ class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
     mixed_time: float = 0.0  # total time of these iterations
     cached_time: float = 0.0  # TTFT when the same prompt is sent a second time
     transfer_time: float = 0.0  # by which a KV transfer delayed the second token
+    date: str = ""  # of the measurement, as in 2026-11-25
 
     @property
     def pair(self) -> tuple[str, str, int]:
@@ -77,6 +79,12 @@ def _rows(path: Path, reader: "csv.DictReader[str]") -> Iterator[ProfileRow]:
             yield msgspec.convert(values, ProfileRow, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"{path}:{reader.line_num}: {error}") from error
+
+
+def date_of(path: Path, rows: Iterable[ProfileRow]) -> str:
+    """Return the date of the latest row of the profile at `path`. If no row has one, return the file's date."""
+    latest = max((row.date for row in rows), default="")
+    return latest or f"{datetime.fromtimestamp(path.stat().st_mtime, UTC):%Y-%m-%d}"
 
 
 class ProfiledBatch(msgspec.Struct, frozen=True, kw_only=True):

@@ -226,7 +226,7 @@ class HandoffTaken(Message, frozen=True, kw_only=True):
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
-    """Heartbeat of a prefill instance to a decode instance, which renews its leases."""
+    """Heartbeat of a prefill instance to a decode instance. It renews the leases of the prefill instance."""
 
     source: str
 
@@ -299,7 +299,7 @@ class StartWorker(Message, frozen=True, kw_only=True):
 
 
 class KillWorker(Message, frozen=True, kw_only=True):
-    """Command to a host to kill a worker that was started with the number `life`."""
+    """Command to a host to kill a worker. `life` is the number of the worker's latest start."""
 
     instance: str
     life: int

@@ -50,9 +50,7 @@ def poisson(rate: float, seed: int) -> Iterator[float]:
 
 
 def gamma(rate: float, burstiness: float, seed: int) -> Iterator[float]:
-    """Return arrival times with gamma-distributed gaps of mean 1/`rate` seconds and shape `burstiness`, as in vLLM's
-    benchmark.
-    """
+    """Return arrival times with gamma-distributed gaps: mean 1/`rate` seconds, shape `burstiness` (as in vLLM)."""
     scale = 1 / (rate * burstiness)
     return _sums(seed, lambda random: random.gamma(burstiness, scale, _CHUNK).tolist())
 

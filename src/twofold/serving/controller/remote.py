@@ -56,7 +56,7 @@ class RemoteHost:
 
 
 class JoinResult(msgspec.Struct, frozen=True):
-    """Workers that a joining host adds to the service, and workers that it no longer has."""
+    """New workers of a joining host, and earlier workers that it no longer has."""
 
     workers: Mapping[str, Role] = {}
     gone: Collection[str] = ()

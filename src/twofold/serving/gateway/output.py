@@ -21,9 +21,7 @@ class StopText(msgspec.Struct, frozen=True):
 
 
 class StopStrings:
-    """Searches the text of a streamed output for stop strings. Text that may be the start of a stop string is held
-    back.
-    """
+    """Searches streamed text for stop strings. Text that may be the start of a stop string is held back."""
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         """Search for the strings `stops`. With `include`, the output contains the stop string."""

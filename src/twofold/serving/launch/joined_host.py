@@ -33,7 +33,7 @@ Adapt = Callable[[ServiceConfig], ServiceConfig]
 
 
 class HostOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of workers by role that a joining host offers, and the fingerprint of its model."""
+    """Offer of a joining host: numbers of workers by role, and the fingerprint of its model."""
 
     model: str
     workers: dict[Role, int]

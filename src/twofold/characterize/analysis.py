@@ -13,7 +13,7 @@ from twofold.characterize.rows import measurements
 from twofold.characterize.target import TargetLimits
 from twofold.hardware.specs import Model
 from twofold.performance.fitting.iterations import fit_iterations
-from twofold.performance.fitting.profile import ProfileRow, consistent_batches
+from twofold.performance.fitting.profile import ProfileRow, consistent_rows
 from twofold.performance.profile import IterationTimes, KvLink, MachineCosts, MeasuredPower, MeasuredProfile
 
 _SATURATED: Final = 0.95  # share of the highest throughput from which a phase counts as saturated
@@ -101,8 +101,7 @@ def characterization(
 ) -> Characterization:
     """Fit a profile to the measurements of one instance. Raises ConfigurationError if there are too few."""
     _, hardware, tensor_parallel = rows[0].pair
-    kept = [row for batch in consistent_batches(rows)[0] for row in batch.rows]
-    kept += [row for row in rows if row.mixed_time or row.transfer_time]
+    kept = consistent_rows(rows)
     fitted = fit_iterations(measurements(kept, limits))
     profile = MeasuredProfile(
         **{name: getattr(facts, name) for name in facts.__struct_fields__},

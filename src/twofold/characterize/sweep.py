@@ -17,7 +17,7 @@ from twofold.characterize.rows import measurements, rows_of
 from twofold.characterize.target import Target, TargetLimits
 from twofold.errors import ConfigurationError, require
 from twofold.performance.fitting.iterations import FEWEST, KINDS, median_measurements
-from twofold.performance.fitting.profile import ProfileRow, read_profile
+from twofold.performance.fitting.profile import ProfileRow, consistent_rows, read_profile
 
 _PASSES: Final = 5  # repeats of each probe, if the budget allows
 _MOST_OF_BUDGET: Final = 8  # no probe may take more than this part of the budget
@@ -98,7 +98,7 @@ def sweep(
 
 def _suffice(rows: Sequence[ProfileRow], limits: TargetLimits, ran: Sequence[SweepProbe]) -> bool:
     kinds = {_sizes_of_row(row)[0] for row in rows} | {probe.kind.value for probe in ran}
-    distinct = median_measurements(measurements(rows, limits))
+    distinct = median_measurements(measurements(consistent_rows(rows), limits))
     return limits.disaggregated or (kinds.issuperset(KINDS) and len(distinct) >= FEWEST)
 
 

@@ -191,3 +191,9 @@ def decode_power(kept: Iterable[ProfiledBatch]) -> float | None:
         if row.batch_size == 1 and row.prompt_size <= 2048 and row.average_power and 0 < row.average_power < math.inf
     ]
     return median(shares) if shares else None
+
+
+def consistent_rows(rows: Sequence[ProfileRow]) -> list[ProfileRow]:
+    """Return the rows of consistent batches, and all rows of mixed iterations and transfers."""
+    kept = [row for batch in consistent_batches(rows)[0] for row in batch.rows]
+    return kept + [row for row in rows if row.mixed_time or row.transfer_time]

@@ -15,7 +15,7 @@ MOST = 4  # services at once; each needs memory and, even idle, part of a core
 
 
 class Services:
-    """Running services by model and flags."""
+    """Running services, at most one for each combination of model and flags."""
 
     def __init__(self):
         self._running = {}

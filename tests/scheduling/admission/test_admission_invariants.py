@@ -142,7 +142,7 @@ class Steady:
             self.ends.append((self.now + late + self.service_s, each.id))
 
     def step(self):
-        """Advance to the next end of a request."""
+        """Advance the time until a request ends, then start waiting requests."""
         self.ends.sort()
         self.now, request_id = self.ends.pop(0)
         self.door.release(request_id, self.now)

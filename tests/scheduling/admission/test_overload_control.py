@@ -40,7 +40,6 @@ def test_every_rule_but_none_rejects_late_prefills(rule, reason):
     ("rule", "reason"), [("none", None), ("baseline", None), ("early", DECODE), ("predicted", DECODE)]
 )
 def test_early_rules_check_decode_at_arrival(rule, reason):
-    """`early` and `predicted` check the decode load at arrival, `baseline` only after the prefill."""
     made = filled(rule, decodes=10)
     assert made.rejection(placed("x"), 0.0) is reason
     made.ledger.placed(placed("x"), 0.0)

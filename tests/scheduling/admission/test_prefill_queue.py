@@ -1,4 +1,4 @@
-"""The predicted queue of a prefill instance."""
+"""Predicted waiting and end times of the prompts in the queue of a prefill instance."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from twofold.scheduling.admission.prefill_queue import PrefillQueue, QueuedPromp
 
 
 def line(*tokens, budget=100, now=0.0, speed=None):
-    """Return a predicted queue of prompts with the given lengths."""
+    """Return a prefill queue with prompts of the given lengths."""
     made = PrefillQueue(MODEL, budget, speed or SpeedFactor())
     for name, count in zip("abcdef", tokens, strict=False):
         made.join(QueuedPrompt(name, count), now)

@@ -1,4 +1,4 @@
-"""Pools of instances by role, compared with a linear search."""
+"""Sets of instances by role, and the least loaded instance of each set."""
 
 import pytest
 from hypothesis import given, settings

@@ -120,7 +120,7 @@ def test_a_single_controller_equals_the_cluster_scheduler(steps):
 
 
 class Several:
-    """Three controllers that share a cluster, and the actual loads of its instances."""
+    """Three controllers that share a cluster, and a reference scheduler that places the requests of all three."""
 
     def __init__(self, own):
         self.told = Told()
@@ -135,7 +135,7 @@ class Several:
         self.whose.append(self.controllers[turn])
 
     def happens(self, action, which):
-        """Apply an event to a placed request."""
+        """Report an event of one request to its controller and to the reference scheduler."""
         if self.whose:
             number = which % len(self.whose)
             for made in (self.truth, self.whose[number]):

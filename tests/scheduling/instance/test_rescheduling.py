@@ -1,4 +1,4 @@
-"""Events after which an instance must select a new batch."""
+"""Events after which an instance must select a new batch instead of repeating the last one."""
 
 import pytest
 

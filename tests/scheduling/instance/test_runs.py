@@ -143,7 +143,6 @@ def selected_anew(instance):
     st.sampled_from([FULL_RESERVATION, KvReservation(output_at_decode_start=True, extra=1)]),
 )
 def test_selection_is_empty_while_changed_is_unset(batcher, rounds, memory):
-    """While an instance's `changed` flag is unset, its batcher would select nothing new."""
     side = Side(scheduler(batcher, num_blocks=24, max_num_seqs=6, budget=20, memory=memory))
     instance, idle = side.instance, False
     for before, during, count in rounds:
@@ -162,7 +161,7 @@ def test_selection_is_empty_while_changed_is_unset(batcher, rounds, memory):
 
 
 def test_runs_are_long_without_events():
-    """Without events, a batch repeats until a request ends."""
+    """Without arrivals or aborts, a batch runs until one of its requests ends."""
     for batcher in sorted(set(BATCHERS) - {"prefill", "prefill-balanced", "prefill-chunks"}):
         made = scheduler(batcher, num_blocks=1000)
         for name in "ab":

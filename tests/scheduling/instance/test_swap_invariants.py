@@ -87,7 +87,7 @@ def test_requests_end_once_with_their_tokens_in_order_and_read_their_own_kv(worl
 @settings(max_examples=200)
 @given(worlds, sizes)
 def test_runs_end_when_blocks_run_out(world, sizes):
-    """Several iterations of one batch, selected at once, swap the same sequences as batches selected one by one."""
+    """Repeating a batch swaps the same sequences as selecting a batch for each iteration."""
     _, _, single = run(world, sizes)
     _, _, together = run(world, sizes, runs=True, accounts=BlockAllocator)
     assert story(single) == story(together)

@@ -1,4 +1,4 @@
-"""Loads and rankings of cells (groups of instances), compared with sums over the instances."""
+"""Load totals of cells (groups of instances), and the least loaded instances of cells."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -25,7 +25,6 @@ def long(name, **more):
 
 
 def full(name, **more):
-    """Return the load of an instance without free KV memory."""
     return load(name, capacity=1000, reserved_tokens=1000, **more)
 
 

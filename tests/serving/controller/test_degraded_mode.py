@@ -11,7 +11,7 @@ P, D, M = Role.PREFILL, Role.DECODE, Role.MIXED
 
 
 class Staff:
-    """Stub of a service with workers by name."""
+    """Service stub with the given workers and their roles."""
 
     def __init__(self, **roles):
         self.roles = {name.replace("_", "-"): role for name, role in roles.items()}

@@ -63,7 +63,7 @@ def test_a_prompt_is_routed_to_the_worker_with_its_prefix():
 
 
 def test_workers_share_the_prefixes_of_their_hosts_store():
-    """A worker reuses the longer prefix: from its engine or from its host's KV store."""
+    """A worker reuses the longer of two prefixes: the one in its engine and the one in its host's KV store."""
     world = World(p0="", p1="", d0="")
     world.store("", KEYS[:4])
     world.blocks("p0", stored=KEYS[:2])

@@ -1,4 +1,4 @@
-"""The controller's view of remote hosts and their workers, on a fake clock."""
+"""The controller's records of remote hosts and their workers, on a fake clock."""
 
 import pytest
 from hypothesis import given

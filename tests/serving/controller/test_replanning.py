@@ -61,8 +61,6 @@ class Service:
 
 
 class Clock:
-    """Replacement of `time.monotonic` that the test sets."""
-
     def __init__(self, monkeypatch):
         self.now = 0.0
         monkeypatch.setattr(replanning.time, "monotonic", lambda: self.now)
@@ -74,7 +72,7 @@ def findings(job, split=RoleSplit(1, 3)):  # noqa: B008  (a split never changes)
 
 
 async def step(live, clock, *, before_s=300.0, after_s=60.0):
-    """Report simulated requests to `live`; their rate increases after `before_s`."""
+    """Report arrivals and ends of requests to `live`; the request rate rises after `before_s` seconds."""
     draw, number = Random(0), 0
     while clock.now < before_s + after_s:
         clock.now += draw.expovariate(10.0 if clock.now < before_s else 25.0)
@@ -92,7 +90,7 @@ async def step(live, clock, *, before_s=300.0, after_s=60.0):
 
 
 def planned(monkeypatch, run_search, stuck=()):
-    """Return a service stub and its re-planning after an increase of the request rate."""
+    """Return a service stub and a `LiveReplanning` that has seen the request rate increase."""
     service, clock = Service(stuck), Clock(monkeypatch)
     pools = cluster([Role.PREFILL] * 3 + [Role.DECODE], "jsq-planned").pools
     live = LiveReplanning(CONFIG, pools, service, Recorder(), run_search)

@@ -14,7 +14,7 @@ def ids_of(text):
 
 
 def say(text, more=()):
-    """Return a script with which the stub service generates `text`."""
+    """Return a script for the stub service: the tokens of `text`, then the token ids `more`."""
     return lambda _: [*ids_of(text), *more]
 
 

@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory):
-    """Return a function that creates the tiny model of an architecture and returns its directory."""
+    """Return a function that creates a tiny model of a given architecture and returns its directory."""
     from support.tiny_models import write_tiny_model  # imports torch, which most tests do not need
 
     made: dict[str, Path] = {}

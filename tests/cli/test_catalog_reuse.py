@@ -21,7 +21,7 @@ def run(*arguments):
 
 
 def test_the_published_figure_is_shown():
-    """The output includes Mooncake's published example."""
+    """The output includes Mooncake's example, 8,192 tokens of LLaMA-70B on eight A800."""
     shown = run().stdout
     assert "8,192 tokens of LLaMA-70B on 8 A800 at their peak: 5.86 GB/s" in shown
     catalog = load_catalog()
@@ -30,7 +30,6 @@ def test_the_published_figure_is_shown():
 
 
 def test_json_has_each_machine():
-    """The JSON has the required bandwidth of each machine."""
     facts = json.loads(run("a100", "h100", "--performance", "roofline", "--json").stdout)
     assert list(facts) == ["dgx-a100", "dgx-h100"]
     a100, h100 = facts.values()
@@ -45,7 +44,7 @@ def test_json_has_each_machine():
 
 
 def test_an_instance_of_some_accelerators():
-    """With half the accelerators, half the bandwidth suffices."""
+    """The required bandwidth is proportional to the number of accelerators."""
     whole, half = (
         json.loads(run("a100", "--performance", "roofline", "--tp", degree, "--json").stdout) for degree in (8, 4)
     )

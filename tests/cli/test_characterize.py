@@ -99,7 +99,7 @@ def test_the_profile_of_the_paper_is_analysed(twofold, paper, tmp_path):
 
 
 def test_measured_machines_are_combined(twofold, paper, refused, tmp_path):
-    """A plan may use machines of several profiles and of the catalog."""
+    """Simulations and plans accept several `--profile` files together with machines of the catalog."""
     paths = {hardware: tmp_path / f"{hardware}.yaml" for hardware in ("h100-80gb", "a100-80gb")}
     for hardware, path in paths.items():
         chosen = ("--model", "llama2-70b", "--hardware", hardware, "--tp", 8)

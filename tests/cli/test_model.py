@@ -25,7 +25,6 @@ def made(tmp_path_factory):
 
 
 def test_the_engine_loads_it(made):
-    """The torch engine loads a created model with the requested sizes."""
     from twofold.engine.torch.loader import load_model
 
     model = load_model(made)
@@ -89,7 +88,7 @@ def test_nothing_is_overwritten_unasked(tmp_path):
     ],
 )
 def test_impossible_models(tmp_path, flags, reason):
-    """`twofold model create` rejects sizes that contradict each other, and creates no directory."""
+    """`twofold model create` rejects invalid dimensions and dtypes, and creates no directory."""
     result = create(tmp_path / "model", *flags)
     assert isinstance(result.exception, ConfigurationError)
     assert reason in str(result.exception)

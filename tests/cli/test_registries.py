@@ -1,4 +1,4 @@
-"""Requests complete with every registered router, batcher, performance model, trace format, engine and transport."""
+"""Every registered router, batcher, performance model, trace format, engine and transport completes requests."""
 
 import asyncio
 import json

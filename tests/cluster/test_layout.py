@@ -23,7 +23,7 @@ def pool(machines, parallel=8, stages=1, role=Role.MIXED, **more):
 
 
 def on(spec):
-    """Return the machine numbers of each instance of a pool."""
+    """Return the indices of the machines of each instance in a pool."""
     layout = layout_of(spec, A100)
     return [list(layout.machines_of(number)) for number in range(layout.instances)]
 

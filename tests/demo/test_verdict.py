@@ -1,4 +1,4 @@
-"""The demo's SLO and its verdict on split and colocated serving."""
+"""The demo's SLO, and its comparison of split and colocated serving."""
 
 import pytest
 from demo.objectives import objectives, probe_requests, verdict
@@ -35,7 +35,6 @@ def test_names_the_better_design_or_neither(split, colocated, expected):
 
 
 def test_reports_p99_ratios_of_gaps_and_ttft():
-    """The verdict contains P99 token gap and P99 TTFT of the split service relative to the colocated service."""
     said = verdict(("split", run(0.5, 0.05)), ("colocated", run(0.25, 0.1)))
     assert "0.50× the P99 gap between tokens" in said
     assert "2.00× the P99 time to the first token" in said

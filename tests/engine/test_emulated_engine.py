@@ -87,7 +87,6 @@ def test_a_stopped_process_skips_the_lost_time():
 
 
 def test_layers_are_ready_at_equal_intervals():
-    """A group of layers is reported when its last layer is computed."""
     clock = FakeClock()
     told = []
     emulated = engine(clock, layers=10)

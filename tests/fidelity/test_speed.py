@@ -24,7 +24,7 @@ def two_cores(monkeypatch):
 
 
 def log(times, longer):
-    """Return the log of decode iterations that take `longer` times as long as predicted."""
+    """Return a log of decode iterations. `longer` is the ratio of actual to predicted duration."""
     entries = []
     for number, start in enumerate(times):
         items = tuple(BatchItem(str(i), Phase.DECODE, 1, 100, True) for i in range(4))

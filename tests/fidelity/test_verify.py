@@ -55,7 +55,7 @@ def test_accepts_errors_up_to_limit_plus_spread():
 
 
 def test_spread_does_not_grow_with_the_number_of_replays():
-    """The spread is the mean difference between two live replays, relative to their mean."""
+    """The spread is the mean absolute difference between pairs of replays, divided by the mean of the replays."""
     assert figure("E2E P50", 1.0, (0.9, 1.1), 0.1).spread == pytest.approx(0.2)
     assert figure("E2E P50", 1.0, (0.9, 1.0, 1.1), 0.1).spread == pytest.approx(0.4 / 3)
     assert figure("E2E P50", 1.0, (1.0,), 0.1).spread == 0.0

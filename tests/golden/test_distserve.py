@@ -57,7 +57,7 @@ class Ended(Observer):
 
 
 def play(spec, rows, slo=None):
-    """Simulate requests; return their TTFTs and TPOTs in ms, and the whole result."""
+    """Simulate requests; return the TTFT and TPOT of each request in ms, and the simulation result."""
     requests = [
         Request(id=str(number), arrival_s=at / 1e3, prompt_tokens=prompt, output_tokens=output)
         for number, (at, prompt, output) in enumerate(rows)

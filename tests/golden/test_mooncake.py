@@ -15,7 +15,7 @@ BENCH = Path(__file__).parents[2] / "bench" / "mooncake"
 
 @pytest.fixture(scope="module")
 def bench():
-    """Return the modules of bench/mooncake by name."""
+    """Return the modules `paper_claims` and `rate_search` of bench/mooncake in a dict."""
     sys.path.insert(0, str(BENCH))
     try:
         return {name: importlib.import_module(name) for name in ("paper_claims", "rate_search")}
@@ -43,7 +43,7 @@ def test_split_meets_the_ttft_slo_that_colocated_misses(claims, rates):
 
 
 def test_prefix_hit_rate_matches_the_setting(claims, rates):
-    """About half of all prompt tokens are reused from the cache, as the workload intends."""
+    """Between 45% and 50% of all prompt tokens are reused from the cache."""
     setting = next(one for one in claims.SETTINGS if one.name == "16k")
     result = rates.run(claims.generated_systems(setting)[claims.SPLIT], claims.requests(setting, 0.5, 150))
     assert 0.45 < result.reuse.reused_tokens / result.reuse.prompt_tokens <= 0.5

@@ -1,4 +1,4 @@
-"""Model sizes computed from config.json equal the sizes that the models' publishers state."""
+"""Model properties read from Hugging Face config.json files, such as parameter counts and weight sizes."""
 
 import json
 

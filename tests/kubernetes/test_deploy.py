@@ -59,7 +59,6 @@ def test_colocated_pools_become_mixed_workers():
     ],
 )
 def test_rejects_pools_that_pods_cannot_serve(change, sentence):
-    """Instances with several accelerators, and two pools of one role, cannot run as pods."""
     with pytest.raises(ConfigurationError, match=rf"pools\[\d\]: .*{sentence}"):
         planned(PLAN.replace(*change))
 

@@ -77,7 +77,6 @@ def test_container_commands_parse(case):
 
 
 def test_pods_follow_the_roles_with_replicas():
-    """Each role with replicas has a StatefulSet."""
 
     def args(case):
         objects = made(CASES[case])

@@ -1,4 +1,4 @@
-"""Iteration times fitted to a measured profile, for the models and machines that the profile covers."""
+"""Performance model fitted to measured iteration times, for each model and machine in the profile."""
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ from twofold.performance.fitting.profile import group_batches, read_profile
 
 @pytest.fixture(scope="module")
 def all_fitted(models, machines):
-    """Return the fitted model of every packaged pair of model and machine."""
+    """Return all fitted performance models that are shipped with the package, by model and accelerator."""
     named = {"a100-80gb": "dgx-a100", "h100-80gb": "dgx-h100", "h100-80gb-pcap": "dgx-h100-capped"}
     return {
         entry.pair: fitted(models[entry.model], machines[named[entry.accelerator]], entry.tensor_parallel)

@@ -45,7 +45,7 @@ def on_a100(models, machines):
 
 @pytest.fixture(scope="module")
 def reference(profile_path):
-    """Return batch sizes in tokens, and the median prefill and decode times (s) of bloom-176b on H100."""
+    """Return prompt tokens per batch, and the median prefill and decode times (s) of bloom-176b on H100 for each."""
     groups = defaultdict(list)
     with profile_path.open(newline="") as file:
         for row in csv.DictReader(file):

@@ -1,4 +1,4 @@
-"""Advice of a plan: whether to serve with a split or a colocated design."""
+"""Advice on whether to serve with a split or a colocated design."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The break-even rate between colocated and split designs."""
+"""The request rate above which a split design is cheaper than a colocated design."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Budgets, and the largest designs within them."""
+"""Budgets of machines, price and power, and the largest designs within a budget."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The evaluator of planning trials, which stores its evaluations in a file and reuses them."""
+"""The planning evaluator, which stores simulation results in a file and reuses them."""
 
 import asyncio
 import sqlite3

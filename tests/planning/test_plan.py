@@ -57,7 +57,7 @@ def test_families_that_cannot_keep_the_slo_are_named():
 
 
 def test_a_curve_comes_up_to_the_limit():
-    """A latency curve ends at the highest rate of the design."""
+    """The last rate of a latency curve is the highest rate that meets the SLO."""
     cluster = AnalyticCluster()
     plan = planned(cluster, machines=8)
     rates = list(asyncio.run(rate_curve(cluster.search(), plan.best)))

@@ -1,4 +1,4 @@
-"""Simulated trials of a design at a rate."""
+"""Simulations of a design at a given request rate."""
 
 import pytest
 

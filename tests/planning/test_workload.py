@@ -1,4 +1,4 @@
-"""Workloads of simulated trials."""
+"""Workloads for simulations of designs."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_rates_share_their_random_numbers():
 
 
 def test_small_rates_are_simulated_for_longer():
-    """At low rates, the simulated time is extended to about `min_requests` requests."""
+    """At low rates, the simulated time is extended until about `min_requests` requests have arrived."""
     arguments = WorkloadArguments(workload="azure-conv", duration_s=10.0, min_requests=300)
     assert len(arguments.requests(0.1)) > 200
 

@@ -214,7 +214,6 @@ def _lines(milliseconds):
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):
-    """BLOOM-176B on one H100 is an error, because its weights do not fit."""
     config = tmp_path / "cluster.yaml"
     config.write_text(
         "model: bloom-176b\npools:\n- {machines: 1, machine: dgx-h100, role: mixed, tensor_parallel: 1}\n"

@@ -182,7 +182,7 @@ def test_refuses_models_that_it_would_compute_wrongly(config_only, model_type, v
 
 
 def test_refuses_unknown_kinds_of_attention(tiny_model_dir, monkeypatch):
-    """A model is rejected if its own attention function does not compute standard attention."""
+    """A model is rejected if it does not use standard attention."""
     from transformers.models.llama import modeling_llama
 
     plain = modeling_llama.eager_attention_forward

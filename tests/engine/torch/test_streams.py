@@ -65,7 +65,7 @@ def test_pinned_memory_can_be_pinned_again():
 
 @ON_GPU
 def test_a_call_waits_for_earlier_work_only():
-    """A callback runs once all device work queued before it is done."""
+    """A callback runs when all earlier device work is done, without waiting for later work."""
     announcer, told = LayerNotifier(GPU_OR_CPU), threading.Event()
     done = torch.cuda.Event()
     busy(rounds=1)

@@ -18,7 +18,7 @@ def caches():
 
 
 def moved():
-    """Move vLLM's KV cache tensors into new memory; return the tensors, other views of them, and the `KvPool`."""
+    """Move vLLM's KV cache tensors into new memory; return the tensors, a view of each, and the `KvPool`."""
     made = caches()
     layout, num_blocks = read_layout(made, HEADS)
     others = [cache.view(cache.shape) for cache in made.values()]

@@ -91,7 +91,7 @@ def test_drops_batches_that_contradict_most_others():
 
 
 def test_the_date_is_that_of_the_latest_row(tmp_path):
-    """A profile without dates has the date of its file."""
+    """If no row has a date, the profile has the date of its file."""
     path = tmp_path / "p.csv"
     path.touch()
     os.utime(path, (86_400, 86_400))

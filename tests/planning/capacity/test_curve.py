@@ -1,4 +1,4 @@
-"""Hit rate and savings of a cache tier by capacity, and its best capacity."""
+"""Hit rate and savings of a cache tier as functions of its capacity, and the capacity with the highest net savings."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,6 @@ from twofold.planning.capacity.curve import NEVER, CapacityCurve, CapacityTerms
 
 
 def terms(**more):
-    """Return the inputs of a capacity curve, with defaults."""
     given_terms = {
         "caches": 1,
         "nodes": 4,

@@ -96,7 +96,6 @@ def test_empty_prompts_have_no_distances():
 
 
 def test_reproduces_mooncakes_published_hit_rates():
-    """LRU hit rates of the conversation trace equal Mooncake's to two decimals of a percent."""
     prompts = [request.prefix_blocks for request in open_trace(public_trace("mooncake-conversation.jsonl"))]
     least = least_capacities(prompts)
     assert len(least) == len(list(chain.from_iterable(prompts))) == 288_500

@@ -21,7 +21,6 @@ LFU = {10_000: "13.15", 30_000: "27.55", 50_000: "34.38"}
 
 @pytest.mark.parametrize(("name", "figures"), [("lru", LRU), ("lfu", LFU)])
 def test_the_conversation_trace_hits_as_published(name, figures):
-    """Hit rates equal Mooncake's to two decimals of a percent."""
     found = trace_reuse(open_trace(public_trace("mooncake-conversation.jsonl")), tuple(figures), (name,))
     assert (found.requests, found.blocks, found.distinct_blocks) == (12_031, 288_500, 182_790)
     assert f"{100 * found.highest:.2f}" == "36.64"

@@ -1,4 +1,4 @@
-"""The executor that simulates trials in local processes: results, error messages and shutdown."""
+"""The executor that runs planning simulations in local processes: results, error messages and shutdown."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""The executor that simulates trials on a Ray cluster."""
+"""The executor that runs planning simulations on a Ray cluster."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""Confidence in a goodput measured on several random workloads."""
+"""Confidence that the median goodput lies in the range measured on several random workloads."""
 
 import asyncio
 

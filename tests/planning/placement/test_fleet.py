@@ -34,7 +34,6 @@ def taken(rates, chosen):
     st.integers(1, 4),
 )
 def test_the_division_is_optimal(prefill, decode, slow, fast):
-    """Brute force over two small stocks of machines finds no higher goodput."""
     # Numbers of (prefill TP1, TP2, decode TP1, TP2) instances that fit on the accelerators of each machine type.
     of_slow, of_fast = (
         [ways for ways in product(range(5), range(3), range(5), range(3)) if fits(ways, stock)]

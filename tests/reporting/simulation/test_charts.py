@@ -41,7 +41,7 @@ def test_charts_are_valid_in_plotly(results, slo):
 
 
 def test_loads_are_shown_where_they_were_watched():
-    """The load chart shows only simulations with overload control."""
+    """The load chart omits simulations without overload control."""
     told = OverloadResult(rule="early", refusals={}, wasted_prefill_tokens=0, load_correlation=None)
     loads = {"load/prefill": waves(0.5), "load/decode": waves(0.25)}
     watched = result(overload=told, series=result().series | loads)

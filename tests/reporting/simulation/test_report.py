@@ -1,4 +1,4 @@
-"""The JSON report of a simulation is complete and can be decoded."""
+"""The JSON report of a simulation."""
 
 import msgspec
 
@@ -51,7 +51,7 @@ def test_nothing_measured_is_null():
 
 
 def test_every_figure_has_its_error():
-    """Every metric is reported with the error of the performance model."""
+    """Each metric is reported with the relative error of the performance model's predictions."""
     guess = ModelAccuracy(prefill=0.5, decode=None, basis="a guess", estimated=True)
     report = SimulationReport.of(result(), workload={}, seed=0, reference_error=guess)
     errors = report.model_errors

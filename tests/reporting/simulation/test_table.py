@@ -88,7 +88,7 @@ def test_an_empty_run_has_no_rates():
 
 
 def test_a_mixed_pool_rests_on_both_phases():
-    """For a mixed pool, the table shows the model errors of both prefill and decode."""
+    """For a mixed pool, the table shows the errors of predicted prefill times and predicted decode times."""
     assert accuracy((pool("mixed", 1),), (Phase.PREFILL,)) == "±10% prefill, ±2% decode"
 
 

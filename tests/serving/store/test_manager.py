@@ -119,7 +119,7 @@ class StoreLives(RuleBasedStateMachine):
         self.known = set()
 
     def turn(self):
-        """Process the block manager's outputs; check that it reports no block as stored twice or removed when absent."""
+        """Process the block manager's outputs; check that no block is reported as stored twice or removed twice."""
         self.moves.extend(self.manager.take_moves())
         for granted in self.manager.take_grants():
             keys = (self.puts if granted.puts else self.loads).get(granted.requester)

@@ -19,7 +19,7 @@ Json = dict[str, object]
 
 
 class _Property(msgspec.Struct, frozen=True):
-    """JSON schema of one chart value or of one group of values."""
+    """JSON schema of one value of the Helm chart, or of one group of values."""
 
     description: str
     default: object = None
@@ -37,7 +37,7 @@ def schema() -> Json:
 
 
 def values_yaml() -> str:
-    """Return the text of `values.yaml`, which has every value with its default, and its description as a comment."""
+    """Return the text of `values.yaml`: all values with their defaults, and their descriptions as comments."""
     head = "# Generated from src/twofold/kubernetes/values.py: edit the values there, then run `make chart`."
     return "\n".join([head, "", *_lines("Values", msgspec.to_builtins(Values()), 0)]) + "\n"
 
@@ -52,12 +52,12 @@ def table() -> str:
 
 
 def with_table(readme: str) -> str:
-    """Return the README text `readme` with its table of values replaced by a new one."""
+    """Return the README text `readme` with an updated table of the Helm chart's values."""
     return _TABLE.sub(lambda _: table(), readme)
 
 
 def write(chart: Path) -> None:
-    """Write `values.yaml`, `values.schema.json` and the table in `README.md` to the chart's directory `chart`."""
+    """Generate `values.yaml`, `values.schema.json` and the table in `README.md` in the directory of the Helm chart."""
     (chart / "values.yaml").write_text(values_yaml(), encoding="utf-8")
     text = msgspec.json.format(msgspec.json.encode(schema()), indent=2) + b"\n"
     (chart / "values.schema.json").write_bytes(text)
@@ -71,7 +71,7 @@ def _group(name: str) -> dict[str, _Property]:
 
 
 def _below(each: _Property, default: object) -> tuple[str, Json] | None:
-    """Return the name and defaults of the referenced value group, or None without a `$ref`."""
+    """Return the name and the defaults of a nested group of values, or None for a single value."""
     if each.ref is None or not isinstance(default, dict):
         return None
     return each.ref.rpartition("/")[2], default

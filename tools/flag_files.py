@@ -46,13 +46,13 @@ sys.setprofile(_profile)
 
 
 def simulate(folder: Path, flags: list[str]) -> None:
-    """Run `twofold simulate` with `flags` and a tracer."""
+    """Run `twofold simulate` with `flags` while function calls are traced."""
     command = [*_twofold("simulate"), "512+16", "--model", "llama2-70b", "--cluster", str(folder / "cluster.yaml")]
     subprocess.run([*command, *flags, "--num-requests", "10"], check=True, env=_traced(folder), stdout=subprocess.PIPE)
 
 
 def serve(folder: Path, flags: list[str]) -> None:
-    """Serve one request with `flags` and a tracer."""
+    """Run `twofold serve` with `flags` while function calls are traced, and send one request."""
     model, port = folder / "model", free_port()
     shape = ("--hidden-size", "32", "--layers", "2", "--heads", "2", "--kv-heads", "2", "--vocab-size", "512")
     subprocess.run([*_twofold("model"), "create", str(model), *shape], check=True, capture_output=True)

@@ -2,8 +2,8 @@
 
     python tools/request_files.py [--list]
 
-A file counts if one of its functions is called between the request's arrival and its last token. The service uses the
-emulated engine; it and the simulated cluster have one prefill and one decode worker.
+A file counts if one of its functions is called between the request's arrival and its last token. Service and simulation
+have one prefill and one decode worker; the service uses the emulated engine.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python tools/wording.py [--list] [PATH ...]
 
-A text counts as roundabout if it hides its subject in a clause ("What was read is …"), has chains of pronouns ("those
-that", "of what") or archaic adverbs ("thereby"), or lets programs speak and know ("the worker says that it lives"). A
-match is only a hint: rewrite the whole sentence. Exits with 1 if over 3% of the texts of one kind match.
+Finds sentences that hide their subject in a clause ("What was read is …"), chains of pronouns ("those that", "of
+what"), archaic adverbs ("thereby"), and programs that speak or know ("the worker says that it lives"). A match is only
+a hint: rewrite the whole sentence. Exits with 1 if over 3% of the texts of one kind match.
 """
 
 import argparse
@@ -44,7 +44,7 @@ _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
 def texts(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield every text of a file as (kind, line number, text)."""
+    """Yield the docstrings, comments and messages, or Markdown sentences, of a file as (kind, line number, text)."""
     if path.suffix == ".md":
         yield from _sentences(path.read_text())
     elif path.suffix == ".py":
@@ -52,7 +52,6 @@ def texts(path: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def _sentences(text: str) -> Iterator[tuple[str, int, str]]:
-    """Yield the sentences of a Markdown text, except fenced code, as (kind, line number, sentence)."""
     paragraph: list[str] = []
     fenced, start = False, 1
     for number, line in enumerate([*text.splitlines(), ""], 1):

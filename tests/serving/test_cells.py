@@ -26,7 +26,7 @@ def joined(tiny_model_dir, tmp_path_factory):
 
 
 def routes(log):
-    """Yield the prefill and decode instance of each finished request in a log."""
+    """Yield the prefill and decode instance of each finished request in a service log."""
     for line in log.splitlines():
         fields = json.loads(line) if line.startswith("{") else {}
         if fields.get("prefill_instance"):

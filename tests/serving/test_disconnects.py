@@ -37,7 +37,7 @@ async def leave(url, body, *, after_tokens=0, after_s=0.0):
 
 
 def occasions(draw, answer_s):
-    """Yield arguments of `leave` for disconnects at random moments of a request."""
+    """Yield keyword arguments for `leave` that disconnect a client at different moments of a request."""
     while True:
         yield {"stream": draw.random() < 0.5}
         # Mostly early: decode is by far the longest phase.

@@ -24,7 +24,7 @@ def prompt(seed, count):
 
 
 async def stream(session, url, name, ids, output, events, began):
-    """Stream a completion, record its token events, and return its tokens."""
+    """Stream a completion, log the arrival of each token in `events`, and return the tokens."""
     body = {
         "model": await served_name(session, url),
         "prompt": ids,
@@ -47,7 +47,7 @@ async def stream(session, url, name, ids, output, events, began):
 
 
 async def beside_a_decode(url, decode, short, long):
-    """Send a request with a long output, a short prompt and a long prompt; return their outputs and token events."""
+    """Start a short and a long prompt during a long decode; return all outputs, and the arrival order of the tokens."""
     events, tasks = [], []
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
         for name, ids, output in (("decode", decode, LONG_OUTPUT), ("short", short, OUTPUT), ("long", long, OUTPUT)):

@@ -27,7 +27,7 @@ async def ask(url, **fields):
 
 @pytest.fixture(scope="module")
 def observed(tiny_model_dir, tmp_path_factory):
-    """Run a service and some requests; return answers, logs, spans, metrics and a dashboard snapshot."""
+    """Send requests to a service; return its answers, logs, spans, metrics and dashboard snapshot."""
     port, log = free_port(), tmp_path_factory.mktemp("log") / "log"
     url = f"http://127.0.0.1:{port}"
     flags = ("--port", str(port), "--served-model-name", "m", "--log-format", "json", "--slo", "e2e=600")

@@ -128,7 +128,7 @@ class VirtualRun:
 
 
 def timed(name, entries):
-    """Yield (time, process, number, entry) for each entry of a journal, with times that never decrease."""
+    """Yield the entries of a journal as (time, process name, index, entry), with times that never decrease."""
     latest = 0.0
     for number, entry in enumerate(entries):
         latest = max(latest, entry.at)

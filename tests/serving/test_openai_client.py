@@ -20,7 +20,7 @@ FIXED = {"temperature": 0, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
 # Any service with deterministic greedy output and a context of a few hundred tokens can take its place.
 @pytest.fixture(scope="module", params=["split", "colocated", "scripted"])
 def openai_base_url(request, service):
-    """Yield the base URL of each tested service: split, colocated and a stub."""
+    """Yield the base URL of a service with separate prefill and decode, of a colocated service, or of a stub."""
     if request.param == "scripted":
         with running_app(create_app(ScriptedService(), byte_level(), keys=None)) as url:
             yield f"{url}/v1"

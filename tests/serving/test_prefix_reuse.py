@@ -105,7 +105,7 @@ def test_prefix_reuse_across_parallelism_and_routers(flags, tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def split_tight(tiny_model_dir):
-    """Yield the process and the URL of a split service with little KV memory."""
+    """Yield the process and the URL of a service with separate prefill and decode workers and little KV memory."""
     with running_service(tiny_model_dir("llama"), *TIGHT, *SPLIT) as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""The output of a split service equals the model's own output in float32."""
+"""The output of a service with separate prefill and decode equals the model's own output in float32."""
 
 import asyncio
 import random

@@ -37,7 +37,7 @@ BOTH_PHASES = ("splitwise", "splitwise-sim")
 
 
 def toy(stages, chunk):
-    """Return toy pipelines that split prompts into chunks of `chunk` tokens."""
+    """Return a small pipelined cluster that splits prompts into chunks of `chunk` tokens, as arguments of `run`."""
     model = Pipeline("toy", ToyModel.error, ToyModel(), ToyModel(), stages)
     pools = (
         PoolSpec(machines=stages, machine="dgx-h100", role=Role.PREFILL, pipeline_parallel=stages),

@@ -40,7 +40,7 @@ def cluster(text="3xh100:prefill,1xh100:decode", router="jsq-planned"):
 
 
 def traffic(*parts, seed=0):
-    """Yield random requests with the rates, mean lengths and durations in `parts`."""
+    """Yield random requests for consecutive phases, each with its own rate, mean lengths and duration."""
     draw, now, end = Random(seed), 0.0, 0.0
     for (rate, prompt, output), seconds in parts:
         now, end = end, end + seconds

@@ -18,7 +18,7 @@ steps = st.lists(st.tuples(gaps, levels), min_size=1, max_size=40)
 
 
 def segments_of(start, changes, end_gap):
-    """Return the end time and the constant segments of a step function."""
+    """Return the end time of a step function, and its steps as (start, end, value)."""
     at, spans, value = start, [], None
     for gap, level in [*changes, (end_gap, None)]:
         if value is not None and gap:
@@ -136,6 +136,5 @@ def test_round_trips_through_json_and_pickle(changes, end_gap):
 
 
 def test_without_a_call_it_is_empty():
-    """A series without values has no points and an integral of 0."""
     assert Series().points() == []
     assert integral_s(Series()) == 0

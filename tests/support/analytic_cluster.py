@@ -18,7 +18,7 @@ def design(*counts, family=SPLIT):
 
 
 class AnalyticCluster:
-    """Stub of the planner's simulator, which computes the capacity of a design from rates per machine."""
+    """Stub of the planner's simulator: each machine of a role serves a fixed number of requests/s."""
 
     def __init__(self, per_prefill=5.0, per_decode=3.0, per_mixed=2.0, *, slack=1.2, overhead=0.0, tells=True):
         self.per_prefill, self.per_decode, self.per_mixed = per_prefill, per_decode, per_mixed

@@ -20,7 +20,7 @@ def kind(tensor, pipeline=1, name="dgx-node"):
 
 
 class AnalyticPlacement:
-    """Stub of the placement search's simulator, which computes goodput from rates per instance."""
+    """Stub of the placement search's simulator: each kind of instance serves a fixed number of requests/s."""
 
     def __init__(self, prefill, decode):
         self.prefill, self.decode = prefill, decode  # functions from an instance kind to requests/s

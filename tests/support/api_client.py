@@ -71,7 +71,7 @@ def metric(url: str, name: str) -> float:
 
 
 def metric_reaches(url: str, name: str, least: float, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
-    """Wait until a metric reaches `least`; return False on timeout."""
+    """Wait until a metric is at least `least`; return False on timeout."""
     for _ in range(tries):
         if metric(url, name) >= least:
             return True
@@ -80,7 +80,7 @@ def metric_reaches(url: str, name: str, least: float, *, tries: int = 6000, paus
 
 
 def metric_falls(url: str, name: str, most: float, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
-    """Wait until a metric falls to `most`; return False on timeout."""
+    """Wait until a metric is at most `most`; return False on timeout."""
     for _ in range(tries):
         if metric(url, name) <= most:
             return True

@@ -20,7 +20,7 @@ HANG_S = DEADLINE_S + 120  # client timeout; a response of any kind must arrive 
 
 
 class Fault(StrEnum):
-    """A fault of a worker process."""
+    """A way in which a test kills, stops or pauses a worker process with signals."""
 
     KILL = "SIGKILL"
     STOP = "SIGSTOP"

@@ -69,7 +69,7 @@ def holdings(process):
 
 
 def leaks(process, before, *, tries=6000, pause_s=0.1):
-    """Return the resource counts of a service that stay above `before`."""
+    """Wait until a service's resource counts are back at `before`; on timeout, return the counts that are too high."""
     # Each of the four threads of a worker opens a connection to the controller when it sends its first message.
     most = {**before, "open files of the gateway": before["open files of the gateway"] + 4 * before["processes"]}
     for _ in range(tries):

@@ -1,4 +1,4 @@
-"""An executor for the planner's simulations that computes their results by a formula."""
+"""An executor for the planner that evaluates a formula instead of running simulations."""
 
 from concurrent.futures import Future
 

@@ -31,7 +31,7 @@ def placed(name, *, prompt=100, prefill="p0", decode="d0", arrival_s=0.0, output
 
 
 def decoding(made, *names, prompt=100, decode="d0", now=0.0):
-    """Add decoding requests to a ledger."""
+    """Add decoding requests to a ledger of predicted instance loads."""
     for name in names:
         each = placed(name, prompt=prompt, decode=decode)
         made.placed(each, now)

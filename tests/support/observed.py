@@ -10,7 +10,7 @@ MS = 10**9
 
 
 def completed(request_id="chat-1", arrival_s=0.25):
-    """Return the timeline of a completed request with round latencies."""
+    """Return the timeline of a completed request whose latencies are round numbers."""
     return Timeline(
         Request(id=request_id, arrival_s=arrival_s, prompt_tokens=1_204, output_tokens=5),
         moments={

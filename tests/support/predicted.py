@@ -20,7 +20,7 @@ class Proportional(Prediction):
 
 
 def forecast(*instances: str, prediction: Prediction | None = None) -> ClusterForecast:
-    """Return a forecast of idle instances with empty caches."""
+    """Return a TTFT forecaster for idle instances with empty prefix caches."""
     made = ClusterForecast(PrefixIndex(), BLOCK_TOKENS)
     for instance in instances:
         made.join(instance, prediction or Proportional())

@@ -1,4 +1,4 @@
-"""Greedy outputs of transformers, with which tests compare generated tokens."""
+"""Greedy outputs computed by transformers, as the reference for generated tokens."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Idle clusters, and instance loads with given numbers, for tests of routers."""
+"""Idle clusters, instance loads and expected routes for tests of routers."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ def cluster(roles: list[Role], router: str = "jsq", capacity_tokens: int | None 
 
 
 def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int) -> InstanceLoad:
-    """Create the load of an instance with these counts. The first letter of `name` is that of its role."""
+    """Return an instance load with the given counts; `name` starts with the first letter of the instance's role."""
     made = InstanceLoad(name, _ROLES[name[0]], capacity)
     made.queued = partial(int, queued)
     made.replace(NO_LOAD, LoadTotals(**numbers))
@@ -41,13 +41,13 @@ def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int
 
 
 def numbers(load: InstanceLoad | LoadTotals) -> SimpleNamespace:
-    """Return the counts of a load in a comparable form."""
+    """Return the token and request counts of an instance load, for comparison with `==`."""
     names = ("pending_prefill_tokens", "reserved_tokens", "prefills", "decodes", "requests")
     return SimpleNamespace(**{name: getattr(load, name) for name in names})
 
 
 def predicted(prefill: str, decode: str, reused_tokens: int = 0, fetch: PrefixFetch | None = None) -> Route:
-    """Return the expected route, which equals the router's route for any predicted TTFT."""
+    """Return an expected route that compares equal for any predicted TTFT."""
     return Route(prefill, decode, (), reused_tokens, fetch, ANY)
 
 

@@ -1,4 +1,4 @@
-"""Run `twofold serve` with a lease time in seconds, for which no flag exists: `serve_with_lease.py SECONDS FLAGS…`."""
+"""Run `twofold serve` with hand-off leases of a given length: `serve_with_lease.py SECONDS FLAGS…`."""
 
 import sys
 

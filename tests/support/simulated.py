@@ -22,7 +22,7 @@ def histogram(*seconds):
 
 
 def spread(middle, count=100):
-    """Return a histogram of logarithmically spaced values around `middle`."""
+    """Return a histogram of `count` values, evenly spaced on a log scale from `middle` / 10 to `middle` * 10."""
     return histogram(*(middle * 10 ** (2 * index / (count - 1) - 1) for index in range(count)))
 
 

@@ -52,7 +52,7 @@ def disk_bytes(directory):
 
 @contextmanager
 def largest(*measures):
-    """Call `measures` repeatedly in a thread; yield the maxima of their values."""
+    """Call functions repeatedly in a thread; yield the maximum of each number in the dicts that they return."""
     most = [{} for _ in measures]
     looks, done = [0], threading.Event()
 

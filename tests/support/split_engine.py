@@ -75,7 +75,7 @@ def fork(run):
 
 
 def driven(engine, prompts):
-    """Return the results of an engine that must not depend on its parallelism."""
+    """Return engine results that must be equal for every degree of parallelism."""
     sizes = iter([40, 200, 3] * 1000)
     outputs = drive(engine, prompts, GREEDY, chunk=lambda: next(sizes), max_batch=3)
     layers = []
@@ -85,7 +85,7 @@ def driven(engine, prompts):
 
 
 def first_tokens(engine, prompts):
-    """Return the first output token of each prompt, computed with pipelined chunks."""
+    """Return the first output token of each prompt; chunks of the prompts run on several pipeline stages at once."""
     begin = getattr(engine, "begin", lambda steps, on_layer, ended: ended(engine.run(steps, on_layer)))
     ended, begun, block = queue.SimpleQueue(), 0, 0
     for prompt in prompts:

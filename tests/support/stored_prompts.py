@@ -48,7 +48,7 @@ def kill(process, name):
 
 
 def moved(url, way, host="home"):
-    """Return how many blocks a host's KV store has moved; `way` is the kind of move, such as `peer_read`."""
+    """Return how many blocks a host's KV store has transferred in one way, such as `peer_read` or `disk_written`."""
     return metric(url, f'kv_store_bytes_total{{host="{host}",way="{way}"}}') / BLOCK_BYTES
 
 

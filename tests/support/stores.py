@@ -28,7 +28,7 @@ BLOCK_BYTES = LAYOUT.bytes_per_block
 
 
 def keys_of(prompt, count):
-    """Return the keys of the first `count` blocks of the prompt with the number `prompt`."""
+    """Return the keys of the first `count` blocks of test prompt number `prompt`."""
     return [bytes([prompt, index]) * 8 for index in range(count)]
 
 
@@ -58,7 +58,7 @@ def _pattern(key, number, size):
 
 
 class RunningPeering:
-    """Block exchange between the KV stores of emulated hosts."""
+    """Block server and block fetcher of a KV store on an emulated host."""
 
     def __init__(self, manager, memory, key, contents, at_once):
         self._context = zmq.Context()
@@ -171,7 +171,7 @@ def store_client(directory, name="client", **options):
 
 
 def filled(keys):
-    """Return engine memory with the blocks of `keys`."""
+    """Return engine memory that holds the blocks with the given keys."""
     blocks = Blocks(len(keys))
     for block, key in enumerate(keys):
         blocks.fill(block, key)

@@ -23,7 +23,7 @@ SPLIT_BATCHERS = ("splitwise", "splitwise-sim")
 
 
 class ToyModel(PerformanceModel):
-    """A performance model with round times, so that events often coincide."""
+    """A performance model that predicts round numbers, so that events often coincide in time."""
 
     name = "toy"
     error = ModelAccuracy(prefill=None, decode=None, basis="made up")

@@ -1,4 +1,4 @@
-"""A small simulation that runs the live schedulers under a virtual clock and checks invariants after each event."""
+"""A small simulation that runs the real schedulers under a virtual clock and checks invariants after each event."""
 
 import heapq
 import itertools
@@ -253,7 +253,6 @@ class VirtualCluster:
         self.at(end, COMPLETION, self._numbers[name], lambda: self._complete(name, run, version))
 
     def _cut_short(self, name: str, run: Run) -> None:
-        """End a series of equal iterations at the next iteration boundary."""
         passed, rest = divmod(self.now - run.began, run.each_s)
         due = rest == 0 and self._order < (COMPLETION, self._numbers[name])
         count = max(1, int(passed) + (0 if due else 1))

@@ -116,7 +116,7 @@ class VllmServer:
 
 
 def _metadata() -> str:
-    """Return a directory with package metadata for vLLM's CPU wheel, or "" if it is not needed."""
+    """Return a directory with metadata of a package `vllm`, or "" if the package itself is installed."""
     try:
         version("vllm")
     except PackageNotFoundError:

@@ -42,7 +42,7 @@ class Instance:
         return ours
 
     def views(self, layer):
-        """Yield each rank's slice of KV heads, with its keys and values of a layer."""
+        """Yield the KV heads of a layer that each rank holds, with their keys and values."""
         for rank, own in enumerate(self.ranks):
             held = self.split.layers(rank, len(ALL))
             if layer in held:

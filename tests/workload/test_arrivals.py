@@ -1,4 +1,4 @@
-"""Arrival processes: rate, variation, order and reproducibility."""
+"""Arrival times repeat with their seed, never decrease, and have the expected mean and variation of gaps."""
 
 from itertools import islice, pairwise
 

@@ -44,7 +44,7 @@ def test_lengths_do_not_depend_on_arrivals():
 
 
 def test_duration_ends_a_generated_workload():
-    """All requests arrive within the duration."""
+    """All requests arrive in less than `duration_s` seconds."""
     requests = list(workload("azure-code", rate=4.0, duration_s=10.0, arrival="constant"))
     assert len(requests) == 40
     assert all(request.arrival_s < 10.0 for request in workload("azure-code", rate=4.0, duration_s=10.0))
@@ -75,7 +75,7 @@ def test_trace_is_rescaled_to_a_rate(trace):
 
 
 def test_trace_lengths_combine_with_an_arrival_process(trace):
-    """With the option `arrival`, the lengths of a trace get new arrival times."""
+    """With the option `arrival`, requests of a trace keep their lengths and get new arrival times."""
     own = list(workload(trace, arrival="constant"))
     assert [request.arrival_s for request in own] == [float(index) for index in range(10)]
     faster = list(workload(trace, arrival="constant", rate=2.0, start_s=1.0, duration_s=2.0))

@@ -136,7 +136,6 @@ def test_rejects_invalid_windows(options, message):
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
 def test_rejects_invalid_factors(factor):
-    """Scale factors must be positive and finite, and the context must hold at least two tokens."""
     for scale in (scale_rate, scale_lengths):
         with pytest.raises(ConfigurationError, match="must be a positive number"):
             scale(TEN, factor)

@@ -18,13 +18,12 @@ def test_length_quantiles_equal_numpys(requests):
 
 
 def test_gap_variation():
-    """Gaps of 1 and 3 s have a coefficient of variation of 0.5."""
+    """Gaps of 1 and 3 s between arrivals have a coefficient of variation of 0.5."""
     summary = summarise([ask(0, 0.0), ask(1, 1.0), ask(2, 4.0)])
     assert (summary.duration_s, summary.requests_per_s, summary.gap_cv) == (4.0, 0.5, 0.5)
 
 
 def test_undefined_values_are_none():
-    """Rate, gap variation and reuse are None if they are undefined."""
     for requests in ([ask()], [ask(0), ask(1)]):
         summary = summarise(requests)
         assert (summary.requests_per_s, summary.gap_cv, summary.highest_reuse) == (None, None, None)

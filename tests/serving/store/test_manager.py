@@ -119,7 +119,7 @@ class StoreLives(RuleBasedStateMachine):
         self.known = set()
 
     def turn(self):
-        """Process the outputs of the manager, and check that its reported changes are consistent."""
+        """Process the block manager's outputs; check that no block is reported as stored twice or removed twice."""
         self.moves.extend(self.manager.take_moves())
         for granted in self.manager.take_grants():
             keys = (self.puts if granted.puts else self.loads).get(granted.requester)
@@ -250,7 +250,7 @@ class StoreLives(RuleBasedStateMachine):
         assert self.known == {key for prompt in PROMPTS for key in prompt if key in self.manager.tiers}
 
     def teardown(self):
-        """End all clients, then check that only stored blocks occupy memory slots."""
+        """End all clients, then check that the memory tier has only free slots and stored blocks."""
         for client in CLIENTS:
             self.die(client)
         while self.moves:

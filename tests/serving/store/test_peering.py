@@ -28,7 +28,7 @@ class Server:
 
 
 class Fetcher:
-    """Stub of the block fetcher, which records fetch orders."""
+    """Stub of the block fetcher, which records the requested fetches."""
 
     def __init__(self):
         self.brought, self.orders = [], {}
@@ -169,7 +169,7 @@ class PeersLive(RuleBasedStateMachine):
         assert len(self.manager.tiers.tiers[MEMORY]) < SLOTS
 
     def teardown(self):
-        """End all clients and fetches, then check that only readable blocks occupy memory slots."""
+        """End all clients and fetches, then check that the memory tier has only free slots and stored blocks."""
         for client in CLIENTS:
             for of in (self.puts, self.putting):
                 for requester in [requester for requester in of if requester[0] == client]:

@@ -212,7 +212,7 @@ def test_refuses_blocks_of_another_model(tmp_path):
 
 @contextmanager
 def guarded(kind):
-    """Yield a guard, which authenticates ZeroMQ connections, and a socket."""
+    """Yield a `Guard`, which authenticates ZeroMQ peers, and a socket that it can protect."""
     context = zmq.Context()
     guard, socket = Guard(context, KEY), context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)

@@ -52,7 +52,7 @@ class Publisher:
 
 
 def feed(numbers, lost=(), *, replays=False):
-    """Publish numbered batches except those in `lost`; return the numbers and gaps that the feed reports."""
+    """Publish numbered event batches except those in `lost`; return the received numbers, with "gap" for each gap."""
     heard = []
 
     async def scenario():

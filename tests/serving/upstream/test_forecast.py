@@ -17,7 +17,7 @@ from twofold.serving.upstream.metrics import PrefillTotals
 
 @pytest.fixture
 def busy():
-    """Return a cluster of one server with a prefill speed of 100 tokens/s, and its admission control."""
+    """Return the scheduler and the admission control for one server with a prefill speed of 100 tokens/s."""
     speeds = PrefillSpeeds()
     speeds.read("one", PrefillTotals(10.0, 1000, 1))
     cluster = ClusterScheduler(ROUTERS["load"](), FixedHandoff(HandoffMode.PULL))

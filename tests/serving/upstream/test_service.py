@@ -28,7 +28,7 @@ def behind(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def routes(behind, tiny_model_dir):
-    """Yield a function that starts a gateway to both services and returns its URL."""
+    """Yield a function that starts a gateway in front of two services and returns its URL."""
     with ExitStack() as running:
 
         def start(probe_timeout):

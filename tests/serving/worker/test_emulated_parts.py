@@ -47,7 +47,7 @@ def test_refuses_a_context_beyond_the_smallest_memory():
 
 
 def test_waiting_pauses_the_engine():
-    """An iteration after a wait for work is timed from its own start."""
+    """When a worker waits for work, its emulated engine is marked as idle."""
     made = config()
     parts = prepare(made, print).parts(made.workers[0], epoch=1)
     parts.engine._busy_until = 5

@@ -1,4 +1,4 @@
-"""Pulled and checksummed hand-offs on a decode worker."""
+"""Hand-offs on a decode worker: KV reads in pull mode, and verification of checksums."""
 
 import pytest
 import torch

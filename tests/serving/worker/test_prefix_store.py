@@ -31,7 +31,7 @@ def model(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def expected(tiny_model_dir):
-    """Return a function that computes the output tokens of a prompt without a cache."""
+    """Return a function that computes the expected output tokens of a prompt with transformers."""
     known = {}
 
     def output(prompt):
@@ -44,7 +44,7 @@ def expected(tiny_model_dir):
 
 @pytest.fixture
 def host(tmp_path, model):
-    """Yield a KV store that has the blocks of the prefix `BEGIN`, and a new client of this store."""
+    """Yield a KV store that has the blocks of the test prompts' common prefix, and a new client of this store."""
     block_bytes = model.layout(BLOCK).bytes_per_block
     with running_store(tmp_path, slots=64, block_bytes=block_bytes) as store:
         with store_client(tmp_path, "first") as first:
@@ -159,7 +159,7 @@ def test_recomputes_corrupt_blocks(model, host, expected):
 
 
 def test_a_failed_batch_puts_nothing(model, host, expected):
-    """Nothing of a failed batch is stored, and the next prompt runs."""
+    """The KV of a failed batch is not stored, and the next prompt runs."""
     _, client = host
     with store_worker(model, client) as worker:
         run = worker.engine.run

@@ -1,4 +1,4 @@
-"""The hand-off receiver processes hand-offs in order and ends each one once."""
+"""The hand-off receiver processes hand-offs in order and reports the end of each exactly once."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""The hand-off sender: order of layers, early writes, cancellation."""
+"""The hand-off sender: order of layers, cancellation, and release of blocks in push and pull mode."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Choice of the Ray node for each worker, without Ray."""
+"""Choice of a Ray node for each worker, tested without a Ray cluster."""
 
 from collections import Counter
 

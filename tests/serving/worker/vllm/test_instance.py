@@ -58,7 +58,7 @@ class Vllm:
             self.give_back(request_id)
 
     def obey(self):
-        """Execute the scheduler's abort and resume orders in the fake vLLM."""
+        """Abort or resume requests in the fake vLLM, as requested by the scheduler."""
         for order, request_id in self.instance.take_orders():
             held = self.instance.find(request_id)
             if order is VllmOrder.ABORT:
@@ -113,7 +113,7 @@ class Instance(RuleBasedStateMachine):
 
     @rule(target=running, request=consumes(leased), way=st.sampled_from(["written", "read", "given up", "cut"]))
     def it_arrives(self, request, way):
-        """End the KV transfer of a request in one of several ways."""
+        """Complete or abort the KV transfer of a request."""
         instance = self.instance
         alive = instance.find(request.id) is not None and request.id in self.touched
         if way == "read":

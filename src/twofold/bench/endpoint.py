@@ -42,7 +42,7 @@ def authorization(api_key: str | None) -> dict[str, str]:
 
 
 async def discover(base_url: str, model: str | None = None, api_key: str | None = None) -> Endpoint:
-    """Return address and properties of `model` (None: the first model) of the server at `base_url`.
+    """Find `model` (None: the first model) on the server at `base_url`, and return its address and properties.
 
     Raises ConfigurationError if the server is unreachable, rejects the key or lacks the model.
     """

@@ -40,9 +40,9 @@ class LoadCounts:
 
 @dataclass(slots=True)
 class LoadResult:
-    """Timelines and outcomes of the requests of a load, in order of completion.
+    """Results of a load test: timelines and outcomes of requests, in order of completion.
 
-    `send_lags_s` has the delay in seconds between the due time of each request and its sending.
+    `send_lags_s` has the seconds by which each request was sent late.
     """
 
     timelines: list[Timeline] = field(default_factory=list)
@@ -63,7 +63,7 @@ class LoadResult:
 
     @property
     def packed_tokens(self) -> int:
-        """Number of output tokens that arrived in one chunk with the preceding token."""
+        """Number of output tokens that share a stream chunk with the token before them."""
         chunks = {outcome.request_id: outcome.chunks for outcome in self.outcomes if outcome.error is None}
         return sum(
             max(0, timeline.output_tokens - chunks.get(timeline.request.id, timeline.output_tokens))

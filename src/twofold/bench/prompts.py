@@ -70,7 +70,7 @@ def _name(block: BlockKey) -> int | str:
 
 
 def token_range(vocabulary: int | None) -> tuple[int, int]:
-    """Return the range of token ids for prompts, by vocabulary size (None: unknown). The end is exclusive."""
+    """Return the half-open range of token ids for random prompts, given the vocabulary size (None: unknown)."""
     if vocabulary is None:
         return 256, 1024
     return min(256, vocabulary // 2), vocabulary

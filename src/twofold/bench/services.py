@@ -34,14 +34,14 @@ class ServedProcess:
 
 @contextmanager
 def served(model: Path | None, flags: Sequence[str]) -> Iterator[str]:
-    """Run `twofold serve` during the context. Yield the URL of the service."""
+    """Run `twofold serve` inside a `with` statement. Yield the URL of the service."""
     with served_process(model, flags) as process:
         yield process.url
 
 
 @contextmanager
 def served_process(model: Path | None, flags: Sequence[str]) -> Iterator[ServedProcess]:
-    """Run `twofold serve MODEL FLAGS…` on a free port during the context.
+    """Run `twofold serve MODEL FLAGS…` on a free port inside a `with` statement.
 
     Raises ConfigurationError with the service's log if the service ends during startup.
     """
@@ -61,7 +61,7 @@ def served_process(model: Path | None, flags: Sequence[str]) -> Iterator[ServedP
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Return an unused TCP port of an IPv4 or IPv6 address."""
+    """Return a TCP port that is unused on `address`, an IPv4 or IPv6 address of this host."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     while True:
         # Linux assigns no port of this range automatically, so no other socket gets it before the caller binds it.

@@ -21,7 +21,7 @@ _PS: Final = 10**12
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """Distribution of active tokens of an instance: seconds spent on batches, by number of active tokens."""
+    """Seconds that an instance spends on batches, by number of active tokens (prompt tokens and decoding sequences)."""
 
     workload: str
     load: float
@@ -29,7 +29,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     busy_s: dict[int, float]
 
     def share(self, tokens: int) -> float:
-        """Return the share of busy time during which at most `tokens` tokens are active."""
+        """Return the fraction of busy time in iterations with at most `tokens` active tokens."""
         return sum(seconds for active, seconds in self.busy_s.items() if active <= tokens) / sum(self.busy_s.values())
 
     def steps(self) -> list[tuple[int, float]]:
@@ -52,7 +52,7 @@ class _BusyTime(Observer):
 
 
 def activities(profile: MeasuredProfile, catalog: Catalog, name: str, requests: Sequence[Request]) -> list[Activity]:
-    """Simulate one colocated instance at several loads. `requests` must arrive at a mean rate of 1 per second."""
+    """Simulate a colocated instance at several request rates, each a multiple of the 1/s at which `requests` arrive."""
     with tempfile.TemporaryDirectory(prefix="twofold-characterize-") as folder:
         path = Path(folder) / "profile.yaml"
         path.write_text(dump_profile(msgspec.structs.replace(profile, host=None)), encoding="utf-8")

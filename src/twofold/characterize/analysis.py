@@ -119,7 +119,7 @@ def characterization(
 
 
 def measured_link(rows: Sequence[ProfileRow], model: Model) -> KvLink | None:
-    """Fit latency and bandwidth of a link to KV transfers; None for fewer than two prompt lengths."""
+    """Fit latency and bandwidth of a link to measured KV transfers. Return None for fewer than two prompt lengths."""
     transfers = median_by_size((row.prompt_size, row.transfer_time) for row in rows if row.transfer_time)
     if len(transfers) < 2:
         return None
@@ -129,7 +129,7 @@ def measured_link(rows: Sequence[ProfileRow], model: Model) -> KvLink | None:
 
 
 def median_by_size(points: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Return the median value of each size, in increasing order of size."""
+    """Group (size, value) points by size, and return the median value of each group, smallest size first."""
     groups: dict[int, list[float]] = defaultdict(list)
     for size, value in points:
         groups[size].append(value)
@@ -137,7 +137,7 @@ def median_by_size(points: Iterable[tuple[int, float]]) -> dict[int, float]:
 
 
 def measured_power(rows: Sequence[ProfileRow], tdp_w: float, source: str) -> MeasuredPower | None:
-    """Return the power of prefill and of decode as shares of TDP; None if either was not measured."""
+    """Return prefill power and decode power as fractions of TDP; None if either was not measured."""
     # In a row that times both phases, peak power counts as prefill and, at batch size 1, average power as decode.
     both = [row for row in rows if row.average_power and row.prompt_time and row.token_time]
     prefills = [row.average_power for row in rows if row.average_power and row.prompt_time and not row.token_time]
@@ -150,6 +150,6 @@ def measured_power(rows: Sequence[ProfileRow], tdp_w: float, source: str) -> Mea
 
 
 def cached_speedup(rows: Sequence[ProfileRow]) -> float | None:
-    """Return the median speedup of TTFT by a prefix-cache hit; None if not measured."""
+    """Return the median ratio of TTFT without a prefix-cache hit to TTFT with a hit; None if not measured."""
     ratios = [row.prompt_time / row.cached_time for row in rows if row.cached_time]
     return median(ratios) if ratios else None

@@ -38,7 +38,7 @@ class EndpointTarget:
         disaggregated: bool = False,
         timeout_s: float = 600.0,
     ) -> None:
-        """Query the server. Raises ConfigurationError if the server is unreachable or refuses the key or the model."""
+        """Read the server's limits. Raises ConfigurationError if it is unreachable or rejects the key or the model."""
         self.endpoint: Endpoint = asyncio.run(discover(url, model, api_key))
         found = asyncio.run(_metrics(self.endpoint.base_url, api_key))
         self.engine = found.engine

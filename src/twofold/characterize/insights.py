@@ -49,7 +49,7 @@ Workloads = Mapping[str, Sequence[Request]]
 def insights(
     found: Characterization, workloads: Workloads, activity: Sequence[Activity], others: Sequence[Characterization]
 ) -> list[Insight]:
-    """Check the insights for the instance `found`, compared with the instances `others`."""
+    """Check Splitwise's insights for one instance, `found`, by comparison with other instances, `others`."""
     return [
         _distributions(workloads),
         _few_active(activity),
@@ -176,7 +176,7 @@ def _power(found: Characterization, others: Sequence[Characterization]) -> Insig
 
 
 def is_capped(other: Characterization, found: Characterization) -> bool:
-    """Return whether `other` is the instance `found` under a power cap."""
+    """Return whether `other` is the same instance as `found`, but measured under a power cap."""
     # The hardware name of a capped instance has a hyphen and a suffix.
     mine, its = found.profile, other.profile
     same = (mine.model.name, mine.tensor_parallel) == (its.model.name, its.tensor_parallel)
@@ -184,7 +184,7 @@ def is_capped(other: Characterization, found: Characterization) -> bool:
 
 
 def slowdown(found: Characterization, other: Characterization) -> tuple[float, float]:
-    """Return the TTFT and the TBT of `other` relative to `found`."""
+    """Return the TTFT and the TBT of `other` as ratios to those of `found`."""
     # TTFT of a prompt of 1,500 tokens, TBT of a batch of 16 sequences.
     decodes = [each.times.seconds(0, 0, _BATCH, _BATCH * 1024) for each in (other, found)]
     return other.ttft_s(1500) / found.ttft_s(1500), decodes[0] / decodes[1]

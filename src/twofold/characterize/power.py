@@ -27,7 +27,7 @@ class PowerSource(Protocol):
         """Return the power in watts."""
 
     def limit(self, watts: float) -> None:
-        """Limit the power. Raises OSError or a vendor's error if the limit is out of range or not permitted."""
+        """Cap the hardware's power. Raises OSError or a vendor's error if the cap is out of range or not permitted."""
 
 
 class RaplPower:
@@ -91,7 +91,7 @@ class NvmlPower:
 
 @contextmanager
 def capped(source: PowerSource, watts: float) -> Iterator[None]:
-    """Cap the power of the hardware at `watts` during the context. Raises ConfigurationError if that is impossible."""
+    """Cap the hardware's power at `watts` inside a `with` statement. Raises ConfigurationError if impossible."""
     try:
         source.limit(watts)
     except Exception as error:
@@ -103,7 +103,7 @@ def capped(source: PowerSource, watts: float) -> Iterator[None]:
 
 
 class PowerShares(msgspec.Struct):
-    """Average and peak power during a probe as shares of TDP; None if power cannot be measured."""
+    """Average and peak power during a probe, as fractions of TDP; None if power cannot be measured."""
 
     average: float | None = None
     peak: float | None = None
@@ -117,7 +117,7 @@ class PowerMeter:
 
     @contextmanager
     def measuring(self) -> Iterator[PowerShares]:
-        """Measure power during the context, and then set the fields of the yielded `PowerShares`."""
+        """Measure power inside a `with` statement. The fields of the yielded `PowerShares` are set at its end."""
         shares = PowerShares()
         if self.source is None:
             yield shares

@@ -8,7 +8,7 @@
     cached    a prompt, then the same prompt again          prefill time with a prefix-cache hit
     transfer  one stream of a disaggregated service         delay of the second token due to the KV transfer
 
-Most sizes are not powers of two, because kernels are often tuned for powers of two.
+Most prompt lengths and batch sizes are not powers of two, because kernels are often tuned for powers of two.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ _RESERVED: Final = 8  # context left free, because a tokenizer may add tokens
 
 
 class ProbeKind(StrEnum):
-    """Property that a probe measures."""
+    """Kind of measurement that a probe makes, such as prefill times."""
 
     PREFILL = "prefill"
     PARALLEL = "parallel"
@@ -43,7 +43,7 @@ class ProbeKind(StrEnum):
 
 
 class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """A probe: requests (streams) that run together."""
+    """A group of requests that measures one property of an instance."""
 
     kind: ProbeKind
     streams: tuple[ProbeStream, ...]
@@ -73,7 +73,7 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def probes(limits: TargetLimits) -> list[SweepProbe]:
-    """Return the probes that fit into the limits of a target, in an order that interleaves kinds and sizes."""
+    """Return the probes within the limits of an instance. Kinds are interleaved, and so are short and long probes."""
     kinds = (_transfers,) if limits.disaggregated else (_prefills, _decodes, _mixed, _parallel, _cached)
     # Interleaved, so that a sweep that ends early has measured all kinds and both small and large sizes.
     ranked: list[tuple[float, SweepProbe]] = []

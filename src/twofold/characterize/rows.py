@@ -1,4 +1,4 @@
-"""Conversion of a probe's token times to rows of a profile (CSV), and of rows to inputs of the fit."""
+"""Conversion of token arrival times to rows of a profile (CSV), and of rows to input for fitting iteration times."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -114,7 +114,7 @@ def _ms(seconds: float) -> float:
 
 
 def measurements(rows: Iterable[ProfileRow], limits: TargetLimits) -> list[Measurement]:
-    """Convert profile rows of one model on one hardware to inputs of the fit of iteration times."""
+    """Convert profile rows of one model and machine to measurements to which iteration times are fitted."""
     budget, requests = limits.max_num_batched_tokens, int(limits.remote)
     made: list[Measurement] = []
     for row in rows:

@@ -66,10 +66,10 @@ def _cells(row: ProfileRow) -> dict[str, object]:
 def sweep(
     target: Target, file: ProfileFile, pair: tuple[str, str, int], budget_s: float, on_probe: OnProbe, meter: PowerMeter
 ) -> None:
-    """Run the probes for about `budget_s` seconds, and append the measured rows to `file`.
+    """Measure an instance with probes for about `budget_s` seconds, and append the measured rows to `file`.
 
-    `on_probe` gets the next probe's name and the elapsed share of the budget. Raises TargetError if the target fails;
-    rows measured before stay in `file`.
+    `on_probe` gets the next probe's name and the fraction of `budget_s` that has elapsed. Raises TargetError if a probe
+    fails; rows measured before stay in `file`.
     """
     began = time.monotonic()
     wanted = probes(target.limits)

@@ -16,7 +16,7 @@ _MIXED: Final = ((256, 4), (512, 8), (1024, 16))  # (prompt tokens, decodes)
 
 
 def characterization_table(found: Characterization) -> Table:
-    """Return a table of the fitted times, throughput, saturation points and held-out errors of one instance."""
+    """Return a table of one instance's predicted times, throughput, saturation points, and errors on held-out data."""
     times = found.times
     basis = f"{found.name}: {times.iterations} distinct measurements"
     made = table(basis, ("", "time (ms)", "tokens/s", "median held-out error"), right=(1, 2, 3))
@@ -53,7 +53,7 @@ def _mixed(found: Characterization) -> Iterator[tuple[str, float, int]]:
 
 
 def findings(found: Characterization) -> Iterator[tuple[str, str]]:
-    """Yield label and value of each figure of an instance, such as its KV capacity."""
+    """Yield table rows (label, text) of results of an instance, such as its KV capacity and saturation points."""
     yield "prefill throughput saturates at", f"{found.prefill_knee():,} tokens"
     knee = found.decode_knee()
     yield "decode throughput saturates at", "no measured batch" if knee is None else f"{knee:,} sequences"

@@ -50,7 +50,7 @@ class Target(Protocol):
     limits: TargetLimits
 
     def run(self, streams: Sequence[ProbeStream]) -> list[StreamTimes]:
-        """Run the requests together and return their times in order. Raises TargetError if a request fails."""
+        """Run the requests together; return their times in the order of `streams`. Raises TargetError if one fails."""
 
     def close(self) -> None:
         """Release the target's resources."""

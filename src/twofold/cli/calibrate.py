@@ -91,7 +91,7 @@ def fit(settings: FitSettings) -> None:
 
 
 def fit_table(title: str, fits: Sequence[Calibration]) -> Table:
-    """Return a table with a row per pair of model and hardware: held-out errors and measured range."""
+    """Return a table of fits by model and hardware: held-out errors, and largest measured prefills and batches."""
     errors = table(title, ("pair", "prefill", "decode", "tokens to", "batch to"), range(1, 5))
     for entry in fits:
         errors.add_row(

@@ -159,10 +159,10 @@ _PREFIX: Final = 8192
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
-    """Bandwidths (bytes/s) above which loading a prefix's KV is faster than computing it on one instance of a machine.
+    """Bandwidths in bytes/s above which an instance loads a prefix's KV faster than it computes it.
 
-    `peak` assumes compute at peak FLOP/s, as Mooncake does; `predicted` uses a performance model. `shortest` and
-    `shortest_at_peak` have, by link, the shortest prefix in tokens that is faster to load.
+    `peak` assumes computation at peak FLOP/s, as Mooncake does; `predicted` uses a performance model. `shortest` and
+    `shortest_at_peak` map each link to the shortest prefix, in tokens, that is faster to load.
     """
 
     accelerators: int

@@ -38,7 +38,7 @@ def _bar(*columns: ProgressColumn) -> Progress:
 
 @contextmanager
 def load_progress(total: int) -> Iterator["OnChange"]:
-    """Show the progress of a load during the context. Yield a callback that updates it."""
+    """Show the progress of the load generator inside a `with` statement. Yield a callback that updates it."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -54,7 +54,7 @@ def load_progress(total: int) -> Iterator["OnChange"]:
 
 @contextmanager
 def simulation_progress(total: int | None) -> Iterator[SimulationTick | None]:
-    """Show the progress of a simulation during the context. Yield a callback that updates it."""
+    """Show the progress of a simulation on a terminal inside a `with` statement. Yield a callback that updates it."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -131,7 +131,7 @@ class PlanProgress:
 
 @contextmanager
 def plan_progress(objective: "Objective") -> Iterator[PlanProgress]:
-    """Show the progress of the search for a plan during the context, if stderr is a terminal."""
+    """Show the progress of the search for a plan inside a `with` statement, if stderr is a terminal."""
     columns = (SpinnerColumn(), TextColumn(_PLAN), TextColumn(_PLAN_SPEED), TimeElapsedColumn(), TextColumn(_PLAN_BEST))
     with _bar(*columns) as bar:
         yield PlanProgress(objective, bar)

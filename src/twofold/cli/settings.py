@@ -73,11 +73,11 @@ class _UntypedHelp:
 
 
 class Command(_UntypedHelp, TyperCommand):  # type: ignore[misc]
-    """Typer command whose help lists `--help` without a value type."""
+    """Typer command without a type next to `--help` in its help text."""
 
 
 class Group(_UntypedHelp, TyperGroup):  # type: ignore[misc]
-    """Group of Typer commands whose help lists `--help` without a value type."""
+    """Typer command group without a type next to `--help` in its help text."""
 
 
 def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typer:

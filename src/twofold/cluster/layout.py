@@ -33,7 +33,7 @@ class Layout:
         return self.per_machine * self.tensor_parallel
 
     def machines_of(self, instance: int) -> range:
-        """Return the indices of the machines that run an instance."""
+        """Return the indices of the machines that run the instance with index `instance`."""
         first = instance * self.stages
         return range(first // self.per_machine, (first + self.stages - 1) // self.per_machine + 1)
 

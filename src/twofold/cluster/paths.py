@@ -15,7 +15,7 @@ _NEVER_S = 1e6  # synchronization of a path on which layer-wise transfer is impo
 
 
 class KvEgress(NamedTuple):
-    """Timing of an instance's prefills and of its outgoing KV transfers."""
+    """Timing model of an instance's outgoing KV transfers, and its prefill time by prompt length."""
 
     transfer: TransferModel
     prefill_s: Callable[[int], float]
@@ -63,6 +63,6 @@ def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) ->
 
 
 def local_bandwidth(slot: InstanceSlot) -> float:
-    """Return the bandwidth of KV transfers within the machines of an instance, in bytes/s."""
+    """Return the bandwidth of KV transfers inside a machine, summed over an instance's machines, in bytes/s."""
     each = slot.profile.machine.accelerator.interconnect_bytes_per_s
     return each * len(slot.profile.layout.machines_of(0))

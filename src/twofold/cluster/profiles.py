@@ -87,7 +87,7 @@ def instance_profiles(spec: ClusterSpec, catalog: Catalog) -> list[InstanceProfi
 
 
 def with_profiles(spec: ClusterSpec, catalog: Catalog) -> Catalog:
-    """Return the catalog with the machines and models of the cluster's measured profiles added."""
+    """Return the catalog extended by the machines and models of the cluster's measured profiles."""
     for measured in load_profiles(spec.profiles):
         catalog = measured.extend(catalog)
     return catalog
@@ -257,6 +257,6 @@ def cells_of(spec: ClusterSpec, slots: Sequence[InstanceSlot]) -> dict[str, str]
 
 
 def machines_of(profiles: Sequence[InstanceProfile]) -> list[tuple[Machine, int]]:
-    """Return the machine type and the number of machines of each pool, counting shared machines once."""
+    """Return the machine type and number of machines of each pool. Pools that share machines get one entry."""
     distinct = {profile.pool.nodes or pool: profile for pool, profile in enumerate(profiles)}
     return [(profile.machine, profile.pool.machines) for profile in distinct.values()]

@@ -44,7 +44,7 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def tier_sizes(self) -> tuple[tuple[str, str], ...]:
-        """Return the (name, size) pair of each cache tier, fastest tier first."""
+        """Return the name and the configured size (such as `128GiB`) of each cache tier, fastest tier first."""
         return (("dram", self.dram),) if self.disk is None else (("dram", self.dram), ("disk", self.disk))
 
 
@@ -178,6 +178,6 @@ RULES: dict[str, ClusterRules] = {
 
 
 def cluster_rules(name: str) -> ClusterRules:
-    """Return the `ClusterRules` named `name`; raises ConfigurationError for an unknown name."""
+    """Return the simulation rules `name`, such as `splitwise-sim`. Raises ConfigurationError for an unknown name."""
     require(name in RULES, f"unknown rules {name!r}: choose one of {', '.join(RULES)}")
     return RULES[name]

@@ -30,7 +30,7 @@ def ps(seconds: float) -> int:
 
 
 def product(large: int, small: int) -> int:
-    """Return the product of two integers ≥ 0, in compiled code faster than `*`."""
+    """Return the product of two non-negative integers; when compiled by mypyc, faster than `*`."""
     return ((large >> _HALF) * small << _HALF) + (large & _LOW) * small
 
 
@@ -58,7 +58,7 @@ class RunTiming:
         return end + product(iterations * (iterations - 1) // 2, self.step_ps) if self.step_ps else end
 
     def under_way(self, elapsed_ps: int) -> int:
-        """Return the number, from 1, of the iteration in progress after `elapsed_ps` picoseconds."""
+        """Return the 1-based index of the iteration in progress after `elapsed_ps` picoseconds."""
         if not self.step_ps:
             return elapsed_ps // self.first_ps + 1
         # Solve the series for the count: estimate in floats, then correct in integers.
@@ -84,7 +84,7 @@ class Timing:
         self._stages: tuple[Timing, Timing] | None = None
 
     def stages(self) -> "tuple[Timing, Timing]":
-        """Return the timing of the first pipeline stage and that of each later stage."""
+        """Return the `Timing` of the first pipeline stage, and the `Timing` of each later stage."""
         if self._stages is None:
             self._stages = Timing(self.model.first_stage), Timing(self.model.later_stage)
         return self._stages

@@ -1,4 +1,4 @@
-"""Validation of cluster specs: numbers, batchers, cells and combinations of options."""
+"""Validation of cluster specs: ranges of numbers, batchers, instance groups (cells), and combinations of options."""
 
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -21,7 +21,7 @@ _POSITIVE: Final = (
 
 
 def check_numbers(spec: ClusterSpec) -> None:
-    """Raise ConfigurationError if a number in a cluster spec, or a failure time in the spec, is out of range."""
+    """Raise ConfigurationError if a number in a cluster spec, such as a bandwidth or failure time, is out of range."""
     for field in _POSITIVE:
         value = getattr(spec, field)
         given = value is not None and value != SATURATING
@@ -86,7 +86,7 @@ def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
 
 
 def check_cells(spec: ClusterSpec, instances: Mapping[Role, int]) -> None:
-    """Raise ConfigurationError if `cells` is set for a router without cells, or exceeds the instances of a role."""
+    """Raise ConfigurationError if the router has no instance groups (cells) or a role has too few instances."""
     if isinstance(spec.cells, int):
         known = spec.router in CELL_ROUTERS
         require(known, f"cells need one of the routers {', '.join(CELL_ROUTERS)}, not {spec.router}")

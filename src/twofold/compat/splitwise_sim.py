@@ -294,7 +294,7 @@ def _admit(task: _Task, budget: SchedulingBudget) -> bool:
 
 
 def _place(tasks: list[_Task], task: _Task) -> int:
-    """Return the index of a task in a list that is sorted by arrival."""
+    """Return the index at which a task is, or belongs, in a list sorted by arrival time."""
     low, high = 0, len(tasks)
     while low < high:
         middle = (low + high) // 2

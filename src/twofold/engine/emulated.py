@@ -53,7 +53,7 @@ class LayerGroups:
         return begin + (end - begin) * self.ends[group] // self.layers
 
     def layout(self, kv_bytes_per_token: int, block_size: int) -> KvLayout:
-        """Return the layout of the emulated KV cache, with one layer for each group of layers."""
+        """Return a KV cache layout in which each group of layers counts as one layer."""
         bounds = [kv_bytes_per_token * end // self.layers for end in (0, *self.ends)]
         shapes = [LayerShape(1, high - low, 0) for low, high in pairwise(bounds)]
         return KvLayout(tuple(shapes), block_size, dtype="emulated", itemsize=1)
@@ -77,7 +77,7 @@ class PrefillTimes:
         return self.groups.ready(group, *self._spans[blocks[-1]])
 
     def end(self, blocks: Sequence[int]) -> int:
-        """Return the end of the prefill of the prompt in `blocks`."""
+        """Return the end time, in picoseconds, of the prefill that writes the KV blocks `blocks`."""
         return self._spans[blocks[-1]][1]
 
 
@@ -137,7 +137,7 @@ class EmulatedEngine:
         self._warned: int | None = None
 
     def pause(self) -> None:
-        """Mark the engine as idle, so that the next iteration starts at the call of `run`."""
+        """Mark the engine as idle: its next iteration starts when `run` is called, not when the last one ended."""
         self._busy_until = None
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:

@@ -8,7 +8,7 @@ from twofold.errors import ModelError
 
 
 def eos_token_ids(*given: object) -> tuple[int, ...]:
-    """Return the EOS token ids from the first argument that has any."""
+    """Return the EOS token ids of the first argument that is an id or a list of ids."""
     for each in given:
         if isinstance(each, int):
             return (each,)

@@ -81,7 +81,7 @@ _LOGIT_SPREAD = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Sizes of a model of the Llama architecture, by default with 31 million parameters."""
+    """Dimensions, seed and dtype of a model of the Llama architecture, by default with 31 million parameters."""
 
     hidden_size: int = 512
     layers: int = 8
@@ -93,7 +93,7 @@ class ModelSpec:
     dtype: str = "float32"
 
     def check(self) -> None:
-        """Raise ConfigurationError if no model can have these sizes."""
+        """Raise ConfigurationError for contradictory dimensions, a too small vocabulary, or an unknown dtype."""
         if self.hidden_size % (2 * self.heads):
             raise ConfigurationError(
                 f"--hidden-size {self.hidden_size} must be a multiple of twice --heads {self.heads}"
@@ -115,7 +115,7 @@ def create_model(
 ) -> None:
     """Write a model with random weights, and its tokenizer, to `directory`.
 
-    Raises ConfigurationError for impossible sizes, for a non-empty directory without `force`, and if writing fails.
+    Raises ConfigurationError for an invalid `spec`, for a non-empty directory without `force`, and if writing fails.
     """
     spec = spec or ModelSpec()
     spec.check()

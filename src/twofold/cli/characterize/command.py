@@ -30,7 +30,7 @@ _NUM_REQUESTS: Final = 400
 
 @command
 def characterize(settings: CharacterizeSettings) -> None:
-    """Measure the prefill, decode and mixed iterations of an instance, and fit a profile with held-out errors.
+    """Measure the prefill, decode and mixed iterations of an instance, fit a profile, and test it on held-out data.
 
     Pass the profile to `twofold plan`, `simulate` or `verify` with `--profile`. The report shows Splitwise's figures
     (section III) and seven insights, checked for this instance.

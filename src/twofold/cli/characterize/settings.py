@@ -26,7 +26,7 @@ def parse_caps(text: str, flag: str = "--power-caps") -> tuple[float, ...]:
 
 
 class TargetSettings(Settings):
-    """Flags that select the target and the time to measure it."""
+    """Flags for the instance to measure, its hardware, and the duration of the measurement."""
 
     target: str = flag(
         "Model directory, URL of an OpenAI endpoint, or a measured profile (CSV), which is only analysed.",
@@ -50,7 +50,7 @@ class TargetSettings(Settings):
 
 
 class LocalEngineSettings(Settings, panel="Engine of a model directory"):
-    """Flags of the engine that this process runs."""
+    """Flags of the local engine to measure."""
 
     engine: str = flag("Engine.", "torch", choices=ENGINES)
     device: str = options.DEVICE.field("cpu")

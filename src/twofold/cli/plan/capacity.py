@@ -41,7 +41,7 @@ def run_capacity(problem: Problem, settings: PlanSettings) -> None:
 
 
 def read_capacity_query(problem: Problem, settings: PlanSettings) -> CapacityQuery:
-    """Convert the flags to a capacity query. Raises ConfigurationError if the machine cannot hold the model."""
+    """Convert the flags to inputs of a KV capacity plan. Raises ConfigurationError if the model does not fit."""
     kind = problem.kind(only_machine(problem, settings.machines, "--kv-capacity"))
     problem.kv_capacity_tokens(kind)
     dram_gb, catalog = settings.dram_gb, problem.catalog

@@ -43,13 +43,13 @@ def run_placement(problem: Problem, settings: PlanSettings) -> None:
 def search_placement(
     prepared: PreparedPlacement, grid: RateGrid, settings: RunSettings
 ) -> tuple[PlacementPlan, Effort]:
-    """Return the best placement, and the cost of the search."""
+    """Return the best placement, and the number of simulations and CPU seconds of the search."""
     with open_search(prepared.problem, Objective.GOODPUT, grid, settings) as search:
         return asyncio.run(make_placement(search.rates, prepared)), search.evaluator.effort
 
 
 def read_placement_query(problem: Problem, settings: PlanSettings) -> PlacementQuery:
-    """Convert the flags to a placement query. Raises ConfigurationError for invalid flags."""
+    """Convert the flags to inputs of a placement search. Raises ConfigurationError for invalid flags."""
     rate = settings.rate
     if rate is not None and not 0 < rate < float("inf"):
         raise ConfigurationError(f"--rate {rate:g} is out of range: give more than 0 requests per second")

@@ -1,4 +1,4 @@
-"""Conversion of the flags of `twofold plan` to a planning problem and a plan query."""
+"""Conversion of the flags of `twofold plan` to the inputs of the planner."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _MAX_RATE: Final = 1e6  # requests per second: a trial of this many takes minute
 
 
 def read_problem(settings: PlanSettings) -> Problem:
-    """Convert the flags to a planning problem. Raises ConfigurationError for invalid flags."""
+    """Convert the flags to the model, workload and SLO to plan for. Raises ConfigurationError for invalid flags."""
     catalog = load_catalog(settings.catalog)
     measured = load_profiles(_absolute(settings.profiles))
     for each in measured:
@@ -61,7 +61,7 @@ def read_problem(settings: PlanSettings) -> Problem:
 
 
 def read_query(problem: Problem, settings: PlanSettings) -> PlanQuery:
-    """Convert the flags to a plan query: designs, objective and budget. Raises ConfigurationError for invalid flags."""
+    """Convert the flags to the objective, designs and budget of a plan. Raises ConfigurationError for invalid flags."""
     require(settings.max_gpus is None, "--max-gpus needs --objective goodput; other objectives use --max-machines")
     objective = Objective(settings.objective)
     wanted = parse_families(
@@ -110,7 +110,7 @@ def with_ray_machines(problem: Problem, settings: PlanSettings) -> PlanSettings:
 
 
 def with_profile_machines(settings: PlanSettings) -> PlanSettings:
-    """Return the settings with the measured machines of --profile as --machines, unless other flags name machines."""
+    """Return the settings, with the machines of --profile unless other flags name machines."""
     if not settings.profiles or settings.family or settings.machines:
         return settings
     measured, most = load_profiles(_absolute(settings.profiles)), settings.max_machines

@@ -30,7 +30,7 @@ from twofold.simulation.observers.files import AtomicFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """A plan, advice on disaggregation, the Pareto front, latencies by rate, and the cost of the simulations."""
+    """A plan, advice on disaggregation, the Pareto front, latencies by request rate, and the number of simulations."""
 
     plan: Plan
     advice: Advice

@@ -17,7 +17,7 @@ from twofold.planning.search import Objective
 
 @dataclass(frozen=True, slots=True)
 class OpenSearch:
-    """Objects of a running search for a plan: rate search, evaluator of designs, and progress display."""
+    """Search for each design's highest request rate, its simulations, and a progress display."""
 
     rates: RateSearch
     evaluator: Evaluator

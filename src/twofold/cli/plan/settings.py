@@ -52,7 +52,7 @@ class CapacitySettings(Settings, panel="KV capacity"):
 
 
 class MachineSettings(Settings, panel="Machines"):
-    """Flags for the designs to consider and their budget."""
+    """Flags for the cluster designs to compare, and for limits on their machines, cost and power."""
 
     family: tuple[str, ...] = flag(
         "PREFILL+DECODE machines, as in h100+a100, or AA, HH, HA, HHcap; separated by commas, repeatable.",
@@ -92,7 +92,7 @@ class PlanWorkloadSettings(ShapeSettings):
 
 
 class PolicySettings(Settings, panel="Cluster"):
-    """Flags for the policies and instances of the designs."""
+    """Flags for the policies and instances of the planned clusters."""
 
     performance: str | None = options.PERFORMANCE.field(unset="auto")
     router: str | None = flag("Router of disaggregated designs.", choices=ROUTERS, unset="splitwise; jsq for goodput")

@@ -66,7 +66,7 @@ def http_config(
 
 
 def telemetry_config(settings: TelemetrySettings) -> TelemetryConfig:
-    """Return the telemetry configuration: address of the trace collector, and SLO for the metrics."""
+    """Return the telemetry configuration: address of the trace collector, and SLO for attainment metrics."""
     return TelemetryConfig(otlp_endpoint=settings.otlp_endpoint or None, slo=settings.slo or Slo())
 
 
@@ -107,7 +107,7 @@ def hide_secrets() -> None:
 
 
 def hide_arguments(arguments: bytes) -> bytes:
-    """Replace each value of `--api-key` in zero-terminated arguments by asterisks."""
+    """Mask each value of `--api-key` with asterisks in a command line like that in /proc/PID/cmdline."""
     flag = KEY_FLAG.encode()
     hidden: list[bytes] = []
     previous = b""
@@ -123,7 +123,7 @@ def hide_arguments(arguments: bytes) -> bytes:
 
 
 def hide_variable(environment: bytes) -> bytes:
-    """Replace the value of TWOFOLD_API_KEY in zero-terminated environment variables by asterisks."""
+    """Mask the value of TWOFOLD_API_KEY with asterisks in an environment like that in /proc/PID/environ."""
     name = KEY_VARIABLE.encode() + b"="
     return b"\0".join(
         name + b"*" * (len(each) - len(name)) if each.startswith(name) else each for each in environment.split(b"\0")

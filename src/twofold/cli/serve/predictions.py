@@ -100,7 +100,7 @@ def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfi
 
 
 def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) -> ClusterSpec:
-    """Return a cluster spec of the workers for simulations, from the cluster file or the host profile.
+    """Return a cluster spec to simulate the service's workers, from the cluster file or the host profile.
 
     Raises ConfigurationError if there is neither.
     """

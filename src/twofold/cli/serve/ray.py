@@ -27,7 +27,7 @@ def ray_network(settings: ServeSettings) -> HostNetwork:
 
 
 def launcher_of(settings: ServeSettings, config: ServiceConfig) -> tuple[ServiceConfig, Launcher]:
-    """Return the configuration that the launcher of the workers needs, and the launcher."""
+    """Return the service configuration adapted to --launcher, and the launcher of the workers."""
     if settings.launcher != "ray":
         return config, LocalLauncher(config)
     config = _with_endpoint(config)

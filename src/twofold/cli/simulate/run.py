@@ -106,7 +106,6 @@ def _open_files(settings: SimulateSettings) -> tuple[list[Observer], AtomicFile 
 
 
 def _replanning(settings: SimulateSettings, spec: ClusterSpec, catalog: Catalog) -> SimulatedReplanning:
-    """Return the observer that re-plans the simulated cluster. Raises ConfigurationError without an SLO in seconds."""
     if not isinstance(settings.slo, Slo):
         raise ConfigurationError("--replan needs an SLO in seconds: give --slo, as in ttft=2,tpot=0.1")
     rules = ReplanRules(

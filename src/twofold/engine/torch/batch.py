@@ -180,7 +180,7 @@ class PackedBatch:
         self._slots = self._pool.index([slot for step in self._steps for slot in self._slots_of(step)])
 
     def sampled(self) -> tuple[list[int], Tensor]:
-        """Return the indices of the sampling steps, and of their last tokens in the packed tensors."""
+        """Return the indices of the steps that sample a token, and the index in the batch of each one's last token."""
         steps, rows, end = [], [], 0
         for original, step in zip(self.order, self._steps, strict=True):
             end += len(step.token_ids)
@@ -195,7 +195,7 @@ class PackedBatch:
             part.view(-1, part.shape[2], part.shape[3]).index_copy_(0, self._slots, new)
 
     def parts(self, layer: int) -> list[kernels.BatchPart]:
-        """Return the attention calls of a layer, in packed order."""
+        """Return the attention calls of a layer, in the order of the packed tokens."""
         window = self._windows[layer]  # layers with the same window share their calls
         if window not in self._parts:
             self._parts[window] = AttentionPlanner(window, self._pool, self._scratch).plan(self._steps)

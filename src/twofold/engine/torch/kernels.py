@@ -103,13 +103,13 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class ContiguousKv:
-    """KV context of one sequence in contiguous blocks, which is read without a copy."""
+    """KV of one sequence in contiguous blocks, which is read without a copy."""
 
     first_slot: int
     length: int
 
     def read(self, part: Tensor, name: str) -> Tensor:
-        """Return the keys or values of the context as [sequences, kv_heads, positions, dim]."""
+        """Return the keys or the values of the sequence as [1, kv_heads, positions, dim]."""
         # `part` has all keys or all values of a layer, [num_blocks, block_size, kv_heads, dim].
         slots = part.view(-1, part.shape[2], part.shape[3])
         return slots[self.first_slot : self.first_slot + self.length].transpose(0, 1).unsqueeze(0)
@@ -117,7 +117,7 @@ class ContiguousKv:
 
 @dataclass(frozen=True, slots=True)
 class GatheredKv:
-    """KV context of sequences whose blocks are scattered in the pool, and are gathered into a buffer."""
+    """KV of sequences in scattered blocks, which are copied into a contiguous buffer to be read."""
 
     blocks: Tensor  # block ids of one sequence after another, padded to equally many
     sequences: int

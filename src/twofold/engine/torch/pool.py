@@ -62,7 +62,7 @@ class KvPool:
         self._stream.synchronize()
 
     def block_rows(self, layer: int) -> list[Tensor]:
-        """Return the keys and the values (if any) of a layer as uint8 tensors [num_blocks, bytes per block]."""
+        """Return a layer's keys, and its values if there are any, as uint8 tensors [num_blocks, bytes per block]."""
         return [_as_bytes(part) for part in self._parts[layer] if part.numel()]
 
 
@@ -88,7 +88,7 @@ def copy_blocks(
 
 
 def copy_all_layers(source: KvPool, target: KvPool, ids: Sequence[int]) -> None:
-    """Copy all layers of the blocks `ids` to the blocks with the same ids in another pool."""
+    """Copy all layers of the blocks `ids` of `source` to the blocks of `target` with the same ids."""
     for layer in range(len(source.layout.layers)):
         copy_blocks(source, layer, ids, target, ids)
 
@@ -119,7 +119,7 @@ def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
 
 
 def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Split pairs (source id, target id) into runs of consecutive ids: (first source, first target, length)."""
+    """Split pairs (source id, target id) into ranges of consecutive ids: (first source, first target, length) each."""
     pairs = list(zip(source_ids, target_ids, strict=True))
     starts = [0] + [i for i, ((a, b), (c, d)) in enumerate(pairwise(pairs), 1) if (c, d) != (a + 1, b + 1)]
     ends = [*starts[1:], len(pairs)]

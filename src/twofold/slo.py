@@ -1,4 +1,4 @@
-"""Service-level objectives (SLOs) of requests and of whole runs."""
+"""Service-level objectives (SLOs): latency bounds for each request, or bounds on slowdown percentiles."""
 
 from typing import Final
 

@@ -26,7 +26,7 @@ from twofold.request import FinishReason, Request
 
 
 class Moment(StrEnum):
-    """Recorded moments of a request, in the order of a layer-wise hand-off."""
+    """Recorded events of a request, in chronological order if the KV is sent layer by layer during the prefill."""
 
     ARRIVED = "arrived"
     ROUTED = "routed"
@@ -40,7 +40,7 @@ class Moment(StrEnum):
 
 @dataclass(slots=True)
 class Timeline:
-    """Times of one request's moments and tokens, in seconds. In simulations, `token_times_s` is empty."""
+    """Times of a request's events and output tokens, in seconds. In simulations, `token_times_s` is empty."""
 
     request: Request
     moments: dict[Moment, float] = field(default_factory=dict)

@@ -100,7 +100,7 @@ class VirtualCluster(InstanceEnvironment):
         self._schedule_arrival(request)
 
     def enter(self, request: Request, number: int, arrived: int) -> None:
-        """Place or reject a request. `number` counts requests from 1, and `arrived` is in picoseconds."""
+        """Place or reject a request that arrived at picosecond `arrived`. Requests are numbered from 1."""
         now, statistics = self.kernel.now, self.statistics
         now_s = now / PS
         placed = self.scheduler.place(request, now_s)

@@ -70,7 +70,7 @@ class SimulatedHandoffs:
         self.grant(life.decode)
 
     def grant(self, instance: SimulatedInstance) -> None:
-        """Grant waiting leases that fit into an instance's free memory, and start their KV transfers."""
+        """Grant queued lease requests that fit into an instance's free KV memory, and start their KV transfers."""
         if not instance.scheduler.lease_queue.size:
             return
         for lease in instance.scheduler.grant(self._kernel.now):

@@ -15,9 +15,9 @@ _ROUNDING: Final = 1.0 + 2.0**-51
 
 
 class Histogram(msgspec.Struct):
-    """Histogram of integers. `counts` maps the lowest integer of each bucket to its count, and `total`, `low` and
-    `high` are the exact sum, minimum and maximum. Statistics such as `mean` are multiplied by `unit`, or None if it is
-    empty.
+    """Histogram of integers. `counts` maps the lowest integer of each bucket to the bucket's count, and `total`, `low`
+    and `high` are the exact sum, minimum and maximum. Properties such as `mean` are in units of `unit`, and None for an
+    empty histogram.
     """
 
     unit: float

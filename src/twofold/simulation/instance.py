@@ -26,7 +26,7 @@ class InstanceEnvironment(ABC):
 
     @abstractmethod
     def loading(self, batch: RunningBatch, timing: RunTiming) -> RunTiming:
-        """Return the duration `timing` of a batch, extended by the loading of cached prefixes."""
+        """Return the duration of a batch including the loading of cached prefixes; `timing` excludes it."""
 
     @abstractmethod
     def started(self, instance: "SimulatedInstance", batch: RunningBatch, end: int) -> None: ...
@@ -35,8 +35,8 @@ class InstanceEnvironment(ABC):
     def ran(
         self, instance: "SimulatedInstance", batch: RunningBatch, timing: RunTiming, count: int, begun: int, since: int
     ) -> None:
-        """Record `count` iterations of a batch that began at picosecond `begun`. The batch's sequences got their
-        previous tokens at picosecond `since`.
+        """Record `count` iterations of a batch that began at picosecond `begun`. Sequences that did not just join the
+        batch got their previous token at picosecond `since`.
         """
 
     @abstractmethod
@@ -48,7 +48,7 @@ class InstanceEnvironment(ABC):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedInstance(ABC):
-    """Base class of simulated instances, with totals of time and energy."""
+    """Base class of simulated instances, which record their busy time and energy."""
 
     def __init__(
         self, slot: InstanceSlot, link: MachineLink, scheduler: InstanceScheduler, environment: InstanceEnvironment
@@ -89,7 +89,7 @@ class SimulatedInstance(ABC):
         return self.scheduler.queued
 
     def charge(self, duration: int, milliwatts: int, batch: RunningBatch, stages: int = 1) -> None:
-        """Add a batch to the totals of time and energy. `milliwatts` is its power above the idle power."""
+        """Add a batch to the instance's busy time and energy. `milliwatts` excludes the idle power."""
         power: i64 = milliwatts  # machine integers: the duration of one batch is far below 2⁵⁰ ps
         time: i64 = duration
         self._energy += (time >> _UNIT) * power
@@ -104,7 +104,7 @@ class SimulatedInstance(ABC):
 
 class VirtualInstance(SimulatedInstance):
     """Simulated instance that runs the batches of its scheduler on the virtual clock. For speed, one event covers up to
-    `max_run` iterations of the same batch. `cores` are CPU cores shared with other workers.
+    `max_run` iterations of the same batch. `cores`, if given, are the CPU cores that compute the batches.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class VirtualInstance(SimulatedInstance):
         self.milliwatts = 0
 
     def start(self) -> None:
-        """Start the next batch if the first stage is free and the scheduler has a batch."""
+        """Start the scheduler's next batch, if it has one and the first pipeline stage is free."""
         if self._stages > 1:
             self._start_in_pipeline()
             return
@@ -229,7 +229,7 @@ class VirtualInstance(SimulatedInstance):
             sequence.last_token_at = self._last_token[batch.lane]
 
     def complete(self, run: "_Run") -> None:
-        """Complete the iterations of `run`, report their results, and start the next batch."""
+        """Complete simulated iterations, pass their results to the cluster, and start the next batch."""
         now, batch, timing, count = self.kernel.now, run.batch, run.timing, run.count
         begun = since = run.begun
         self._running -= 1

@@ -17,7 +17,7 @@ Action = Callable[[Any], None]
 
 
 class EventOrder:
-    """Order of simultaneous events by kind. Each event adds the number of its instance or request."""
+    """Sort keys of simultaneous events: a base value per kind, plus the number of the event's instance or request."""
 
     COMPLETION: Final = 0
     TRANSFER: Final = 1 << 40
@@ -124,8 +124,8 @@ class MachineLink:
 
 
 class PacedWork:
-    """Work that progresses at a varying rate, such as a KV transfer. `left` is the remaining amount at picosecond
-    `since`. The event `end` happens on completion.
+    """Simulated work whose speed can change, such as a KV transfer. `left` is the amount left at the last change, at
+    picosecond `since`. The event `end` happens on completion.
     """
 
     __slots__ = ("end", "left", "rate", "since", "version")
@@ -158,7 +158,7 @@ class PacedWork:
 
 
 class KvFlow(PacedWork):
-    """A KV transfer in progress, of `left` bytes."""
+    """KV transfer in progress between two machines; `left` is in bytes."""
 
     __slots__ = ("number", "source", "target")
 
@@ -212,7 +212,7 @@ _NONE: Final = ContentionFactors()
 
 
 class HostTask(PacedWork):
-    """CPU work of a worker or the gateway: `threads` threads that run on `cores`."""
+    """CPU task of a worker or the gateway: `threads` threads on the CPU cores with the numbers `cores`."""
 
     def __init__(self, cores: Sequence[int], threads: int = 1, contention: ContentionFactors = _NONE) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ class Host:
         self._busy: dict[HostTask, None] = {}
 
     def begin(self, task: HostTask, work: int, end: Event) -> None:
-        """Start a task that takes `work` picoseconds at full speed. The event `end` happens when it is complete."""
+        """Start a task that takes `work` picoseconds without contention. Its completion triggers the event `end`."""
         task.left, task.rate, task.since, task.end = float(work), 0.0, self.kernel.now, end
         self._busy[task] = None
         self._share()
@@ -270,7 +270,7 @@ class Host:
 
 
 class HostCores(HostTask):
-    """CPU cores of one worker."""
+    """Simulated CPU cores of one worker, which compute its batches."""
 
     def __init__(self, host: Host, cores: Sequence[int], profile: MeasuredProfile) -> None:
         super().__init__(cores, len(cores))
@@ -280,7 +280,7 @@ class HostCores(HostTask):
         self._ended_at = -self._cold_after - 1
 
     def compute(self, batch: RunningBatch, work: int, end: Event) -> None:
-        """Compute a batch that takes `work` picoseconds at full speed. The event `end` happens when it is complete."""
+        """Compute a batch that takes `work` picoseconds without contention. Its completion triggers the event `end`."""
         self.contention = self._prefill if batch.prefills else self._decode
         self.phase = Phase.PREFILL if batch.prefills else Phase.DECODE
         if self._host.kernel.now - self._ended_at > self._cold_after:

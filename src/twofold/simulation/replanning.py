@@ -1,4 +1,4 @@
-"""Re-planning in the simulator: searches for a plan and starts of instances take simulated time."""
+"""Re-planning in the simulator, with simulated durations of plan searches and instance starts."""
 
 from collections.abc import Sequence
 

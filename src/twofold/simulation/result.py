@@ -79,7 +79,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.energy_j / self.duration_s if self.duration_s else 0.0
 
     def tightest_scale(self, attainment: float) -> float | None:
-        """Return the smallest factor on all SLO bounds at which SLO attainment is at least `attainment`, or None."""
+        """Return the smallest scale of all SLO bounds at which the SLO attainment reaches `attainment`, or None."""
         needed = attainment * self.arrived
         if self.slo_scale is None or not 0 < needed <= self.completed:
             return None
@@ -87,7 +87,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """Check of one bound of an SLO. `at_least` marks a lower bound. Without a `value`, the bound is met."""
+    """Comparison of a measured value (None: no data) with an SLO bound. `at_least` marks a lower bound."""
 
     name: str
     value: float | None
@@ -104,9 +104,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float = 0.9) -> Verdict:
-    """Check a run against an SLO. At least the share `attainment` of all arrived requests must meet an `Slo`. For a
-    `SlowdownSlo`, all requests must complete, and all percentiles must be within their bounds. Raise ConfigurationError
-    for an invalid `attainment` or a run without the necessary data.
+    """Check the result of a simulation against an SLO. An `Slo` must be met by at least the fraction `attainment` of
+    all arrived requests. For a `SlowdownSlo`, all requests must complete, and all percentiles must be within their
+    bounds. Raise ConfigurationError for an invalid `attainment` or missing data.
     """
     require(0.0 < attainment <= 1.0, f"attainment must be more than 0 and at most 1, not {attainment:g}")
     checks: list[Check] = []

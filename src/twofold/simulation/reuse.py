@@ -77,7 +77,7 @@ BLOCK_TOKENS: Final = 512  # block size of traces
 
 
 class HostCache:
-    """Prefix cache of a machine, as used by one of its instances. `block_ps` is the time to load a block from each
+    """Access of one instance to the prefix cache of its machine. `block_ps` holds the time to load a block from each
     tier, in picoseconds.
     """
 
@@ -99,7 +99,7 @@ class HostCache:
             self.cache.release(key)
 
     def loading_ps(self, counts: Sequence[int]) -> int:
-        """Return the time to load blocks in picoseconds; `counts` has the number of blocks in each tier."""
+        """Return the time to load `counts[i]` blocks from each tier i, in picoseconds."""
         return sum(map(mul, counts, self.block_ps))
 
 
@@ -201,7 +201,7 @@ class PrefixReuse(RequestSubscriber):
         )
 
     def loading(self, iteration: RunningBatch, pace: RunTiming) -> RunTiming:
-        """Return the duration `pace` of an iteration, extended by the layer-wise loading of cached blocks."""
+        """Return the duration of an iteration including the layer-wise loading of cached blocks; `pace` excludes it."""
         loading = 0
         for part in iteration.prefills:
             use = self._uses.get(part.sequence.id)
@@ -275,7 +275,7 @@ class PrefixReuse(RequestSubscriber):
             self._error.add(round(abs(use.ttft_s - real_s) / real_s * _MICRO))
 
     def result(self) -> ReuseResult:
-        """Return the statistics of the run."""
+        """Return the prefix reuse statistics of the whole simulation."""
         hottest = sorted(self._counts, key=lambda key: -self._counts[key])[:_HOTTEST]
         return ReuseResult(
             caches=len(self._bits),

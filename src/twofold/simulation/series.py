@@ -29,7 +29,7 @@ class Series(msgspec.Struct):
         self.value = value
 
     def finish(self, at: int) -> None:
-        """Extend the current value to picosecond `at`. Raise ValueError if time runs backwards."""
+        """Extend the series to picosecond `at` with the current value. Raise ValueError if `at` is in the past."""
         held = at - self.at_ps
         if held < 0:
             raise ValueError(f"time runs backwards, from {self.at_ps} to {at} ps")

@@ -1,4 +1,4 @@
-"""Simulated requests, and the statistics of a run in constant memory."""
+"""State of simulated requests, and constant-memory statistics of a simulation."""
 
 from collections.abc import Sequence
 from itertools import compress

@@ -88,7 +88,7 @@ class Transport:
         """Let peers read the given blocks."""
 
     def add_checksums(self, layers: range, blocks: Sequence[int], sums: list[int], *, landed: bool) -> None:
-        """Update the checksum of each block in `sums` by the contents of the given layers.
+        """Update `sums`, the running checksum of each block, with the block's contents in the given layers.
 
         Reads the memory that peers write if `landed` is true, otherwise the engine's memory.
         """

@@ -66,7 +66,7 @@ def gather(pool: KvPool, layers: range, blocks: Sequence[int]) -> list[Bytes]:
 
 
 def scatter(pool: KvPool, layers: range, blocks: Sequence[int], frames: Sequence[zmq.Frame]) -> None:
-    """Write data from `gather` into `blocks`. Raises ValueError for a wrong size."""
+    """Write `frames`, the keys and values from `gather`, into `blocks`. Raises ValueError for a wrong frame size."""
     parts = [part.numpy() for layer in layers for part in pool.block_rows(layer)]
     rows = [
         np.frombuffer(frame.buffer, dtype=np.uint8).reshape(len(blocks), part.shape[1])
@@ -95,7 +95,7 @@ class LeaseGate:
 
     @contextmanager
     def passing(self, source: str, blocks: Sequence[int]) -> Iterator[bool]:
-        """Yield whether `source` has a lease on all given blocks. No lease ends inside this context."""
+        """Yield whether `source` has a lease on all given blocks. Leases cannot end before the context exits."""
         with self._lock:
             yield any(holder == source and leased.issuperset(blocks) for (holder, _), leased in self._leases.items())
 

@@ -55,7 +55,7 @@ class SharedMemory:
         return memoryview(self._map)
 
     def map_again(self, address: int) -> int:
-        """Map the memory again, if possible at `address`; return its address. Raises ConfigurationError on failure."""
+        """Map the memory again, preferably at `address`; return its address. Raises ConfigurationError on failure."""
         mapped = _mmap(address, self.nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, self._fd, 0)
         if mapped == _MAP_FAILED:
             reason = os.strerror(ctypes.get_errno())

@@ -157,7 +157,7 @@ class MooncakeTransport(SharedMemoryTransport):
 
 
 def own_address(epoch: int, nbytes: int) -> int:
-    """Return the memory address at which to map the cache of an epoch. Two epochs rarely have the same address."""
+    """Return the address at which an epoch maps its cache. Different epochs rarely get the same address."""
     place = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
     return _FIRST + epoch % ((_LAST - _FIRST) // place) * place
 

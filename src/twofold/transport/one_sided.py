@@ -22,7 +22,7 @@ Operation = Literal["WRITE", "READ"]
 
 
 class Pieces(NamedTuple):
-    """Memory ranges of one process, as rows of (address, bytes), on a GPU or, if `device` is None, on the host."""
+    """Memory ranges of one process, as rows (address, bytes), on GPU `device` or, if that is None, on the host."""
 
     rows: npt.NDArray[np.uint64]
     device: int | None
@@ -63,9 +63,9 @@ class CacheMemory:
             self._parts.append(parts)
 
     def pieces(self, layers: range, starts: Sequence[int], counts: Sequence[int]) -> Pieces:
-        """Return the memory ranges of blocks in the given layers.
+        """Return the memory ranges of the given layers for several ranges of blocks.
 
-        Block range k starts at block `starts[k]` and has `counts[k]` blocks.
+        The k-th range of blocks starts at block `starts[k]` and has `counts[k]` blocks.
         """
         parts = np.array(list(chain.from_iterable(self._parts[layers.start : layers.stop])), dtype=np.uint64)
         rows = np.empty((len(parts), len(starts), 2), dtype=np.uint64)
@@ -78,7 +78,7 @@ class CacheMemory:
 
 
 class OneSidedConnection:
-    """Connection to one epoch of a peer. Before each write, `ready(layers, blocks)` is called."""
+    """Connection to one epoch of a peer. Each write first calls `ready`, if given, with its layers and local blocks."""
 
     def __init__(
         self,

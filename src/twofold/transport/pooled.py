@@ -20,7 +20,7 @@ def as_tensor(memory: SharedMemory) -> torch.Tensor:
 class PooledTransport(Transport):
     """Transport that allocates the local KV cache.
 
-    The engine computes in `engine_pool`, and peers access `landing_pool`. Both may be the same pool.
+    The engine uses `engine_pool`. Peers read and write `landing_pool`, which may be the same pool.
     """
 
     engine_pool: KvPool

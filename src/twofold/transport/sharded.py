@@ -1,8 +1,8 @@
-"""Transport of a worker with several ranks: each rank moves its own part of the cache on request of the first rank.
+"""Transport of a worker with several ranks: each rank moves its own part of the cache when asked by the first rank.
 
 first rank                                      another rank
 ShardedConnection.write(layers, …) ─ MoveBlocks ▶ RankServer: its own connection.write(layers, …)
-  its own part meanwhile                          copies its heads of these layers
+  meanwhile moves its own part                    copies its heads of these layers
   total bytes ◀──────────── BytesMoved ──────────  or RankError
 """
 
@@ -96,7 +96,7 @@ class OtherRanks:
         self.addresses = tuple(message.address for message in first if isinstance(message, RankAddress))
 
     def ask(self, request: RankRequest, meanwhile: Callable[[], int] = lambda: 0) -> int:
-        """Send a request to all other ranks, call `meanwhile`, and return the total number of bytes moved.
+        """Send a request to all other ranks, do this rank's part with `meanwhile`, and return the total bytes moved.
 
         Raises the error of a failed rank.
         """
@@ -165,7 +165,7 @@ class ShardedTransport(Transport):
 
 
 class RankServer:
-    """Executes requests of the first rank in the process of another rank."""
+    """Server in the process of another rank than the first: executes the first rank's requests to move KV."""
 
     def __init__(self, own: SharedMemoryTransport, first: Pipe) -> None:
         self._own, self._first = own, TypedPipe[RankRequest](first, RankRequest)

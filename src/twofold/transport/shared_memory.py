@@ -50,7 +50,7 @@ class RankShard:
         self._first_heads = [sharding.heads(rank, count).start for count in layout.kv_heads]
 
     def heads(self, pool: KvPool, layer: int, heads: range, blocks: Sequence[int]) -> PoolHeads:
-        """Convert `layer` and `heads` of the whole model to their location in this rank's `pool`."""
+        """Translate a layer and a range of heads from indices in the whole model to indices in this rank's `pool`."""
         first = self._first_heads[layer]
         return PoolHeads(pool, layer - self._first_layer, range(heads.start - first, heads.stop - first), blocks)
 

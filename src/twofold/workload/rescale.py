@@ -23,7 +23,7 @@ def scale_rate(requests: Iterable[Request], factor: float) -> Iterator[Request]:
 
 
 def mean_rate(requests: Iterable[Request]) -> float | None:
-    """Return the mean arrival rate in requests per second: None below two requests, infinity if all arrive at once."""
+    """Return the mean arrival rate per second; None for fewer than two requests, infinity if all arrive at once."""
     first = last = None
     gaps = -1
     for request in requests:
@@ -36,7 +36,7 @@ def mean_rate(requests: Iterable[Request]) -> float | None:
 
 
 def to_rate(reopen: Callable[[], Iterator[Request]], rate: float) -> Iterator[Request]:
-    """Scale arrival times to a mean of `rate` requests per second. Each call of `reopen` must return all requests.
+    """Scale arrival times to a mean of `rate` requests per second. `reopen` returns an iterator over all requests.
 
     Raises ConfigurationError if all requests arrive at the same time.
     """

@@ -78,7 +78,7 @@ def _read(path: Path, chosen: TraceFormat, notes: ReadNotes) -> Iterator[Request
 
 @dataclass(slots=True)
 class WriteResult:
-    """Number of written requests, and numbers of requests that lost their id, prefix blocks or exact arrival time."""
+    """Numbers of requests written in total, without id, without prefix blocks, and with a rounded arrival time."""
 
     requests: int = 0
     lost_ids: int = 0

@@ -1,5 +1,5 @@
-"""OpenTelemetry traces: one span per finished request, with a child span for each of its stages. Attributes follow the
-semantic conventions for generative AI (gen_ai.*, release 1.41, in development) or are named twofold.*.
+"""OpenTelemetry traces: one span per finished request, with child spans such as prefill and decode. Attributes follow
+the semantic conventions for generative AI (gen_ai.*, release 1.41, in development) or are named twofold.*.
 """
 
 import os

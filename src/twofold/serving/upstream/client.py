@@ -70,7 +70,7 @@ class UpstreamChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
 
     def outputs(self, first_index: int) -> list[TokenOutput]:
-        """Convert the tokens to outputs, numbered from `first_index`. Raises ServerError for invalid data."""
+        """Return the tokens with indices from `first_index` on. Raises ServerError for invalid data."""
         tokens, logprobs = self.token_ids or [], self.logprobs or _Logprobs()
         if self.finish_reason is not None and self.finish_reason not in _FINISH:
             raise ServerError(f"the output ended with {self.finish_reason!r}")
@@ -175,7 +175,7 @@ def completion_body(
 
 
 def rejected_decode_body(model: str, kv: KvParams) -> bytes:
-    """Return the body of an invalid decode request. When vLLM rejects it, the prefill server frees the request's KV."""
+    """Return a decode request that vLLM rejects. The rejection makes the prefill server free the request's KV."""
     # vLLM: `notify_kv_transfer_request_rejected`. Otherwise the KV is kept until its lease ends, by default for 30 s.
     fields = {"model": model, "prompt": [0], "max_tokens": 1 << 30, "kv_transfer_params": kv}
     return msgspec.json.encode(fields)

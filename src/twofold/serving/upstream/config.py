@@ -12,7 +12,7 @@ _EVENTS = ("events", "replay")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of a vLLM server, with the addresses (if any) of its KV events and of their replay."""
+    """Configuration of a vLLM server. `events` is the address of its KV events; `replay` sends missed events again."""
 
     instance: str
     role: Role

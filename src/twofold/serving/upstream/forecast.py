@@ -78,7 +78,7 @@ class UpstreamForecast:
 
 
 class PrefillSpeeds:
-    """Recent prefill speed of each server, in seconds per computed prompt token."""
+    """Recent prefill time of each server, in seconds per computed prompt token."""
 
     def __init__(self) -> None:
         self._read: dict[str, PrefillTotals] = {}

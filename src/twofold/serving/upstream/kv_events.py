@@ -47,7 +47,7 @@ class BlockStored(_Event, frozen=True):
         return self.medium in _ENGINE and self.lora_name is None and not self.group_idx
 
     def salt(self) -> str | None:
-        """Return the request's cache salt, or None if the block hashes depend on other data too."""
+        """Return the request's cache salt, "" without one, or None if the block hashes include other extra keys."""
         extra = (self.extra_keys or [None])[0] or []
         if not extra:
             return ""
@@ -121,7 +121,7 @@ class CachedBlocks:
 
 
 class EventFeed:
-    """Receives the KV events of one server. It calls `on_events` with each batch, and `on_gap` after a loss."""
+    """Receives the KV events of one server. It calls `on_events` with each batch, and `on_gap` if events were lost."""
 
     def __init__(
         self,

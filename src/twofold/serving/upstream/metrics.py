@@ -139,7 +139,7 @@ class ExternalLoads:
         self._added: dict[str, ExternalLoad] = {}
 
     def update(self, instance: str, metrics: ServerMetrics) -> None:
-        """Update the external load of a server from its new metrics."""
+        """Update the estimated load of other clients on a server from the server's new metrics."""
         load = self._pools.get(instance)
         if load is None:
             return

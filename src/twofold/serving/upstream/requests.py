@@ -1,6 +1,6 @@
-"""Attempts to run a request on vLLM servers, with prefill and decode on one server or on two. With two servers, both
-generate the first token, because vLLM always computes the last position of a prompt. The client gets the prefill
-server's token. If the other token differs, the attempt ends, and the next attempt continues after the first token.
+"""Runs requests on vLLM servers, with prefill and decode on one server or on two. With two servers, both generate the
+first token, because vLLM always computes the last position of a prompt. The client gets the prefill server's token. If
+the decode server's token differs, the request is retried from the second token on.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class AttemptListener(Protocol):
 
 
 class UpstreamRequest:
-    """One attempt to run a request, which has `first_index` output tokens from earlier attempts."""
+    """One attempt to run a request. Earlier attempts have produced its first `first_index` output tokens."""
 
     def __init__(
         self,

@@ -89,7 +89,7 @@ class RouteService(Service):
         self._ticking = asyncio.create_task(self._tick())
 
     async def close(self) -> None:
-        """Stop the health probes, the event feeds and the attempts of all requests."""
+        """Stop the health probes, the KV event feeds and all running requests."""
         self._probe.stop()
         if self._forecast is not None:
             self._forecast.close()

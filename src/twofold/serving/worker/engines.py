@@ -45,7 +45,7 @@ class RankPipes:
         return self._first
 
     def of(self, rank: int) -> RankPipe:
-        """Return the ends of one rank (not rank 0). Close all other ends in this process."""
+        """Return the pipe ends of one rank (not rank 0). Close all other pipe ends in this process."""
         _close([*self._first, *self._others[: rank - 1], *self._others[rank:]])
         return self._others[rank - 1]
 
@@ -98,7 +98,7 @@ class EngineFactory:
 
     @abstractmethod
     def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:
-        """Create a worker's engine, and the objects that depend on it, in this process."""
+        """Create a worker's engine and transport in the calling process."""
 
     def run_rank(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> None:
         """Run rank `rank` of a worker (not rank 0) in this process until rank 0 exits."""

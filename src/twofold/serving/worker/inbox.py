@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class HandoffEvents:
-    """Handles hand-off messages of peers, and the ends of the worker's own transfers."""
+    """Handles hand-off messages from peers, and the completion or failure of this worker's own KV transfers."""
 
     def __init__(self, state: SharedWorkerState) -> None:
         self._state = state
@@ -47,7 +47,7 @@ class HandoffEvents:
             self._reply(incoming, complete=False)
 
     def ended(self, message: messages.HandoffEnded) -> None:
-        """Process a peer's message that its KV writes have ended. The KV is incomplete without a first token."""
+        """Process a peer's message that it has stopped writing KV. Without a first token, the KV is incomplete."""
         state, request_id = self._state, message.request_id
         if message.epoch != state.epoch:
             log.warning("%s ignores KV for %s with epoch %d", state.instance, request_id, message.epoch)
@@ -83,7 +83,7 @@ class HandoffEvents:
     # -- without the lock, on the receiver and sender threads ---------------------------------------------------------
 
     def received(self, incoming: IncomingHandoff) -> None:
-        """Record received KV, or fail its request after an error. Called on the receiver thread."""
+        """Accept the KV of an incoming hand-off, or fail its request on an error. Called on the receiver thread."""
         state, request_id = self._state, incoming.request_id
         if incoming.pulled and incoming.complete:
             self._report(request_id, incoming.started_s, incoming.bytes_moved)

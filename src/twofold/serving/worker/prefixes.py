@@ -72,11 +72,11 @@ class PrefixSource:
         """Start the threads of the source. Call this before the first prompt arrives."""
 
     def bring(self, request_id: str, keys: Sequence[BlockKey], queue: Queue, fetch: StoreFetch | None = None) -> None:
-        """Make the cached prefix of a prompt available, then call `queue` to queue the prompt. `fetch` names another
-        host with a longer cached prefix. Requires the worker's lock.
+        """Load the cached prefix of a prompt, fetching it from another host if `fetch` is given. Then call `queue`,
+        which queues the prompt for prefill. Requires the worker's lock.
         """
         queue()
 
     def begin(self, batch: Batch) -> LayerSync | None:
-        """Return the layer-wise synchronization of the next batch, or None. Requires the worker's lock."""
+        """Return a `LayerSync` for the next batch, or None if it needs none. Requires the worker's lock."""
         return None

@@ -52,7 +52,7 @@ class HandoffReceiver:
         self._thread: threading.Thread | None = None
 
     def start(self, receive: OnIncoming, ended: OnIncoming) -> None:
-        """Start the thread. It calls `receive` for each hand-off, unless it was cancelled, and then `ended`."""
+        """Start the thread. For each hand-off, it calls `receive` (not if cancelled) and then `ended`."""
         arguments = (receive, ended)
         self._thread = threading.Thread(target=self._run, args=arguments, name="handoff-receiver", daemon=True)
         self._thread.start()

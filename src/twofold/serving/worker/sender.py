@@ -115,7 +115,7 @@ class HandoffSender:
             self._outgoing[request_id] = OutgoingHandoff(request_id, target, mode)
 
     def begin(self, request_id: str, blocks: Sequence[int]) -> bool:
-        """Set the local blocks of a prompt before its last prefill batch; return False if it has no hand-off."""
+        """Record the KV blocks of a request, before its last prefill batch; return False if it has no hand-off."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:
@@ -151,7 +151,7 @@ class HandoffSender:
             return True
 
     def taken(self, request_id: str, *, complete: bool) -> None:
-        """Record that the target of a pull-mode hand-off has stopped reading, with all KV if `complete`."""
+        """Record that the target of a pull-mode hand-off has read all KV, or stopped early if not `complete`."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None and outgoing.offered:

@@ -57,7 +57,7 @@ class KvLanding:
         """Register received blocks, to be copied before the next batch. Requires the worker's lock."""
 
     def take(self) -> list[Sequence[int]]:
-        """Remove and return the registered blocks. Requires the worker's lock."""
+        """Remove and return the blocks registered by `received`. Requires the worker's lock."""
         return []
 
     def drop(self, request_id: str) -> None:
@@ -95,7 +95,7 @@ class TokenSequence:
 
 
 class CacheChanges(CacheObserver):
-    """Prompt blocks that were cached or evicted since the last report."""
+    """Prompt blocks cached or evicted since the last call of `take`."""
 
     def __init__(self) -> None:
         self._changes: dict[BlockKey, bool] = {}  # True: cached, False: evicted
@@ -172,7 +172,7 @@ class SharedWorkerState:
     # -- with the lock held -------------------------------------------------------------------------------------
 
     def grant(self) -> None:
-        """Grant queued leases while blocks are free, and report them to the controller."""
+        """Grant queued lease requests while blocks are free, and report the leases to the controller."""
         for lease in self.scheduler.grant(time.monotonic()):
             self.tell(LeaseGranted(lease=lease))
 

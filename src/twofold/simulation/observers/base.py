@@ -8,7 +8,7 @@ from twofold.timeline import Timeline
 
 
 class IterationRun(msgspec.Struct, frozen=True):
-    """Consecutive iterations of one batch on one instance; for a pipeline, one iteration on its last stage."""
+    """Consecutive iterations of a batch on an instance. With pipeline parallelism: one iteration, on the last stage."""
 
     instance: str
     start_ps: int

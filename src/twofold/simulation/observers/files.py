@@ -265,7 +265,7 @@ class ChromeTrace(Observer):
             self._track(instance, role)
 
     def note(self, at_ps: int, kind: str, subject: str, detail: str) -> None:
-        """Add a log note about an instance to the thread of the instance. Other notes are omitted."""
+        """Add a note about an instance to the instance's row in the trace. Other notes are omitted."""
         if subject in self._tracks:
             self._instant(subject, at_ps, kind, detail)
 
@@ -308,7 +308,6 @@ class ChromeTrace(Observer):
 
 
 def _title(run: IterationRun) -> str:
-    """Return the title of iterations in the trace, such as `prefill 1,204 tokens + decode ×17 (32 iterations)`."""
     parts = []
     if run.prefill_tokens:
         parts.append(f"prefill {run.prefill_tokens:,} tokens")

@@ -1,4 +1,4 @@
-"""Main loop of a vLLM worker: applies orders of other threads, runs iterations, sends tokens to the controller."""
+"""Main loop of a vLLM worker: applies queued actions, runs iterations, and sends tokens to the controller."""
 
 import time
 from collections.abc import Callable, Sequence

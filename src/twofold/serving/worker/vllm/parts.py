@@ -38,7 +38,7 @@ class VllmEngine:
     def run(
         self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None, wait_for: OnLayer | None = None
     ) -> list[Sampled | None]:
-        """Compute whole prompts, without returning tokens. `start` must be 0."""
+        """Prefill whole prompts without returning tokens. Every step must start at position 0."""
         for step in steps:
             self._runs += 1
             sampling = vllm_sampling(SamplingParams(max_tokens=1, temperature=0.0), 0, 1, frozenset())
@@ -102,7 +102,7 @@ class VllmFactory(EngineFactory):
 
 
 def prepare(service: ServiceConfig, report: ReportStage) -> VllmFactory:
-    """Read the model's configuration and return the factory; raises ModelError if vLLM cannot serve the model."""
+    """Return a factory of vLLM workers. Raises ModelError if vLLM cannot serve the model."""
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     report("reading the model's configuration")
     return VllmFactory(service)

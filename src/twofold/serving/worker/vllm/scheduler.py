@@ -176,7 +176,7 @@ class VllmScheduler:
 
     @property
     def unsettled(self) -> bool:
-        """Whether some ended transfers have not been reported to vLLM yet."""
+        """Whether some completed KV transfers must still be reported to vLLM."""
         return bool(self._sent or self._received)
 
     def settle(self) -> SettledTransfers:
@@ -195,7 +195,7 @@ class VllmScheduler:
         return held is not None and held.stage is VllmRequestState.LEASE_QUEUE
 
     def allocated(self, request_id: str, blocks: Sequence[int]) -> None:
-        """Lease the blocks that vLLM has allocated for a request to its prefill worker."""
+        """Lease a request's blocks, which vLLM has just allocated, to the request's prefill worker."""
         held = self._here.get(request_id)
         if held is None:  # aborted since vLLM called `is_remote`
             self._received.add(request_id)

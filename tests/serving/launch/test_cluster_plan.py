@@ -8,7 +8,7 @@ from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec, ControlSpec, InstanceFailure
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.serving.launch.worker_plan import plan_cluster
+from twofold.serving.launch.worker_plan import available_cores, plan_cluster
 from twofold.simulation.simulate import build_cluster
 from twofold.simulation.statistics import RunStatistics
 
@@ -45,6 +45,13 @@ def test_a_pools_batcher_overrides_its_roles():
 def test_emulated_workers_may_share_cores():
     assert not any(w.cores for w in workers(spec()))
     assert all(w.cores for w in workers(spec(), pin_cores=True))
+
+
+@pytest.mark.parametrize(("limit", "threads"), [("1", 1), ("1000000", None), ("", None), ("0", None), ("4,2", None)])
+def test_omp_num_threads_limits_threads(monkeypatch, limit, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", limit)
+    (worker,) = workers(spec("1xh100:mixed"))
+    assert worker.threads == (threads or len(available_cores()))
 
 
 @pytest.mark.parametrize(

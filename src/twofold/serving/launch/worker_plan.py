@@ -70,13 +70,20 @@ def plan_workers(
 
 
 def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
-    """Assign each worker an equal part of this host's CPU cores. With `pin_cores`, pin workers to their cores."""
+    """Assign each worker an equal part of this host's CPU cores. With `pin_cores`, pin workers to their cores. A worker
+    has a thread per core, or fewer if `OMP_NUM_THREADS` is less.
+    """
     if not workers:
         return ()
     return tuple(
-        msgspec.structs.replace(worker, cores=share if pin_cores else (), threads=len(share))
+        msgspec.structs.replace(worker, cores=share if pin_cores else (), threads=_threads(len(share)))
         for worker, share in zip(workers, share_cores(available_cores(), len(workers)), strict=True)
     )
+
+
+def _threads(cores: int) -> int:
+    most = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(most)) if most.isdecimal() and int(most) > 0 else cores
 
 
 def available_cores() -> list[int]:

@@ -61,7 +61,7 @@ class WorkerHealth(RequestSubscriber):
         self._resumed = False
 
     def take_resumed(self) -> bool:
-        """Return whether the end of a trial request has made a worker available since the previous call."""
+        """Return whether a worker with a half-open circuit breaker has become available since the last call."""
         resumed, self._resumed = self._resumed, False
         return resumed
 

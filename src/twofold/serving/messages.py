@@ -39,7 +39,7 @@ class Peers(Message, frozen=True, kw_only=True):
 
 
 class StoreFetch(msgspec.Struct, frozen=True, kw_only=True):
-    """Order to fetch the first `blocks` blocks of a prompt from another host's KV store within `limit_s` seconds."""
+    """Command to fetch the first `blocks` blocks of a prompt from another host's KV store within `limit_s` seconds."""
 
     host: str
     address: str
@@ -273,7 +273,7 @@ class WorkerLife(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HostAlive(Message, frozen=True, kw_only=True):
-    """Heartbeat of a host with the state of its workers. With `leaves`, the host leaves the service."""
+    """Heartbeat of a host with the state of its workers; the last one before the host leaves has `leaves` set."""
 
     host: str
     life: int

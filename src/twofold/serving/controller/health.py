@@ -51,7 +51,7 @@ class WorkerGroup(ABC):
 
 
 class WorkerHealth(RequestSubscriber):
-    """Pauses and resumes routing to workers, by circuit breakers and retirement."""
+    """Stops routing to workers that fail or retire, and resumes it when they recover or return."""
 
     def __init__(self, cluster: ClusterScheduler, workers: WorkerGroup, telemetry: Telemetry) -> None:
         self._cluster, self._workers, self._telemetry = cluster, workers, telemetry

@@ -68,7 +68,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Request for slots in which to write the missing blocks of a prompt, from index `start` on."""
+    """Request for slots to which to write the missing blocks of a prompt, beginning with block `start`."""
 
     keys: list[bytes]
     start: int

@@ -33,7 +33,7 @@ class RayJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerHost:
-    """Ray actor that runs the host process of one worker."""
+    """Ray actor with a child process, which joins the service with one worker."""
 
     def run(self, job: bytes) -> tuple[int, str]:
         """Run a child process with the input `job` (a HostJob in JSON); return its exit status and its output."""

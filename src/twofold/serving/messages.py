@@ -39,7 +39,7 @@ class Peers(Message, frozen=True, kw_only=True):
 
 
 class StoreFetch(msgspec.Struct, frozen=True, kw_only=True):
-    """Order to fetch the first `blocks` blocks of a prompt from another host's KV store within `limit_s` seconds."""
+    """Command to fetch the first `blocks` blocks of a prompt from another host's KV store within `limit_s` seconds."""
 
     host: str
     address: str
@@ -85,7 +85,7 @@ class InstanceLost(Message, frozen=True, kw_only=True):
 
 
 class WorkerRefused(Message, frozen=True, kw_only=True):
-    """Message to a worker that the service refuses its registration for `reason`. The worker then exits."""
+    """Message to a worker: the service refuses its registration for `reason`. The worker then exits."""
 
     reason: str
 
@@ -145,7 +145,7 @@ class LeaseGranted(Message, frozen=True, kw_only=True):
 
 
 class StepDone(Message, frozen=True, kw_only=True):
-    """Report of a completed iteration with its new tokens and started prefills."""
+    """Report of a completed iteration: its new tokens, and the requests whose prefill it started."""
 
     instance: str
     epoch: int
@@ -157,7 +157,7 @@ class StepDone(Message, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """Report that a worker's status has changed, for example after an abort."""
+    """Report of a worker's changed numbers of sequences and blocks, for example after an abort."""
 
     instance: str
     epoch: int
@@ -196,7 +196,7 @@ class RequestFailed(Message, frozen=True, kw_only=True):
 
 
 class HandoffEnded(Message, frozen=True, kw_only=True):
-    """Message to a decode instance that a hand-off has ended. `first_token` is None if the KV is incomplete."""
+    """Message to a decode instance: a hand-off has ended. `first_token` is None if the KV is incomplete."""
 
     request_id: str
     epoch: int
@@ -226,7 +226,7 @@ class HandoffTaken(Message, frozen=True, kw_only=True):
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
-    """Heartbeat of a prefill instance to a decode instance, which renews its leases."""
+    """Heartbeat of a prefill instance to a decode instance. It renews the prefill instance's leases."""
 
     source: str
 
@@ -253,14 +253,14 @@ class HostWelcome(Message, frozen=True, kw_only=True):
 
 
 class HostRefused(Message, frozen=True, kw_only=True):
-    """Message to a host that it cannot join or remain in the service."""
+    """Message to a host: it cannot join the service, or cannot remain in it."""
 
     life: int
     reason: str
 
 
 class HostUnknown(Message, frozen=True, kw_only=True):
-    """Message to a host that it must join again, for example after a restart of the service."""
+    """Message to a host: it must join again, for example after a restart of the service."""
 
     life: int
 
@@ -273,7 +273,7 @@ class WorkerLife(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HostAlive(Message, frozen=True, kw_only=True):
-    """Heartbeat of a host with the state of its workers. With `leaves`, the host leaves the service."""
+    """Heartbeat of a host with the state of its workers; the last one before the host leaves has `leaves` set."""
 
     host: str
     life: int
@@ -292,21 +292,21 @@ class HostFailed(Message, frozen=True, kw_only=True):
 
 
 class StartWorker(Message, frozen=True, kw_only=True):
-    """Command to a host to start a worker. `life` is the number of this start."""
+    """Command to a host to start a worker. `life` counts the starts of the worker, including this one."""
 
     instance: str
     life: int
 
 
 class KillWorker(Message, frozen=True, kw_only=True):
-    """Command to a host to kill a worker if it is still in the start numbered `life`."""
+    """Command to a host to kill a worker, unless its number of starts differs from `life`."""
 
     instance: str
     life: int
 
 
 class HostFinish(Message, frozen=True, kw_only=True):
-    """Message to a host that the service has ended."""
+    """Message to a host: the service has ended."""
 
 
 # -- store to controller --------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ class JoinShortestQueue(Router):
 
 
 class PlannedRoles(JoinShortestQueue):
-    """Joins the shortest queue among instances whose roles re-planning can change."""
+    """Joins the shortest queue, with instance roles that re-planning can change."""
 
     # After a role change, an instance finishes its earlier requests, so every instance must support both phases.
     fixed_roles: ClassVar[bool] = False

@@ -3,9 +3,9 @@
 Workers receive requests, leases and aborts only from the controller, so a lease never arrives before its request. If a
 worker is lost, its requests run again on other workers. Requests wait in the controller while no worker can run them.
 
-    controller.py    the service on its own workers: wiring, worker messages, health checks
-    requests.py      live requests: admission, placement, worker reports, replay, end
-    live_request.py  one live request: attempts and token order
+    controller.py    the service on its own workers: start-up, worker messages, health checks
+    requests.py      live requests: admission, placement, worker reports, retries, end
+    live_request.py  one live request: placement and token order
     membership.py    workers in the cluster: registration, status, retirement, loss
     registry.py      worker processes: heartbeats, failures, restarts
     remote.py        joined hosts and their workers

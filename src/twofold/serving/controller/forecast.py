@@ -133,7 +133,7 @@ class MeasuredPaths(TransferPaths):
 
 
 def _path(link: LinkSpeed, layout: KvLayout, source: Sharding, target: Sharding) -> TransferModel:
-    """Return the KV transfer model between two instances from a measured link."""
+    """Return a model of KV transfer times between two instances, based on the measured speed of their link."""
     layers = layer_traffic(plan_reshard(source, target, layout.kv_heads), len(layout.layers))
     per_head = [layout.head_bytes_per_block(layer) // layout.block_size for layer in range(len(layers))]
     layer_bytes = [way.heads * each for way, each in zip(layers, per_head, strict=True)]
@@ -149,7 +149,7 @@ class HostStores:
         self._addresses: dict[str, str | None] = {}
 
     def changed(self, message: StoreChanged) -> None:
-        """Update the index by a KV store's report of stored and removed blocks."""
+        """Apply a KV store's report of stored and removed blocks."""
         if self._epochs.get(message.host) != message.epoch:
             self._epochs[message.host] = message.epoch
             self._addresses[message.host] = message.address
@@ -158,7 +158,7 @@ class HostStores:
         self.index.stored(message.host, message.stored)
 
     def lost(self, host: str) -> None:
-        """Remove an unreachable host's blocks from the index."""
+        """Forget the blocks of an unreachable host's KV store."""
         self.index.lost(host)
 
     def address(self, host: str) -> str | None:
@@ -182,7 +182,7 @@ class LiveForecast:
         self.forecast.join(load.id, LivePrediction(load.id, host, model, self._paths, self.stores))
 
     def lost(self, instance: str) -> None:
-        """Remove the blocks in a lost worker's engine memory."""
+        """Forget the blocks in a lost worker's engine memory."""
         self.forecast.memories.lost(instance)
 
     def blocks_changed(self, message: BlocksChanged) -> None:
@@ -191,7 +191,7 @@ class LiveForecast:
         self.forecast.memories.stored(message.instance, message.stored)
 
     def fetch_of(self, route: Route) -> StoreFetch | None:
-        """Return the fetch from a KV store that a route contains; None if there is none."""
+        """Return a route's fetch from a KV store; None if it has none or the store's address is unknown."""
         fetch = route.fetch
         address = None if fetch is None else self.stores.address(fetch.source)
         if fetch is None or address is None:
@@ -200,7 +200,7 @@ class LiveForecast:
 
 
 class LivePrediction(Prediction):
-    """Predicted prefill and fetch times of one worker."""
+    """Predicted times for one worker to prefill prompts and to fetch KV blocks from other hosts' stores."""
 
     def __init__(
         self, instance: str, host: str, model: PerformanceModel | None, paths: MeasuredPaths, stores: HostStores

@@ -51,7 +51,7 @@ class WorkerGroup(ABC):
 
 
 class WorkerHealth(RequestSubscriber):
-    """Pauses and resumes routing to workers, by circuit breakers and retirement."""
+    """Stops routing to workers that fail or retire, and resumes it when they recover or return."""
 
     def __init__(self, cluster: ClusterScheduler, workers: WorkerGroup, telemetry: Telemetry) -> None:
         self._cluster, self._workers, self._telemetry = cluster, workers, telemetry
@@ -61,7 +61,7 @@ class WorkerHealth(RequestSubscriber):
         self._resumed = False
 
     def take_resumed(self) -> bool:
-        """Return whether the end of a trial request has made a worker available since the previous call."""
+        """Return whether a worker with a half-open circuit breaker has become available since the last call."""
         resumed, self._resumed = self._resumed, False
         return resumed
 

@@ -34,7 +34,7 @@ class ParentWatchdog:
 
 
 def presumed_dead(heard_s: float, now: float) -> bool:
-    """Return whether the watchdog must have ended a process whose last message arrived at `heard_s`."""
+    """Return whether the watchdog has surely ended a process whose last message arrived at `heard_s`."""
     return now - heard_s > WATCHDOG_S + WATCHDOG_MARGIN_S
 
 
@@ -42,12 +42,12 @@ class ClockOffset:
     """Estimated offset from another host's monotonic clock to the local clock."""
 
     def __init__(self, remote_s: float, local_s: float) -> None:
-        """Initialize the estimate with a message sent at `remote_s` and received at `local_s`."""
+        """Estimate the offset from a message sent at `remote_s` and received at `local_s`."""
         self._offset_s = local_s - remote_s
         self._updated_s = local_s
 
     def update(self, remote_s: float, local_s: float) -> None:
-        """Improve the estimate with another message, sent at `remote_s` and received at `local_s`."""
+        """Improve the estimated offset with a later message, sent at `remote_s` and received at `local_s`."""
         drifted_s = self._offset_s + DRIFT * (local_s - self._updated_s)
         # Receive time minus send time is an upper limit of the offset; the estimate is the lowest limit. Older limits
         # are raised because clocks drift. Converted times are never early, and late by little more than the shortest

@@ -40,8 +40,8 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
 class Inbox(Generic[M]):
     """Receiver of all messages to one process, for use in one thread.
 
-    Malformed messages are dropped. Processes on other hosts send to the address `outside`. With a `guard`, messages are
-    encrypted, and `on_lost(sender)` is called if a message was lost.
+    Malformed messages are dropped. `outside` is a second address, for senders on other hosts. With a `guard`, messages
+    are encrypted, and `on_lost` is called with the name of a sender whose message was lost.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Inbox(Generic[M]):
 
 
 class Outbox:
-    """Thread-safe sender of messages to inboxes. With a `guard`, messages are encrypted."""
+    """Thread-safe sender of messages to inboxes. Messages are encrypted if `guard` is set."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], guard: Guard | None = None, sender: str = "") -> None:
         self._context, self._guard, self._sender = context, guard, sender

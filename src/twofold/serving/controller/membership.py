@@ -120,7 +120,7 @@ class Membership:
         self._requests.place_waiting()
 
     def _lose(self, instance: str) -> None:
-        """Remove a lost worker from the cluster, and replay its requests on other workers."""
+        """Remove a lost worker from the cluster, and retry its requests on other workers."""
         self._telemetry.instances.remove(instance)
         self._statuses.pop(instance, None)
         self._registered.pop(instance, None)

@@ -123,7 +123,7 @@ class WorkerRegistry(WorkerGroup):
         return member is not None and member.state is WorkerState.UP
 
     def heard_s(self, instance: str) -> float:
-        """Return the local time in seconds of a worker's last heartbeat."""
+        """Return the time of a worker's last heartbeat, in seconds on the controller's clock."""
         return self.members[instance].heard_s
 
     def to_local_time(self, instance: str, moment_s: float) -> float:

@@ -56,7 +56,7 @@ class RemoteHost:
 
 
 class JoinResult(msgspec.Struct, frozen=True):
-    """New workers of a joining host, and earlier workers that it no longer has."""
+    """New workers of a joining host (`workers`), and workers of its earlier membership to remove (`gone`)."""
 
     workers: Mapping[str, Role] = {}
     gone: Collection[str] = ()
@@ -65,8 +65,8 @@ class JoinResult(msgspec.Struct, frozen=True):
 class Hosts(ProcessControl):
     """Starts and kills the workers of all hosts.
 
-    Each worker on Ray (listed in `own`) has its own host process, which the launcher `local` starts. `model` is the
-    fingerprint of the served model.
+    `own` has the names of the workers on Ray; the launcher `local` starts one host process for each of them. `model` is
+    the fingerprint of the served model.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Live requests of the controller, from admission and placement on workers to replay and end."""
+"""Live requests of the controller: admission, placement on workers, retries after lost workers, and end."""
 
 import asyncio
 import logging
@@ -25,10 +25,10 @@ MAX_FAILED_ATTEMPTS = 8  # consecutive attempts without a token: the request its
 
 
 class LiveRequests:
-    """All live requests of a service. Each run of a request on a pair of workers is an attempt.
+    """All live requests of a service. Each placement of a request on a pair of workers is one attempt.
 
-    With `announces`, decode blocks are reserved when the prefill starts (docs/decisions/0007), otherwise at placement.
-    With `recomputes`, the decode instance also receives the prompt. With `reuses`, metrics include prefix hits.
+    With `announces`, decode blocks are reserved when the prefill starts, otherwise at placement. With `recomputes`, the
+    decode instance also receives the prompt. With `reuses`, metrics include prefix cache hits.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LiveRequests:
         self._idle = asyncio.Event()
 
     def find(self, attempt_id: str) -> LiveRequest | None:
-        """Return the live request with the attempt `attempt_id`; None if the attempt has ended."""
+        """Return the live request that currently runs under the id `attempt_id`, or None."""
         return self._attempts.get(attempt_id)
 
     # -- opening and closing ----------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ _SEED_MASK = (1 << _SEED_BITS) - 1
 
 
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Id, arrival, deadline (s, monotonic clock) and cache retention (s) of a response."""
+    """Id, deadline (s, monotonic clock) and cache retention (s) of a response, and the arrival of its request."""
 
     id: str
     arrival: Arrival
@@ -43,7 +43,7 @@ class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFields, *, prompts: int) -> ResponseSpec:
-    """Check a request before tokenization, and return the properties of its response. Raises RequestError."""
+    """Check a request; return the id, deadline and cache retention of its response. Raises RequestError."""
     _check_fields(gateway, fields, prompts)
     arrival: Arrival = request.state.arrival
     if arrival.key is not None:

@@ -31,7 +31,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, piece: str, *, armed: bool = True) -> StopText:
-        """Add text, and return the text to emit. Unless `armed`, ignore stop strings that end in this text."""
+        """Add text, and return the text to emit. Unless `armed`, a stop string in `piece` does not end the output."""
         if not self._automata:
             return StopText(piece)
         text = self._held + piece

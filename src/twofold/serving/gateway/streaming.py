@@ -97,7 +97,7 @@ async def _pump(source: AsyncGenerator[T, None], queue: "asyncio.Queue[T | Excep
 
 
 async def until_deadline(deadline_s: float, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield `items` until `deadline_s` on the monotonic clock, then raise RequestError (504)."""
+    """Yield from `items`. Raises RequestError (504) if they last beyond `deadline_s` on the monotonic clock."""
     # The deadline interrupts only the wait for an item, never the consumer. Only one task may iterate.
     waiting, due = True, False
     timeout = asyncio.timeout(None)
@@ -198,7 +198,7 @@ class ResponseWriter(Protocol):
         ...
 
     def usage_event(self, usage: Usage) -> bytes:
-        """Encode the token counts at the end of a stream."""
+        """Return the server-sent event with the token counts, for the end of a stream."""
         ...
 
     def response(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> msgspec.Struct:

@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(with_signal: signal.Signals, parent: int) -> None:
-    """Let the kernel send `with_signal` to this process when its parent dies."""
+    """Ask the kernel to send `with_signal` to this process when its parent dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, with_signal)
     if os.getppid() != parent:  # the parent died before the call
         os._exit(1)
@@ -61,7 +61,7 @@ def take_stdout() -> Callable[[bytes], None]:
 
 
 def begin(job: type[Job]) -> tuple[Job, SendReport]:
-    """Return the input of this process, read from stdin, and a function that sends reports."""
+    """Read this process's job from stdin; return it, and a function that sends reports to the launcher."""
     die_with_parent(signal.SIGTERM, os.getppid())
     say = take_stdout()
     line = bytearray()

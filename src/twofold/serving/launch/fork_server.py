@@ -90,8 +90,8 @@ def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoRet
 class ForkServer(WorkerStarter):
     """Forks workers and kills them on command. If one rank of a worker exits, its other ranks are killed.
 
-    `runs` maps the name of a worker to a function that returns the main functions of its ranks. `daemons` maps the
-    names of other processes to their main functions.
+    `runs` has one function for each worker: it returns the main functions of the worker's ranks. `daemons` has the main
+    functions of all other processes.
     """
 
     poll_s = DAEMON_RESTART_S

@@ -57,7 +57,7 @@ class ModelFacts(NamedTuple):
 
 
 def model_facts(engine: EngineConfig) -> ModelFacts:
-    """Read the properties of `engine.model`. Raises ModelError if the model cannot be read."""
+    """Read the context length, vocabulary size and fingerprint of `engine.model`. Raises ModelError on failure."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is local
     from transformers import AutoConfig  # noqa: PLC0415  (slow)
 

@@ -21,7 +21,7 @@ from twofold.transport.registry import DEFAULT_TRANSPORT
 class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that determine the batcher of each worker.
 
-    `batchers` names batchers by role and overrides the other settings. With `inlines`, a colocated worker adds whole
+    `batchers` maps roles to batcher names and overrides the other settings. With `inlines`, mixed workers add whole
     prompts to decode batches. With `roles_move`, every worker has Splitwise's batcher, which runs both phases.
     """
 
@@ -51,8 +51,8 @@ class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
 def plan_workers(
     policies: BatchPolicies, *, prefill: int, decode: int, colocated: int, pin_cores: bool, others_join: bool = False
 ) -> tuple[WorkerConfig, ...]:
-    """Return the workers of a service. Raises ConfigurationError for invalid counts. With `others_join`, all workers of
-    a phase may be on other hosts.
+    """Return the workers of a service. Raises ConfigurationError for invalid counts. With `others_join`, `prefill` and
+    `decode` may be 0, because other hosts add workers.
     """
     split = prefill and decode
     require(

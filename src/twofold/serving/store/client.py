@@ -44,7 +44,7 @@ class BlockCopier(Protocol):
 
 
 class StoreMatch(NamedTuple):
-    """Length of a prompt's cached prefix in blocks: in the whole store, and in its memory without its disk."""
+    """Length of a prompt's cached prefix in blocks: in memory or on disk, and in memory alone."""
 
     blocks: int
     in_memory: int
@@ -162,7 +162,7 @@ class StoreClient:
         return StoreMatch(0, 0) if found is None else StoreMatch(found.blocks, found.in_memory)
 
     def fetch(self, keys: Sequence[bytes], address: str, limit_s: float) -> int:
-        """Make the local store copy missing blocks of a prompt from the store at `address`, for at most `limit_s`
+        """Tell the local store to copy missing blocks of a prompt from the store at `address`, within `limit_s`
         seconds. Return the length of the cached prefix afterwards, in blocks.
         """
         with self._request(messages.FetchBlocks(list(keys), address, limit_s)) as request:
@@ -194,9 +194,9 @@ class StoreClient:
         start: int = 0,
         computed: Callable[[int], bool] = lambda _layer: True,
     ) -> int:
-        """Copy the blocks of a prompt from index `start` on to the store; return the number of copied blocks.
-        `computed` is called before each layer: it waits until the engine has computed the layer, and returns False
-        after a failure.
+        """Copy the blocks of a prompt, beginning with block `start`, to the store; return the number of copied blocks.
+        `computed` is called with each layer before its copy: it waits until the engine has computed the layer, and
+        returns False to end the copy.
         """
         # The caller keeps the blocks allocated during this call. Blocks that the store has already are not copied.
         stored = written = 0

@@ -113,14 +113,14 @@ class StoreManager:
     def put(
         self, requester: Requester, keys: Sequence[bytes], start: int, counter: str = "stored", limit: int | None = None
     ) -> None:
-        """Start a Put request: lease slots for the blocks of a prompt that the store lacks, from index `start` on."""
+        """Start a Put request: lease slots for the missing blocks of a prompt, beginning with block `start`."""
         putting = _PutRequest(requester, keys, start, counter, self.slots.count if limit is None else limit)
         self._requests[requester] = putting
         self._waiting.append(putting)
         self._advance()
 
     def commit(self, requester: Requester, blocks: Sequence[Block]) -> None:
-        """Store the blocks that a Put request has written, and lease it slots for its next blocks."""
+        """Store the blocks that a Put request has written, and lease slots for its next blocks."""
         putting = self._requests.get(requester)
         if not isinstance(putting, _PutRequest):
             return
@@ -201,7 +201,7 @@ class StoreManager:
         return moves
 
     def take_grants(self) -> list[StoreGrant]:
-        """Return the grants made since the last call."""
+        """Return the assignments of slots to requests since the last call."""
         granted, self._grants = self._grants, []
         return granted
 
@@ -299,7 +299,7 @@ class StoreManager:
     # -- tiers ----------------------------------------------------------------------------------------------
 
     def changed(self, key: bytes, by: int) -> None:
-        """Count the addition (`by` = 1) or removal (`by` = −1) of a block in one tier."""
+        """Record that memory or disk has gained (`by` = 1) or lost (`by` = −1) a block."""
         change = self._changes.get(key, 0) + by
         if change:
             self._changes[key] = change

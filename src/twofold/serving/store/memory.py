@@ -12,7 +12,7 @@ class SlotMemory:
         self.bytes = memory.view()
 
     def slot(self, slot: int) -> memoryview:
-        """Return the bytes of one slot."""
+        """Return a view of the bytes in one slot."""
         return self.bytes[slot * self.block_bytes : (slot + 1) * self.block_bytes]
 
     def close(self) -> None:

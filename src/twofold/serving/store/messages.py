@@ -21,7 +21,7 @@ class Block(NamedTuple):
 
 
 class DiskWrite(NamedTuple):
-    """Disk operation: write the block in a memory slot to disk. `spare` means that memory keeps the block too."""
+    """Disk operation: write a block from a memory slot to disk. `spare` is true if memory keeps the block too."""
 
     key: bytes
     position: int
@@ -68,7 +68,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Request for slots in which to write the missing blocks of a prompt, from index `start` on."""
+    """Request for slots to which to write the missing blocks of a prompt, beginning with block `start`."""
 
     keys: list[bytes]
     start: int
@@ -81,7 +81,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Request to unpin `slots` of a Load request or, with None, to end a Load or Put request."""
+    """Request to unpin `slots` that a Load request has pinned. If `slots` is None, the Load or Put request ends."""
 
     slots: list[int] | None = None
 
@@ -101,7 +101,7 @@ StoreOperation = Lookup | Load | Put | Commit | Release | FetchBlocks
 
 
 class LookupResult(msgspec.Struct, frozen=True, tag=True):
-    """Reply to Lookup: length of the cached prefix in blocks, in the whole store and in its memory alone."""
+    """Reply to Lookup, with the length of the cached prefix in blocks: in memory or on disk, and in memory alone."""
 
     blocks: int
     in_memory: int

@@ -86,7 +86,7 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """Pass slots from the manager to a background thread; return False if a local client requested them."""
+        """Pass slots to the background thread that requested them; return False if a local client requested them."""
         who, number = granted.requester
         if who == _SENDS:
             self._server.put(PeerReply(number, self._callers[number], granted.blocks, granted.last))
@@ -95,7 +95,7 @@ class Peering:
         return who in {_SENDS, _FETCHES}
 
     def take_done(self) -> list[tuple[Requester, int]]:
-        """Return the requesters of ended fetches, each with the length of its cached prefix in blocks."""
+        """Return (requester, length of the cached prefix in blocks) of each fetch that has ended."""
         done = []
         for number, fetch in list(self._fetches.items()):
             if not self._running(fetch):

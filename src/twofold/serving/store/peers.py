@@ -19,7 +19,7 @@ GONE_MS = 10_000  # a host without TCP acknowledgements for this long is lost, w
 
 
 class PeerCaller(NamedTuple):
-    """Sender of a request from another store: its connection, and the number of the request."""
+    """Connection and number of a request from another store, used to reply to it."""
 
     connection: bytes
     number: int
@@ -42,8 +42,8 @@ class PeerReply(NamedTuple):
 
 
 class BlockServer(StoreThread[PeerReply, PeerRequest | PeerReply]):
-    """Thread that sends blocks to other stores that have the cluster's secret key. `take` yields received requests and
-    sent replies.
+    """Thread that sends blocks to other stores that have the cluster's secret key. `take` yields requests that were
+    received and replies that were sent.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class _PeerConnection:
         self.slots, self.filled, self.busy = dict(enumerate(order.slots)), [], True
 
     def take(self, frames: Sequence[zmq.Frame], memory: SlotMemory) -> bool:
-        """Store the blocks of a reply; return whether it is the last reply. Raises various errors for invalid data."""
+        """Store the blocks of a reply; return whether it is the last reply. Raises an exception for invalid data."""
         reply = self._decoder.decode(frames[0].buffer)
         if not self.busy or reply.number != self._number:
             raise ValueError("no request is pending")

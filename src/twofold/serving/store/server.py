@@ -37,8 +37,8 @@ SendReport = Callable[[StoreChanged | StoreStatus], None]
 
 
 class StoreServer:
-    """Server of a host's KV store. `report` sends a message to the controller. `peers`, if set, exchanges blocks with
-    other hosts.
+    """Server of a host's KV store. It sends messages to the controller with `report`, and exchanges blocks with other
+    hosts if `peers` is set.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
 
 
 def peering(network: HostNetwork, manager: StoreManager, memory: SlotMemory, contents: str) -> Peering:
-    """Create the exchange of blocks with other hosts."""
+    """Create the threads that exchange blocks with other hosts' stores."""
     # Encryption runs in the threads of this separate context.
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     guard = Guard(context, read_key(Path(network.key_file)))

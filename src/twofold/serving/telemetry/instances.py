@@ -39,7 +39,7 @@ class InstanceHistory:
         self._sequences += sequences
 
     def sample(self, status: InstanceStatus) -> None:
-        """Append the values of the past second to the time series."""
+        """Append the past second's batch size, queue length and KV usage to the time series."""
         if self._iterations:
             self._batches.append(round(self._sequences / self._iterations, 2))
         else:  # an iteration may take longer than a second

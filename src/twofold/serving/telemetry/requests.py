@@ -89,7 +89,7 @@ class RequestTelemetry:
                 span.observe(seconds)
 
     def snapshot(self, live: Iterable[Timeline]) -> tuple[RequestSnapshot, ...]:
-        """Return the latest finished requests and the oldest `live` requests, ordered by arrival."""
+        """Return recent finished requests and the oldest requests in `live`, ordered by arrival."""
         alive = sorted(live, key=lambda timeline: timeline.moments[Moment.ARRIVED])[:_MAX_REQUESTS]
         shown = [*self._ended, *map(_snapshot, alive)]
         return tuple(sorted(shown, key=lambda request: request.stages[0].start_s))

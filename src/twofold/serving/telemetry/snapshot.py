@@ -24,7 +24,7 @@ class StageName(StrEnum):
 
 
 class AttemptStage(StrEnum):
-    """Stage of a request when its instance was lost. PROMPT is queueing or prefill."""
+    """Stage of a request when its instance was lost. PROMPT covers queueing and prefill."""
 
     PROMPT = "prompt"
     HANDOFF = "hand-off"
@@ -40,7 +40,7 @@ class Stage(msgspec.Struct, frozen=True, array_like=True):
 
 
 def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, ...]:
-    """Return the stages of a request so far. Stages without a recorded end get `ended_s` as their end."""
+    """Return the stages that a request has begun. `ended_s` is the end of stages without a recorded end."""
     # A running prefill counts as queued, because workers report it when it ends.
     at = timeline.moments.get
     first, landed, decoding = at(Moment.FIRST_TOKEN), at(Moment.HANDOFF_ENDED), at(Moment.DECODE_STARTED)
@@ -65,7 +65,7 @@ def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, 
 
 
 def stage_of(timeline: Timeline) -> StageName:
-    """Return the current stage of a live request. A prefill counts as queued until its worker reports it."""
+    """Return the current stage of a live request: QUEUE until its worker has reported the prefill."""
     moments = timeline.moments
     if Moment.DECODE_STARTED in moments:
         return StageName.DECODE
@@ -190,7 +190,7 @@ class ThroughputSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecentSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of the last `window_s` seconds."""
+    """Throughput, latencies and SLO attainment of the last `window_s` seconds."""
 
     window_s: float
     requests: int

@@ -1,6 +1,6 @@
 """The Ray driver: a process that creates the Ray actors of workers on command of the launcher.
 
-Ray itself restarts no actor, because processes of an actor that Ray considers dead may still run.
+Restarts of actors by Ray are turned off, because processes of an actor that Ray considers dead may still run.
 """
 
 import logging

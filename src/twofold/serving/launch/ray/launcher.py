@@ -11,7 +11,7 @@ from twofold.serving.launch.launcher import Launcher
 
 
 class HostJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of the host process of one worker."""
+    """Input of a process that joins the service with one worker on a Ray node."""
 
     controller: str
     key: str
@@ -23,7 +23,7 @@ class HostJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RayJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of the Ray driver. Each worker takes a `bundle` of resources."""
+    """Input of the Ray driver. `bundle` maps resource names to the amounts that each worker needs."""
 
     address: str
     bundle: dict[str, float]
@@ -33,10 +33,10 @@ class RayJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerHost:
-    """Ray actor that runs the host process of one worker."""
+    """Ray actor with a child process, which joins the service with one worker."""
 
     def run(self, job: bytes) -> tuple[int, str]:
-        """Run the host process with the input `job` (a HostJob in JSON); return its exit status and last message."""
+        """Run a child process with the input `job` (a HostJob in JSON); return its exit status and its output."""
         command = [sys.executable, "-m", "twofold.serving.launch.ray.host"]
         pipe = subprocess.PIPE
         # Unlike the actor, a new interpreter may fork. Popen forks in C, which is safe beside other threads.

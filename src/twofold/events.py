@@ -212,7 +212,7 @@ class Recorder(RequestSubscriber):
         return self._open.values()
 
     def get(self, request_id: str) -> Timeline | None:
-        """Return the timeline of a live request, by the id of the request or of its placement."""
+        """Return the timeline of a live request, by the id of the request or of its current `PlacedRequest`."""
         return self._placements.get(request_id) or self._open.get(request_id)
 
     def admitted(self, request: Request, now: float) -> None:

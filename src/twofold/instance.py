@@ -75,7 +75,7 @@ class HeapEntry:
             last.sink()
 
     def rise(self) -> None:
-        """Move this entry towards the top of the heap, past all entries that rank after it."""
+        """Move this entry up the heap, past all entries with a higher load."""
         heap, at, number, place = self.ranking.heap, self.position, self.number, self.place
         while at > 0:
             above = heap[(at - 1) >> 1]
@@ -87,7 +87,7 @@ class HeapEntry:
         self.position = at
 
     def sink(self) -> None:
-        """Move this entry away from the top of the heap, past all entries that rank before it."""
+        """Move this entry down the heap, past all entries with a lower load."""
         heap, at, number, place = self.ranking.heap, self.position, self.number, self.place
         size: i64 = len(heap)
         while (child := 2 * at + 1) < size:
@@ -105,7 +105,7 @@ class HeapEntry:
 
 
 class LoadTotals:
-    """Load of a request or an instance, as numbers that can be added."""
+    """Numbers of tokens and requests that make up the load of a request or an instance."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Fit a host profile for the simulator to measurements of a live service."""
+"""Fit the performance profile used by the simulator to measurements of a live service."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -29,7 +29,7 @@ _SHARING, _BESIDE_THEM = ("prefill-1", "decode-0"), "prefill-0"  # as `share_cor
 def calibrate(
     measured: Measurements, model: Model, *, cores: int, threads: int, kv_capacity_tokens: int, source: str, date: str
 ) -> MeasuredProfile:
-    """Fit a host profile to measurements of a live service. Raises ConfigurationError for too few measurements."""
+    """Fit a performance profile to measurements of a service. Raises ConfigurationError for too few measurements."""
     split = (measured.prefill, measured.decode), (measured.decode, measured.prefill)
     by_itself = [one for log, other in split for one in log.ran if _busy(one, [other]) < _ALONE]
     prompts = [one for one in by_itself if one.iteration.tokens]
@@ -172,7 +172,7 @@ def _medians(xs: Floats, ys: Floats) -> tuple[Floats, Floats]:
 
 
 def _lone_prompts(measured: Measurements) -> Iterator[tuple[tuple[float, float], TimedIteration]]:
-    """Yield the client's times and the prefill iteration of each request that was sent alone."""
+    """Yield the send and first-token times, and the prefill iteration, of each request that was sent alone."""
     timelines = [one.timelines[0] for one in measured.of(Purpose.ALONE)]
     for timeline in sorted(timelines, key=lambda timeline: min(timeline.moments.values())):
         sent = min(timeline.moments.values())

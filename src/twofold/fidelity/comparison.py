@@ -40,18 +40,18 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Mean difference between live replays, relative to their mean except for SLO attainment."""
+        """Mean difference between two live replays; relative to the live mean, but absolute for SLO attainment."""
         gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
         return fmean(gaps) / self._unit if gaps else 0.0
 
     @property
     def error(self) -> float:
-        """Simulated value minus mean live value, relative to the latter except for SLO attainment."""
+        """Simulated value minus mean live value; relative to the live mean, but absolute for SLO attainment."""
         return self._error(self.simulated)
 
     @property
     def calibrated_error(self) -> float:
-        """Error of the simulation at the host speed of the calibration."""
+        """Error of a simulation that assumes the same host speed as during the calibration."""
         return self._error(self.calibrated)
 
     @property
@@ -190,7 +190,7 @@ def compare_replays(
 def knee(twin: Twin, make: Callable[[float], list[Request]], slo: Slo, attainment: float = 0.9) -> float:
     """Return the goodput of a simulated service in requests/s (DistServe, section 4.1), within 2%.
 
-    Goodput is the highest rate with an SLO attainment of at least `attainment`. Raises ConfigurationError if it is
+    Goodput is the highest rate with an SLO attainment of at least `attainment`. Raises ConfigurationError for a goodput
     below 1/16.
     """
 

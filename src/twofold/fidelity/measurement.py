@@ -48,7 +48,7 @@ class Purpose(StrEnum):
 
 
 class RequestGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that are sent together to measure one effect."""
+    """Requests that are sent together for one measurement."""
 
     purpose: Purpose
     requests: tuple[Request, ...]
@@ -108,7 +108,7 @@ def _together(purpose: Purpose, name: str, prompts: Sequence[int], output: int) 
 
 
 def _beside(purpose: Purpose, name: str, prompts: list[int], output: int, together: int = 1) -> RequestGroup:
-    """Return a group of long decodes, and of prompts that arrive during these decodes."""
+    """Return requests with long decodes, and further requests that arrive during these decodes, as one group."""
     streams = _group(purpose, f"{name}-stream", _STREAMS, 64, output).requests
     short = [size for size in prompts if size <= prompts[-1] // 2] * _REPEATS
     comers = tuple(
@@ -207,7 +207,7 @@ def _run(
 
 
 def load_config(endpoint: Endpoint) -> LoadConfig:
-    """Return the configuration of a load with random prompts and outputs of the requested length."""
+    """Return the load generator's configuration: random prompts, and outputs of exactly the requested length."""
     lowest, vocabulary = token_range(endpoint.vocab_size)
     prompts = PromptMaker(lowest=lowest, vocabulary=vocabulary)
     return LoadConfig(endpoint=endpoint, prompts=prompts, client=ClientConfig(ignore_eos=True))

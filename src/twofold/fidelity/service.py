@@ -59,7 +59,7 @@ class ServiceDesign:
 
 @contextmanager
 def clients_beside(design: ServiceDesign) -> Iterator[None]:
-    """Pin this process to the gateway's cores inside a `with` statement."""
+    """Context manager that restricts this process to the CPU cores of the gateway."""
     before = os.sched_getaffinity(0)  # this process runs the clients
     workers = ((worker.role, worker.cores) for worker in design.workers())
     os.sched_setaffinity(0, gateway_cores(available_cores(), workers))

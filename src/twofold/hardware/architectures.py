@@ -1,4 +1,4 @@
-"""Sizes of models from a Hugging Face config.json, with the same parameter counts as in Transformers."""
+"""Model dimensions and parameter counts from a Hugging Face config.json. The counts equal those of Transformers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ class ConfigJson:
         return ModelError(f"{self.path}: {reason}")
 
     def number(self, *names: str, default: int | None = None) -> int:
-        """Return the first field in `names` that is set, else `default`. Raises ModelError if missing or not ≥ 1."""
+        """Return the first field in `names` that is set, or `default`. Raises ModelError for neither or a value < 1."""
         value = self.optional_number(*names)
         if value is None and default is None:
             raise self.error(f"field {names[0]} is missing")
@@ -66,7 +66,7 @@ class ConfigJson:
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a model. The fields have the same names as in `twofold.hardware.specs.Model`."""
+    """Dimensions and parameter counts of a model. The fields are named as in `twofold.hardware.specs.Model`."""
 
     layers: int
     hidden_size: int
@@ -80,7 +80,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpt2(config: ConfigJson) -> Architecture:
-    """Return the sizes of a GPT-2 model."""
+    """Return the dimensions and parameter counts of a GPT-2 model."""
     hidden = config.number("n_embd", "hidden_size")
     positions = config.number("n_positions", "max_position_embeddings", default=1024)
     inner = config.number("n_inner", default=4 * hidden)
@@ -89,7 +89,7 @@ def gpt2(config: ConfigJson) -> Architecture:
 
 
 def bloom(config: ConfigJson) -> Architecture:
-    """Return the sizes of a BLOOM model."""
+    """Return the dimensions and parameter counts of a BLOOM model."""
     hidden = config.number("hidden_size", "n_embed")
     # ALiBi instead of positions, a norm after the embedding, output tied to the embedding.
     outside = config.number("vocab_size") * hidden + 4 * hidden
@@ -97,7 +97,7 @@ def bloom(config: ConfigJson) -> Architecture:
 
 
 def opt(config: ConfigJson) -> Architecture:
-    """Return the sizes of an OPT model."""
+    """Return the dimensions and parameter counts of an OPT model."""
     hidden = config.number("hidden_size")
     width = config.number("word_embed_proj_dim", default=hidden)
     positions = config.number("max_position_embeddings")
@@ -108,7 +108,7 @@ def opt(config: ConfigJson) -> Architecture:
 
 
 def llama(config: ConfigJson) -> Architecture:
-    """Return the sizes of a Llama-like model, such as Mistral, Qwen or Gemma 2."""
+    """Return the dimensions and parameter counts of a Llama-like model, such as Mistral, Qwen or Gemma 2."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     kv_heads = config.number("num_key_value_heads", default=heads)
     kind = config.text("model_type", default="")
@@ -123,7 +123,7 @@ def llama(config: ConfigJson) -> Architecture:
 
 
 def deepseek(config: ConfigJson) -> Architecture:
-    """Return the sizes of a DeepSeek V2 or V3 model (latent attention: arXiv 2405.04434, section 2.1)."""
+    """Return the dimensions and parameter counts of a DeepSeek V2 or V3 model (arXiv 2405.04434, section 2.1)."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     latent, rope = config.number("kv_lora_rank"), config.number("qk_rope_head_dim")
     plain, value = config.number("qk_nope_head_dim"), config.number("v_head_dim")
@@ -146,7 +146,6 @@ def _gated(
     tied: bool = False,
     latent_dims: int | None = None,
 ) -> Architecture:
-    """Return the sizes of a model with gated feed-forward layers or experts."""
     hidden, layers = config.number("hidden_size"), config.number("num_hidden_layers")
     embeddings = 1 if config.flag("tie_word_embeddings", default=tied) else 2
     rest = layers * layer + config.number("vocab_size") * hidden * embeddings + hidden
@@ -165,7 +164,6 @@ def _gated(
 
 
 def _multi_head(config: ConfigJson, hidden: int, inner: int, outside: int, max_context: int | None) -> Architecture:
-    """Return the sizes of a model with multi-head attention."""
     # `outside` is the number of parameters outside the layers.
     layers = config.number("num_hidden_layers", "n_layer")
     heads = config.number("num_attention_heads", "n_head")

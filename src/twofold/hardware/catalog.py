@@ -161,7 +161,7 @@ def _find(kind: str, name: str, known: Mapping[str, T]) -> T:
 
 
 def load_catalog(extra: Sequence[Path] = ()) -> Catalog:
-    """Load the catalog of the package, TWOFOLD_CATALOG and `extra`. Raises ConfigurationError for an invalid file."""
+    """Load the package's catalog and the files in TWOFOLD_CATALOG and `extra`. Raises ConfigurationError if invalid."""
     sections = _package_sections()
     installed = (Path(part) for part in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if part)
     for path in (*installed, *extra):  # later files override single fields

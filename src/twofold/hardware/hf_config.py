@@ -22,7 +22,7 @@ class _Index(msgspec.Struct):
 
 
 def read_model(directory: Path) -> Model:
-    """Read the sizes of a model from a directory with a config.json. Raises ModelError if it is unsupported."""
+    """Create the catalog entry of a model from a directory with a config.json. Raises ModelError if unsupported."""
     config = ConfigJson(directory)
     kind = config.text("model_type", default="")
     if kind not in ARCHITECTURES:

@@ -65,7 +65,7 @@ class StorageTier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a decoder-only transformer."""
+    """Dimensions and parameter counts of a decoder-only transformer."""
 
     name: Text
     layers: Count

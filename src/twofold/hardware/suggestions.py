@@ -29,7 +29,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str], *, also: Iterable[s
 
 
 def explain_validation(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Convert a msgspec error to the location of the invalid value, and a reason for users."""
+    """Return the location of the invalid value in a msgspec error, and a readable reason."""
     found = _PLACE.fullmatch(str(error))
     # The place is empty if the whole value is wrong.
     place, what = (found["place"] or "", found["what"]) if found else ("", str(error))

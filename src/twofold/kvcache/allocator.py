@@ -43,7 +43,7 @@ class BlockAllocator:
         return -(-tokens // self.block_size)
 
     def fits(self, tokens: int) -> bool:
-        """Whether enough blocks are free for `tokens` more tokens."""
+        """Whether `tokens` tokens fit in the free blocks."""
         return -(-tokens // self.block_size) <= self.num_free
 
     def allocate(self, owner: str, tokens: int) -> BlockAllocation:
@@ -53,7 +53,7 @@ class BlockAllocator:
         return allocation
 
     def extend(self, allocation: BlockAllocation, tokens: int) -> None:
-        """Add blocks for `tokens` tokens; if too few are free, raise OutOfBlocksError and change nothing."""
+        """Add blocks for `tokens` tokens to an allocation, or raise OutOfBlocksError and change nothing."""
         blocks = -(-tokens // self.block_size)
         if blocks > self.num_free:
             raise OutOfBlocksError(f"{allocation.owner} needs {blocks} blocks and {self.num_free} are free")
@@ -152,7 +152,7 @@ class LeaseTable:
         return lease
 
     def renew(self, source: str | None, now: float) -> None:
-        """Renew the leases of one source, or of all sources if it is None."""
+        """Renew the leases granted to the instance `source`, or all leases if `source` is None."""
         for term in self._terms.values():
             if source is None or term.lease.source == source:
                 term.deadline = now + self._lease_s

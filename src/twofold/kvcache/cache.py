@@ -24,7 +24,7 @@ class RemovalReason(StrEnum):
 # Calls come in order. An observer must not change the memory.
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CacheObserver(ABC):
-    """Observer of the stored and the removed blocks of a memory."""
+    """Observer that is notified when a memory stores or removes a block."""
 
     @abstractmethod
     def stored(self, key: BlockKey) -> None:

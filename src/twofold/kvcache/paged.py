@@ -110,7 +110,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return sum(self._owners[block] == owners for block, owners in leaving.items())
 
     def copied(self, allocation: BlockAllocation) -> None:
-        """Record that the engine has copied the block of `PromptAllocation.copy`."""
+        """Record that the engine has finished the block copy of an allocation, and release the source block."""
         source = self._copies.pop(allocation, None)
         if source is not None:
             self._leave(source)
@@ -146,7 +146,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return allocation
 
     def _taken(self, total: int, shared: Sequence[int]) -> int:
-        """Return the number of free blocks that an allocation with the blocks `shared` takes."""
+        """Return how many free blocks an allocation of `total` blocks takes if it reuses the blocks `shared`."""
         # Cached blocks without owners count as free.
         return total - sum(self._owners[block] > 0 for block in shared)
 
@@ -185,7 +185,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
                 self.cache.release(key)
 
     def _rewrite_last(self, allocation: BlockAllocation, key: BlockKey) -> tuple[int, int] | None:
-        """Append a writable copy of a cached block to an allocation. Return (source, target), or None if not copied."""
+        """Append a cached block to an allocation for writing. Return (source, target) if a copy is needed, or None."""
         source, table = self._cached[key], self._tables[allocation]
         if not self._owners[source]:  # the cached block itself becomes writable
             self.cache.remove(key, RemovalReason.REWRITTEN)

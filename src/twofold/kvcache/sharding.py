@@ -84,7 +84,6 @@ def overlap(one: range, other: range) -> range:
 
 
 def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
-    """Yield groups of successive layers with equal numbers of heads."""
     start = 0
     for count, layers in groupby(kv_heads):
         stop = start + len(list(layers))
@@ -93,14 +92,14 @@ def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 class LayerTraffic(NamedTuple):
-    """Maximum numbers of KV heads and of transfers that any rank sends for one layer in a hand-off."""
+    """KV heads and transfers of a layer in a hand-off, each as the maximum over the sending ranks."""
 
     heads: int
     pieces: int
 
 
 def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[LayerTraffic]:
-    """Return the traffic of each layer in a hand-off."""
+    """Return the KV heads and transfers of each layer in a hand-off, each as the maximum over the sending ranks."""
     found = []
     for layer in range(num_layers):
         sent: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Revocable access rights of processes to a shared memory for KV blocks."""
+"""Allocator of slots in a shared memory for KV blocks, with leases for writing and holds for reading."""
 
 from collections.abc import Collection, Hashable
 from heapq import heappop, heappush
@@ -15,7 +15,7 @@ Holder = Hashable
 # becomes free when no reader holds it. Call `lose` only after the holder can no longer access the memory. If a holder
 # lacks the required right, methods raise ValueError and change nothing.
 class SlotAllocator:
-    """Rights of processes to the slots of a shared memory: leases for writing, and holds for reading."""
+    """Allocator of shared-memory slots. Processes lease slots for writing, and hold slots for reading."""
 
     def __init__(self, count: int) -> None:
         if count < 1:
@@ -54,7 +54,7 @@ class SlotAllocator:
         heappush(self._free, slot)
 
     def commit(self, slot: int, holder: Holder) -> None:
-        """End the lease of a completely written slot, which readers may then hold."""
+        """End the lease of a completely written slot, so that readers can hold the slot."""
         self._end_lease(slot, holder)
         self._kept.add(slot)
 
@@ -76,7 +76,7 @@ class SlotAllocator:
             self._end_holds(slot, holder)
 
     def drop(self, slot: int) -> None:
-        """Stop keeping a committed slot, and free it when no reader holds it."""
+        """Free a committed slot as soon as no reader holds it."""
         if slot not in self._kept:
             raise ValueError(f"slot {slot} is not kept")
         self._kept.remove(slot)

@@ -54,7 +54,7 @@ class PerformanceModel(ABC):
 
     @property  # with the transfer of activations to the stage
     def later_stage(self) -> "PerformanceModel":
-        """Performance model of a later pipeline stage alone."""
+        """Performance model of one pipeline stage after the first."""
         return self
 
     @abstractmethod
@@ -66,7 +66,7 @@ class PerformanceModel(ABC):
 
     @abstractmethod  # linear, so that simulators can sum many iterations at once
     def decode_cost(self, sequences: int) -> DecodeCost:
-        """Return the time of an iteration with only `sequences` decodes, as a linear function of their context."""
+        """Return a linear function from total KV tokens to the time of an iteration with only `sequences` decodes."""
 
     # The decodes read `context` KV tokens in total. `squares` is as in `prefill_s`.
     @abstractmethod

@@ -143,7 +143,7 @@ class Knots(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class KnotsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Contents of splitwise-published.toml, written by bench/splitwise/derive_knots.py."""
+    """SplitwiseSim's latency curves, as stored in splitwise-published.toml by bench/splitwise/derive_knots.py."""
 
     source: str
     date: str
@@ -152,5 +152,5 @@ class KnotsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @cache
 def published_knots() -> KnotsFile:
-    """Load splitwise-published.toml from the package's data."""
+    """Load SplitwiseSim's latency curves from the package's data."""
     return msgspec.toml.decode(data_bytes("splitwise-published.toml"), type=KnotsFile)

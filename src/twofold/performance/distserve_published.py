@@ -1,6 +1,6 @@
 """Latency model of DistServe's simulator, for reproducing the paper's figures.
 
-The milliseconds of an iteration in one of PP pipeline stages, for a batch of prompts of lengths l, or of decodes, are
+In one of PP pipeline stages, the milliseconds of an iteration with prompts of lengths l, or with decodes only, are
 
     prefill = (a + b·Σl + c·Σl²) / PP + PP
     decode  = (a + b·Σ(context + 1) + c·batch) / PP

@@ -1,6 +1,6 @@
 """Performance model fitted to a measured profile of the same LLM and accelerator.
 
-For n prompt tokens with the `squares` S (see `PerformanceModel.prefill_s`), and b decodes that read C KV tokens:
+For n prompt tokens, S = Σ ((context + tokens)² − context²) over the prompts, and b decodes that read C KV tokens:
 
     prefill(n, S) = (floor^p + (a·n)^p)^(1/p) + e·n·w(n) + q·S
     decode(b, C)  = t0 + k·b + k2·max(b − 32, 0) + c·C
@@ -71,7 +71,7 @@ class FittedModel(PerformanceModel):
 
 
 def long_share(tokens: float) -> float:
-    """Return the weight of the extra cost per token in long batches, from 0 to 1."""
+    """Return the factor w(n) of the prefill formula in this module: 0 for short batches, 1 for long ones."""
     return min(max((tokens - LONG_TOKENS) / (FULL_LONG_TOKENS - LONG_TOKENS), 0.0), 1.0)
 
 

@@ -33,7 +33,7 @@ def check_tensor_parallel(machine: Machine, tensor_parallel: int) -> None:
 
 
 def profile_name(machine: Machine) -> str:
-    """Return the name of a machine's accelerators in profiles, with the power cap if there is one."""
+    """Return the accelerator name under which profiles list a machine, including any power cap."""
     name = machine.accelerator.name
     if machine.power_cap == 1.0 or name.endswith(_CAPPED):
         return name
@@ -41,13 +41,13 @@ def profile_name(machine: Machine) -> str:
 
 
 def find_pair(known: Iterable[P], model: Model, machine: Machine, tensor_parallel: int) -> P | None:
-    """Return the measured data in `known` for this LLM, accelerator and tensor parallelism, or None."""
+    """Return the item of `known` measured for this LLM, accelerator and tensor parallelism, or None."""
     wanted = (model.name, profile_name(machine), tensor_parallel)
     return next((one for one in known if (one.model, one.accelerator, one.tensor_parallel) == wanted), None)
 
 
 def require_pair(known: Collection[P], model: Model, machine: Machine, tensor_parallel: int, kind: str) -> P:
-    """Return the measured data in `known` for this LLM and accelerator. Raises ConfigurationError without data."""
+    """Return the item of `known` measured for this LLM and accelerator. Raises ConfigurationError if there is none."""
     check_tensor_parallel(machine, tensor_parallel)
     entry = find_pair(known, model, machine, tensor_parallel)
     if entry is None:
@@ -118,7 +118,7 @@ class Pipeline(PerformanceModel):
 
 
 class LayersStage(PerformanceModel):
-    """Performance model of a pipeline stage with a part of the layers of `whole`."""
+    """Performance model of a pipeline stage with the fraction `share` of a model's layers."""
 
     def __init__(self, whole: PerformanceModel, share: float, token_s: float) -> None:
         self.name, self.error, self.power = whole.name, whole.error, whole

@@ -1,7 +1,7 @@
 """Measured performance of an instance, stored by `twofold characterize` in a YAML file.
 
-An iteration computes n prompt tokens with the `squares` S (see `PerformanceModel.prefill_s`), and decodes b sequences,
-which read C KV tokens. It takes
+An iteration computes n prompt tokens, with S = Σ ((context + tokens)² − context²) over the prompts, and decodes b
+sequences, which read C KV tokens. It takes
 
     base + p·[n > 0] + m·[n > 0 and b > 0] + f(n + b) + q·S + s·b + l·max(b − large, 0) + c·C
 
@@ -69,7 +69,7 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return seconds + self.prompt_s + (self.mixed_s if sequences else 0.0)
 
     def slower(self, factor: float, decodes: float | None = None) -> "IterationTimes":
-        """Return a copy that is slower by `factor`, and by `decodes` in iterations without prompts."""
+        """Return a copy with times multiplied by `factor`, or by `decodes` in iterations without prompts."""
         times = ("base_s", "square_s", "sequence_s", "context_s", "prompt_s", "mixed_s", "large_s", "cold_s")
         return msgspec.structs.replace(
             self,
@@ -80,7 +80,7 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def spread(tokens: float, bends: tuple[int, ...]) -> list[float]:
-    """Split `tokens` at the `bends` of a piecewise linear function; return the number of tokens in each segment."""
+    """Return how many of `tokens` tokens fall in each segment of a piecewise linear function with these `bends`."""
     ends = (*bends, float("inf"))
     return [min(max(tokens - low, 0), high - low) for low, high in pairwise(ends)]
 
@@ -194,7 +194,7 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return self.host
 
     def slower(self, prompts: float, decodes: float) -> "MeasuredProfile":
-        """Return a copy that is slower by `prompts` in iterations with prompts, and by `decodes` in all others."""
+        """Return a copy with times multiplied by `prompts` in iterations with prompts, and by `decodes` in others."""
         host = self.shared_host
         front = {name: getattr(host.front, name) * prompts for name in host.front.__struct_fields__}
         slowed = msgspec.structs.replace(host, front=GatewayTimes(**front))

@@ -28,7 +28,7 @@ from twofold.performance.base import PerformanceModel
 def mean_ttft_s(rate: float, latency_s: float, stage_s: float) -> float:
     """Return the mean TTFT in seconds at `rate` prompts per second, or infinity for an overloaded instance.
 
-    Raises ConfigurationError for a negative rate or impossible times.
+    Raises ConfigurationError for a negative rate or invalid stage times.
     """
     if not (rate >= 0 and 0 < stage_s <= latency_s < math.inf):
         raise ConfigurationError(
@@ -39,7 +39,7 @@ def mean_ttft_s(rate: float, latency_s: float, stage_s: float) -> float:
 
 
 def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> float | None:
-    """Return the rate per second above which `other` has a lower mean TTFT than `quick`, or None if there is none."""
+    """Return the prompts/s above which the option `other` has a lower mean TTFT than the option `quick`, or None."""
     # Each argument is a pair (seconds in all stages, seconds in the slowest stage). If `quick` is (t₁, s₁) and `other`
     # is (t₂, s₂), the result is the smaller root R of
     #     (1 − R·s₁)·(1 − R·s₂) = (s₁ − s₂) / (2·(t₂ − t₁) + s₁ − s₂)
@@ -71,7 +71,7 @@ def stage_times(model: PerformanceModel, prompt_tokens: int) -> tuple[float, flo
 
 
 def quickest_by_rate(times: Mapping[str, tuple[float, float]]) -> list[tuple[float, str]]:
-    """Return the option with the lowest mean TTFT for each range of rates, as (lowest rate, name)."""
+    """Return pairs (rate, name): from each rate in prompts/s on, the named option has the lowest mean TTFT."""
     # `times` has (seconds in all stages, seconds in the slowest stage) of each option.
     now = min(times, key=lambda name: times[name])
     found = [(0.0, now)]

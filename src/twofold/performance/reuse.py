@@ -4,7 +4,8 @@ At G FLOP/s and B bytes per second, loading a prefix of p tokens is faster if
 
     B / G > 2·d·s / (gqa·(a·p·d + b·d²))
 
-for an LLM of width d with s bytes per value and gqa query heads per KV head. For LLaMA-70B, a is 4 and b is 22.
+for an LLM of width d with s bytes per value, gqa query heads per KV head, and a·p²·d + b·p·d² FLOPs of prefill per
+layer. For LLaMA-70B, a is 4 and b is 22.
 """
 
 import math
@@ -35,7 +36,7 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, model: Model) -> "PrefixCost":
-        """Return the cost for an LLM of the catalog."""
+        """Calculate the bytes and FLOPs of a prefix for an LLM of the catalog."""
         return cls(
             kv_bytes=model.kv_bytes_per_token,
             flops=2 * model.active_parameters,
@@ -99,7 +100,7 @@ def _require_tokens(prefix: int) -> None:
 
 
 def layer_wise(layers: int, *lanes: float) -> float:
-    """Return the total time to load, compute and store `layers` layers in parallel (Mooncake, section 5.2)."""
+    """Return the total time to load, compute and store `layers` layers as a pipeline (Mooncake, section 5.2)."""
     # `lanes` has the total time of each lane (load, compute, store). A lane starts layer i after its layer i − 1 and
     # after layer i of the previous lane. All layers of a lane take equal time.
     return (sum(lanes) + (layers - 1) * max(lanes)) / layers

@@ -38,7 +38,7 @@ class RooflineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class LeftOut(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Roofline errors for one measured LLM and machine, with constants fitted to all others."""
+    """Roofline errors for one measured LLM and machine, with constants fitted to the other measurements."""
 
     prefill_error: float
     decode_error: float
@@ -120,7 +120,7 @@ class RooflineModel(PerformanceModel):
 
 
 class RooflineTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of an LLM's work at the peak rates of a machine."""
+    """Compute, memory and communication times of an LLM at the peak rates of a machine."""
 
     compute_s: float
     all_reduce_s: float
@@ -133,7 +133,7 @@ class RooflineTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, model: Model, machine: Machine, tensor_parallel: int) -> "RooflineTerms":
-        """Return the terms for an LLM on `tensor_parallel` accelerators of a machine."""
+        """Calculate the times for an LLM on `tensor_parallel` accelerators of a machine."""
         accelerator = machine.accelerator
         flops_per_s = tensor_parallel * accelerator.flops_per_s
         bytes_per_s = tensor_parallel * accelerator.memory_bytes_per_s

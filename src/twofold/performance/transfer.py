@@ -58,7 +58,7 @@ class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shortest(pays: Callable[[int], bool]) -> int | None:
-    """Return the smallest number of tokens for which `pays` returns True, or None if it is too large."""
+    """Return the smallest number of tokens for which `pays` returns True, or None if it is above about 16 million."""
     high = 1
     while not pays(high):
         high *= 2

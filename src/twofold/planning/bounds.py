@@ -31,12 +31,12 @@ class MachineSeconds:
         self.decode = per_step * shape.decode_tokens / instances
 
     def of(self, role: Role) -> float:
-        """Return the machine time in seconds for the phases that `role` runs."""
+        """Return the machine seconds of an average request in the phases of `role`: prefill, decode or both."""
         return (self.prefill if role.prefills else 0.0) + (self.decode if role.decodes else 0.0)
 
 
 class AnalyticBounds:
-    """Upper bounds on the rates of designs, for no queueing and the most efficient batches."""
+    """Upper bounds on the rates of designs, assuming no queueing and the most efficient batch sizes."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem

@@ -68,7 +68,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def deployment_of(problem: Problem, choice: DesignChoice, objective: Objective) -> Deployment:
-    """Create the deployment of a plan's chosen design."""
+    """Create the deployment of the design chosen by a plan."""
     spec = problem.spec(choice.design)
     # The file states the tensor parallelism of each pool, even where the plan used the default.
     pools = tuple(
@@ -119,7 +119,7 @@ def slo_argument(slo: Slo | SlowdownSlo) -> str:
 
 
 def margins(checks: tuple[Check, ...]) -> Iterator[SloMargin]:
-    """Yield the margin of each SLO check: bound, value and headroom."""
+    """Yield the bound, the simulated value and the headroom of each SLO check."""
     for check in checks:
         value, bound = check.value, check.bound
         headroom = None
@@ -145,7 +145,7 @@ def _expected(problem: Problem, choice: DesignChoice) -> Expected:
 
 
 def _model(pool: PoolResult) -> str:
-    """Describe the performance model of a pool and its errors."""
+    """Return the name and the prediction errors of a pool's performance model."""
     error = pool.error
     known = ", ".join(
         f"{phase} off by {value:.1%}"

@@ -13,7 +13,7 @@ _SPLIT = (Role.PREFILL, Role.DECODE)
 
 
 class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Type of machine or instance in a design, with its size, price and power."""
+    """Type of machine or instance in a design, with its accelerators, price and power."""
 
     name: str
     price_per_h: float
@@ -52,7 +52,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def smallest(self) -> "Design":
-        """Design with one machine or instance of each kind."""
+        """Design with one machine (or instance) of each type."""
         return Design(family=self, counts=(1,) * len(self.kinds))
 
     @property
@@ -74,7 +74,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True):
-    """Cluster design: the number of machines or instances of each type in a family."""
+    """Cluster design: a number of machines or instances of each type."""
 
     family: Family
     counts: tuple[int, ...]
@@ -128,7 +128,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return any((self.machines is not None, self.price_per_h is not None, self.tdp_w is not None))
 
     def bounds(self, family: Family) -> bool:
-        """Return whether the budget limits the size of the designs of a family."""
+        """Return whether the budget limits the number of machines in designs of `family`."""
         return self.bounded or all(kind.name in self.of_kind for kind in family.kinds)
 
     def allows(self, design: Design) -> bool:
@@ -164,8 +164,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frontier(family: Family, allows: Allows) -> list[Design]:
-    """Return the largest designs of a family that `allows` accepts. If `allows` refuses a design, it must also refuse
-    larger designs.
+    """Return the largest designs of a family for which `allows` returns True. If it returns False for a design, it must
+    also return False for designs with more machines.
     """
     # Largest: `allows` refuses one more machine. In ascending order of machines of the first kind.
     if not family.split:

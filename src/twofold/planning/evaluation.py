@@ -26,7 +26,7 @@ class LatencyPercentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a trial: SLO checks, latencies and energy."""
+    """Result of a simulation: SLO checks, latencies and energy."""
 
     met: bool
     checks: tuple[Check, ...]
@@ -48,14 +48,14 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """Evaluation of a trial, with the CPU time of its simulation in seconds."""
+    """Result of a simulation, with the CPU time of the simulation in seconds."""
 
     evaluation: Evaluation
     cpu_s: float
 
 
 class Evaluate(Protocol):
-    """Interface for evaluating trials."""
+    """Interface for evaluating a design at a request rate."""
 
     # Searches assume that more machines or a lower rate never lead to an SLO miss.
     async def __call__(self, trial: Trial) -> Evaluation: ...
@@ -69,9 +69,9 @@ class UpperBound(Protocol):
         ...
 
     def estimate(self, design: Design) -> float:
-        """Return the approximate highest rate of the design."""
+        """Return the approximate highest rate, in requests/s, at which the design meets the SLO."""
         ...
 
     def suggest(self, family: Family, rate: float) -> tuple[int, ...]:
-        """Return the approximate number of machines of each type that a family needs for `rate`."""
+        """Return the approximate number of machines of each type that a design needs for `rate` requests/s."""
         ...

@@ -1,4 +1,4 @@
-"""Evaluation of trials, with a store of results that later plans reuse."""
+"""Evaluation of cluster designs by simulation, with a store of results that later plans reuse."""
 
 import asyncio
 import hashlib
@@ -23,10 +23,10 @@ from twofold.slo import SlowdownSlo
 
 
 class Executor(AbstractContextManager["Executor"], Protocol):
-    """Interface for running trials in parallel. Leaving the context manager cancels trials that have not started."""
+    """Interface for running simulations in parallel. Leaving the context manager cancels those not yet started."""
 
     def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
-        """Submit a trial. Its future has the result, or an error message if the simulation raised UserError."""
+        """Submit a simulation. Its future has the result, or an error message if the simulation raised UserError."""
         ...
 
 
@@ -36,14 +36,14 @@ _DATA = (("twofold.performance", "data"), ("twofold.workload", "data"))
 
 
 class Keys:
-    """Storage keys for the trials of one planning problem. Trials with equal keys have equal evaluations."""
+    """Storage keys for the simulations of one plan. Simulations with equal keys have equal results."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._common = hashlib.sha256(_canonical(_facts(problem))).hexdigest()
 
     def of(self, trial: Trial) -> str:
-        """Return the key of a trial: a hash of its inputs, the code version and the package's data files."""
+        """Return the key of a simulation: a hash of its inputs, the code version and the package's data files."""
         spec = self._problem.spec(trial.design)
         machines = [self._problem.catalog.machine(pool.machine) for pool in spec.pools]
         facts = [self._common, spec, machines, trial.rate, trial.draw, trial.design.family.judged]
@@ -152,7 +152,7 @@ Listener = Callable[[Effort, Trial, Evaluation], None]
 
 
 class Evaluator:
-    """Evaluates trials with an executor and a store. Each trial is simulated at most once."""
+    """Runs simulations with an executor and stores their results. Each simulation runs at most once."""
 
     def __init__(
         self, executor: Executor, store: EvaluationStore, key: Callable[[Trial], str], listener: Listener | None = None
@@ -168,7 +168,7 @@ class Evaluator:
         return await asyncio.shield(asked)
 
     def answered(self) -> dict[Trial, Evaluation]:
-        """Return the evaluations of all finished trials, sorted by design name and rate."""
+        """Return the evaluations of all finished simulations, sorted by design name and rate."""
         done = [(trial, asked.result()) for trial, asked in self._asked.items() if asked.done()]
         return dict(sorted(done, key=lambda each: (each[0].design.name, each[0].rate)))
 

@@ -78,7 +78,7 @@ class _Shape(nn.Module):
 
 
 def stage_layers(model: PreTrainedModel) -> nn.ModuleList | None:
-    """Return the decoder layers to divide into stages, or None if the model does not support pipeline parallelism."""
+    """Return the model's decoder layers, or None if the model does not support pipeline parallelism."""
     layers = getattr(model.get_decoder(), "layers", None)
     expected = model.config.get_text_config(decoder=True).num_hidden_layers
     divisible = model.supports_pp_plan or model.config.model_type == "opt"
@@ -156,7 +156,7 @@ def keep_shard(model: PreTrainedModel, shards: DeviceMesh) -> None:
 
 
 def _by_name(model: PreTrainedModel, plan: dict[str, str]) -> dict[str, str]:
-    """Map the names of all divided modules and parameters to their tensor-parallel styles."""
+    """Map the names of all sharded modules and parameters to their tensor-parallel styles."""
     named = {}
     for module_name, module in model.named_modules():
         if isinstance(module, MissingLayer):

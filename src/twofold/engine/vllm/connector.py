@@ -24,7 +24,7 @@ BRIDGE = "twofold_bridge"  # key in kv_connector_extra_config for the bridge's n
 
 
 class CompletingPrefills(KVConnectorMetadata):
-    """Connector metadata: the requests to hand off whose prompts this iteration completes."""
+    """Connector metadata: ids of requests whose prefill this iteration completes and whose KV is handed off."""
 
     def __init__(self, request_ids: Sequence[str]) -> None:
         self.request_ids = request_ids

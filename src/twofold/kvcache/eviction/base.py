@@ -20,23 +20,23 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def stored(self, key: BlockKey, position: int) -> None:
-        """The memory stored a new block; `position` is the index of the block in its prompt."""
+        """Add a new block; `position` is the index of the block in its prompt."""
 
     @abstractmethod  # the block may be held
     def hit(self, key: BlockKey) -> None:
-        """A request reused a block."""
+        """Record that a request reused a block."""
 
     @abstractmethod
     def hold(self, key: BlockKey) -> None:
-        """The block must not be evicted until `release`."""
+        """Exclude a block from eviction until `release`."""
 
     @abstractmethod  # counts as a use
     def release(self, key: BlockKey) -> None:
-        """The block may be evicted again."""
+        """Allow the eviction of a held block again."""
 
     @abstractmethod
     def forget(self, key: BlockKey) -> None:
-        """Remove the block from the ranking, because the memory has removed it."""
+        """Remove a block that is no longer in memory."""
 
     @abstractmethod  # the block stays ranked until `forget`
     def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:

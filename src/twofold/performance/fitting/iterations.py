@@ -26,7 +26,7 @@ KINDS: Final = ("prefill", "decode", "mixed")
 
 
 class IterationWork(NamedTuple):
-    """Size of an iteration, as the arguments of `IterationTimes.seconds`."""
+    """Prompt tokens, decodes and context of an iteration: the arguments of `IterationTimes.seconds`."""
 
     tokens: int
     squares: int = 0
@@ -108,14 +108,14 @@ def _median(group: Sequence[Measurement]) -> Measurement:
 
 
 class _Shape(NamedTuple):
-    """Batch sizes at which the cost per token changes, and the number of decodes beyond which each costs more."""
+    """Batch sizes at which the cost per token or per decode changes."""
 
     bends: tuple[int, ...]
     large: int  # the knee, in decodes; 0: none
 
 
 def _fit(cells: Sequence[Measurement]) -> FittedTimes:
-    """Fit iteration times, with as many bends as the Bayesian information criterion justifies."""
+    """Fit a piecewise linear iteration time, with breakpoints chosen by the Bayesian information criterion."""
     sizes = sorted({each.tokens + each.sequences for one in cells for each in one.work})
     bends = [bend for bend in _BENDS if sizes[0] < bend < sizes[-1]]
     large = [0, *(knee for knee in _LARGE if knee < max(each.sequences for one in cells for each in one.work))]

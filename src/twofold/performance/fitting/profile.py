@@ -19,7 +19,7 @@ _NOISE = 0.8  # a time below this share of another is clearly less, beyond noise
 
 
 class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured run of a profile. Times are in milliseconds, or 0 if not measured."""
+    """One measurement in a profile. Times are in milliseconds, or 0 if not measured."""
 
     model: str
     hardware: str
@@ -139,7 +139,7 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 def consistent_batches(rows: Sequence[ProfileRow]) -> tuple[list[ProfiledBatch], list[Dropped]]:
-    """Return the consistent measurements, and the numbers of dropped rows with reasons."""
+    """Return the consistent measurements, and the number of rows dropped for each reason."""
     positive = [row for row in rows if _positive(row)]
     dropped = []
     if len(positive) < len(rows):
@@ -168,7 +168,7 @@ def _positive(row: ProfileRow) -> bool:
 
 
 def _most_at_odds(kept: Sequence[ProfiledBatch]) -> tuple[ProfiledBatch, int] | None:
-    """Return the batch that contradicts the most others, and their number; None without contradictions."""
+    """Return the batch that contradicts the most others and the number of these, or None if no batches conflict."""
     odds = [(sum(_contradict(one, other) for other in kept), one.prefill_tokens, one) for one in kept]
     others, _, worst = max(odds, key=lambda entry: entry[:2], default=(0, 0, None))
     return (worst, others) if worst is not None and others else None
@@ -194,6 +194,6 @@ def decode_power(kept: Iterable[ProfiledBatch]) -> float | None:
 
 
 def consistent_rows(rows: Sequence[ProfileRow]) -> list[ProfileRow]:
-    """Return the rows of consistent batches, and all rows of mixed iterations and transfers."""
+    """Return the rows with consistent prefill times, and all rows of mixed iterations and KV transfers."""
     kept = [row for batch in consistent_batches(rows)[0] for row in batch.rows]
     return kept + [row for row in rows if row.mixed_time or row.transfer_time]

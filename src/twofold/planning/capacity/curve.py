@@ -21,7 +21,7 @@ NEVER = np.iinfo(np.int64).max
 
 
 def least_capacities(prompts: Sequence[Sequence[BlockKey]]) -> Blocks:
-    """Return the smallest LRU cache, in blocks, in which each block of each prompt hits; NEVER if there is none."""
+    """For each block of each prompt, return the smallest LRU capacity, in blocks, at which it hits, or NEVER."""
     # The result is approximate for caches smaller than a prompt.
     keys = list(chain.from_iterable(prompts))
     distances = np.minimum(stack_distances(keys), len(keys) + 1)
@@ -34,7 +34,7 @@ def least_capacities(prompts: Sequence[Sequence[BlockKey]]) -> Blocks:
 
 
 def stack_distances(keys: Sequence[BlockKey]) -> Blocks:
-    """Return the smallest LRU cache in which each use of a key hits; NEVER for the first use of a key."""
+    """For each use of a key, return the smallest LRU capacity at which it hits, or NEVER for the first use."""
     previous = _previous(keys)
     again = np.flatnonzero(previous >= 0)
     last = previous[again]
@@ -72,7 +72,7 @@ def _greater_before(values: Blocks) -> Blocks:
 
 
 def savings_s(model: PerformanceModel, prompt_tokens: int, loads_s: Sequence[float]) -> list[float]:
-    """Return the prefill seconds saved by each block of a cached prefix. `loads_s` has the load time of each block."""
+    """Return the prefill seconds saved by each cached block of a prefix, given the seconds to load each block."""
     whole_s = model.prefill_s(prompt_tokens, prompt_tokens * prompt_tokens)
     most_s = load_s = 0.0
     gains = []
@@ -92,7 +92,7 @@ _ROUNDING = 1e-6  # of a block, so that converting blocks to GB and back is exac
 
 
 class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes and prices for converting cache blocks to GB, and saved time to accelerators and dollars."""
+    """Factors for converting cache blocks to GB, and saved prefill time to accelerators and dollars."""
 
     caches: int  # equal caches of the tier: one per node, or one for all nodes
     nodes: int
@@ -104,11 +104,11 @@ class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
     gb_price: float  # of the tier, in dollars per hour
 
     def blocks_of(self, gb_per_node: float) -> int:
-        """Return the number of blocks per cache for a tier of `gb_per_node` GB per node."""
+        """Return the capacity of each cache, in blocks, if the tier has `gb_per_node` GB per node."""
         return int(gb_per_node * self.nodes / self.caches / self.block_gb + _ROUNDING)
 
     def gb_of(self, blocks: int) -> float:
-        """Return the tier's GB per node for caches of `blocks` blocks each."""
+        """Return the GB per node of the tier if each of its caches has `blocks` blocks."""
         return blocks * self.block_gb * self.caches / self.nodes
 
 
@@ -157,7 +157,7 @@ class CapacityCurve:
         )
 
     def best(self) -> CapacityPoint:
-        """Return the point with the highest net savings."""
+        """Evaluate the tier at the capacity with the highest net savings."""
         terms = self.terms
         saved = self._saved_s / terms.duration_s * terms.second_price * 3600
         paid = np.arange(len(saved)) * (terms.caches * terms.block_gb * terms.gb_price)

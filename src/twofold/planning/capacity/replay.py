@@ -20,7 +20,7 @@ class HitRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceReuse(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefix reuse of a trace, in total and in simulated prefix caches."""
+    """Highest possible hit rate of a trace, and hit rates in simulated prefix caches."""
 
     requests: int
     blocks: int

@@ -1,1 +1,1 @@
-"""Executors that simulate trials on local cores or a Ray cluster."""
+"""Executors, which run simulations of designs on local cores or a Ray cluster."""

@@ -1,4 +1,4 @@
-"""Executor that runs trials on local CPU cores, in processes forked from a server that has loaded the code."""
+"""Executor that runs simulations on local CPU cores, in processes forked from a server that has loaded the code."""
 
 import ctypes
 import multiprocessing
@@ -23,7 +23,7 @@ def cores() -> int:
 
 
 class LocalExecutor(Executor):
-    """Executor that runs trials in `jobs` processes. Leaving the context manager cancels waiting and running trials."""
+    """Executor that runs simulations in `jobs` processes. Leaving the context manager cancels all unfinished ones."""
 
     def __init__(self, problem: Problem, jobs: int) -> None:
         require(jobs >= 1, f"--jobs must be at least 1, not {jobs}")

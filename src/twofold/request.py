@@ -1,4 +1,4 @@
-"""Requests: sizes for scheduling and, in a live service, token ids and sampling parameters."""
+"""Requests: lengths for scheduling and, in a live service, token ids and sampling parameters."""
 
 from enum import StrEnum
 
@@ -30,7 +30,7 @@ BlockKey = int | bytes  # identifies a block and all blocks before it: a number 
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """Arrival time and sizes of a request, without its text.
+    """Arrival time, prompt length and output length of a request, without its text.
 
     `prefix_blocks` are the block keys of the prompt. In a trace, they are Mooncake's `hash_ids` of 512-token blocks. In
     a live service, they are hashes of full engine blocks, salted per tenant.
@@ -65,7 +65,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A live request: sizes, token ids, sampling parameters, and settings for admission and caching."""
+    """A live request: lengths, token ids, sampling parameters, and settings for admission and caching."""
 
     request: Request
     prompt_token_ids: list[int]

@@ -1,4 +1,4 @@
-"""Plans: the best design of each family, and the break-even rate of split and colocated designs."""
+"""Plans: the best design for each choice of machine types, and the break-even rate of split and colocated designs."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from twofold.simulation.result import Check
 
 
 def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -> None:
-    """Raise ConfigurationError if the budget allows no design or, with `bounded`, does not limit the design size."""
+    """Raise ConfigurationError if the budget excludes all designs or, with `bounded`, allows designs of any size."""
     budget.require_sensible()
     if bounded and not all(budget.bounds(family) for family in families):
         raise ConfigurationError(
@@ -151,8 +151,8 @@ Found = Callable[[DesignChoice], None]
 
 
 async def make_plan(search: RateSearch, query: PlanQuery, found: Found = lambda _: None) -> Plan:
-    """Find the best design of each family; call `found` with each as soon as it is known. Raises ConfigurationError if
-    no design within the budget meets the SLO.
+    """Find the best design of each family; call `found` with each result. Raises ConfigurationError if no design within
+    the budget meets the SLO.
     """
     bounded = query.objective is Objective.THROUGHPUT
     require_room(query.families, query.budget, bounded=bounded)

@@ -41,12 +41,12 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return COLOCATED if batcher is None else ((batcher, None),)
 
     def kind(self, machine: str) -> MachineKind:
-        """Return the type of a whole machine. Raises ConfigurationError for an unknown machine."""
+        """Return price, power and accelerators of a machine type. Raises ConfigurationError if it is unknown."""
         found = self.catalog.machine(machine)
         return MachineKind(name=found.name, price_per_h=found.price_per_h, tdp_w=found.tdp_w, accelerators=found.count)
 
     def instance(self, machine: str, tensor_parallel: int, pipeline_parallel: int = 1) -> MachineKind:
-        """Return the type of an instance, with its share of the machine's price and power."""
+        """Return the type of an instance, with price and power in proportion to its accelerators."""
         whole = self.kind(machine)
         accelerators = tensor_parallel * pipeline_parallel
         share = accelerators / whole.accelerators
@@ -81,13 +81,13 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return kind.tensor_parallel or self.tensor_parallel or self.catalog.machine(kind.name).count
 
     def instances_on(self, kind: MachineKind) -> int:
-        """Return the number of LLM instances per machine or instance of type `kind`."""
+        """Return the number of instances on a machine of type `kind`; 1 if `kind` is itself an instance type."""
         if kind.tensor_parallel is not None:
             return 1
         return self.catalog.machine(kind.name).count // self.tensor_parallel_on(kind)
 
     def slo_of(self, design: Design) -> Slo | SlowdownSlo:
-        """Return the SLO bounds that count for a design."""
+        """Return the SLO of a design, without the bounds of phases that are not evaluated."""
         # A family that judges one phase needs only the bound of this phase.
         slo, judged = self.slo, design.family.judged
         if judged is None or isinstance(slo, SlowdownSlo):
@@ -108,7 +108,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return capacity_tokens(self.template, model, machine, self.tensor_parallel_on(kind), kind.pipeline_parallel)
 
     def require_sensible(self) -> None:
-        """Raise ConfigurationError if the attainment or the duration is out of range."""
+        """Raise ConfigurationError if the required SLO attainment or the workload duration is out of range."""
         if not 0.0 < self.attainment <= 1.0:
             raise ConfigurationError(f"--attainment must be more than 0 and at most 1, not {self.attainment:g}")
         if not 0.0 < self.workload.duration_s < float("inf"):
@@ -183,8 +183,8 @@ def parse_families(
 
 
 def fitting(problem: Problem, families: Iterable[Family]) -> tuple[tuple[Family, ...], tuple[str, ...]]:
-    """Return the families with enough memory for the LLM, and the reasons against all other machine types. Raises
-    ConfigurationError if no family remains.
+    """Return the families whose machine types have enough memory for the LLM, and an error message for each other
+    machine type. Raises ConfigurationError if no family remains.
     """
     reasons: dict[str, str] = {}
     fit = []

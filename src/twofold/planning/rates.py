@@ -58,7 +58,7 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         return await self.evaluate(Trial(design, self.grid.rate(step), self.draw))
 
     def lowest(self, design: Design) -> int:
-        """Return the lowest grid step to try for a design."""
+        """Return the index in the rate grid of the lowest rate to try for a design."""
         return self.grid.step(self.bound.upper(design) * _IDLE)
 
     def could(self, design: Design, rate: float) -> bool:
@@ -66,7 +66,7 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         return self.bound.upper(design) >= rate
 
     async def highest(self, design: Design, start: int | None = None) -> MaxRate:
-        """Find the highest rate at which a design meets the SLO, starting at grid step `start`."""
+        """Find the highest rate at which a design meets the SLO. `start` is the first index in the rate grid to try."""
         # Rates above the analytic bound are not tried: a short simulation might meet the SLO there, before queues have
         # grown.
         step = self.grid.step(self.bound.estimate(design)) if start is None else start
@@ -87,7 +87,7 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         return [each for each in found if each.kept is not None]
 
     async def _bracket(self, design: Design, start: int) -> dict[int, Evaluation]:
-        """Evaluate a design at grid steps from `start` on, until the SLO verdict changes."""
+        """Evaluate a design at rates around `start`, until it meets the SLO at one rate and misses it at another."""
         lowest, highest = (self.lowest(design), max(self.grid.step(self.bound.upper(design)), self.lowest(design)))
         step, stride = min(max(start, lowest), highest), self.grid.stride
         known = {step: await self.at(design, step)}

@@ -100,7 +100,7 @@ async def cheapest(
 
 
 async def _first(search: RateSearch, family: Family, rate: float, allows: Allows) -> Design | None:
-    """Return an allowed design that meets the SLO; None if there is none."""
+    """Return a design within the budget that meets the SLO; None if the search finds none."""
     suggested = search.bound.suggest(family, rate)
     most = _grown(family, suggested, _GROWTH[-1])
     for growth in _GROWTH:
@@ -165,8 +165,8 @@ _CLOSE = 1.1  # precision of the break-even rate
 
 
 async def break_even(search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction) -> float | None:
-    """Return the approximate highest rate, up to `rate`, at which no split design is cheaper than the best colocated
-    design; None if splitting always pays.
+    """Return the approximate rate above which a split design is cheaper than every colocated design, at most `rate`;
+    None if a split design is cheaper at all rates.
     """
     pays, step = search.grid.step(rate), search.grid.step(_RUNG)
     if not await _splitting_pays(search, families, search.grid.rate(pays), weigh):
@@ -227,7 +227,7 @@ class Objective(StrEnum):
 
     @property
     def weigh(self) -> CostFunction:
-        """Cost function of the objective: price, power or accelerators of a design."""
+        """Cost function of the objective: price, power or number of accelerators of a design."""
         if self is Objective.GOODPUT:
             return by_accelerators
         return by_power if self is Objective.POWER else by_price

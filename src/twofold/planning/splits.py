@@ -43,8 +43,8 @@ class SplitPlanner:
         self._enough, self._replicas = attainment + _HEADROOM, replicas
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """Simulate splits of up to `stock` instances under `traffic`; return forecasts of the best and the running
-        split.
+        """Simulate splits of at most `stock` instances with requests like `traffic`; return forecasts of the best split
+        and of the `running` split.
         """
         began = time.process_time()
         search = _Search(self._spec, self._catalog, self._slo, list(synthetic_requests(traffic)))
@@ -106,7 +106,7 @@ class _Search:
         return max(forecasts, key=lambda each: (each.attainment, -self._strain[each.split]))
 
     def _bisected(self, instances: int) -> list[int]:
-        """Return the numbers of prefill instances to try, found by bisection."""
+        """Bisect for the best number of prefill instances; return all numbers tried and the neighbours of the last."""
         # Each step gives more instances to the phase closer to missing the SLO; both neighbours of the last are tried.
         low, high, tried = 1, instances - 1, list[int]()
         while low <= high:

@@ -1,4 +1,4 @@
-"""Simulation of one trial, which stops early when the SLO can no longer be met."""
+"""Simulation of a design at one rate, which stops early when the SLO can no longer be met."""
 
 import math
 import time
@@ -49,7 +49,7 @@ class SloUnreachable:
 
 
 def _beyond(histogram: Histogram, bounds: dict[int, float], total: int) -> bool:
-    """Return whether the values so far force a percentile of all `total` values above its bound."""
+    """Return whether a percentile is certain to exceed its bound, whatever the remaining values are."""
     count = histogram.count
     for percentile, bound in bounds.items():
         needed = total - math.floor((total - 1) * percentile / 100)
@@ -61,7 +61,7 @@ def _beyond(histogram: Histogram, bounds: dict[int, float], total: int) -> bool:
 
 
 def try_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> SimulatedTrial | str:
-    """Simulate a trial. If the simulation raises UserError, return the error message."""
+    """Call `simulate_trial`; return the error message if it raises UserError."""
     try:
         return simulate_trial(problem, trial, abandoned)
     except UserError as error:
@@ -69,7 +69,7 @@ def try_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = la
 
 
 def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> SimulatedTrial:
-    """Simulate a trial and check the SLO. Raises UserError for invalid inputs, or once `abandoned` returns True."""
+    """Simulate a design and check the SLO. Raises UserError for invalid inputs, or once `abandoned` returns True."""
     began = time.process_time()
     slo = problem.slo_of(trial.design)
     requests = _requests(problem.workload.drawn(trial.draw), trial.rate)
@@ -114,7 +114,7 @@ def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool]
 
 
 def _ceilings(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float) -> Iterator[Check]:
-    """Yield a check of each latency bound, at the percentile that must meet it."""
+    """Yield a check for each latency bound of an SLO: for an attainment of 0.9, the P90 must not exceed the bound."""
     percentile = 100 * attainment
     if not isinstance(slo, Slo):
         return
@@ -149,7 +149,6 @@ def _misses(histogram: Histogram, bound_s: float | None) -> float:
 
 
 def _excess(histogram: Histogram | None, bounds: dict[int, float]) -> float:
-    """Return the largest ratio of a percentile to its bound."""
     if histogram is None:
         return 0.0
     values = ((histogram.percentile(percentile), bound) for percentile, bound in bounds.items())

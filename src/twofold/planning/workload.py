@@ -1,4 +1,4 @@
-"""Workload that a plan simulates at different rates, and its mean request."""
+"""Workload that a plan simulates at different rates, and mean token counts of its requests."""
 
 import hashlib
 from functools import lru_cache
@@ -47,7 +47,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def shape(self) -> "WorkloadShape":
-        """Return the mean request, computed from a sample."""
+        """Return mean token counts per request, computed from a sample."""
         return WorkloadShape.of(self._requests(1.0, num_requests=_SAMPLE))
 
     def digest(self) -> str:
@@ -65,7 +65,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean request of a workload, in tokens."""
+    """Mean token counts of a workload's requests."""
 
     prompt_tokens: float
     decode_tokens: float  # output tokens after the first

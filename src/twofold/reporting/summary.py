@@ -25,7 +25,7 @@ class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "LatencyDistribution | None":
-        """Compute the distribution of `values`, in seconds; None if no value is known."""
+        """Compute the distribution of latencies in seconds; None if all `values` are None."""
         array = np.fromiter((value for value in values if value is not None), dtype=np.float64)
         if array.size == 0:
             return None

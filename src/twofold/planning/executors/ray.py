@@ -1,4 +1,4 @@
-"""Executor that runs trials on a Ray cluster, and inventory of the cluster's machines for planning."""
+"""Executor that simulates designs on a Ray cluster, and a count of the cluster's machines for planning."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -65,7 +65,7 @@ def _is(ray_type: str, name: str) -> bool:
 
 
 class RayExecutor(Executor):
-    """Executor that runs trials on a Ray cluster. Raises ConfigurationError if Ray or the cluster is unavailable."""
+    """Executor that simulates designs on a Ray cluster. Raises ConfigurationError if there is no Ray or no cluster."""
 
     def __init__(self, problem: Problem, address: str) -> None:
         ray = self._ray = connect(address, "--ray")

@@ -1,5 +1,5 @@
-"""Candidate placements, from the goodput of each phase alone. Unlike DistServe, Twofold also divides a stock of several
-machine types between the phases.
+"""Candidate placements, computed from the goodput of single prefill and decode instances. Unlike DistServe, Twofold
+also divides accelerators of several machine types between the phases.
 """
 
 import math
@@ -82,8 +82,8 @@ def balanced(
     *,
     node: int | None = None,
 ) -> list[Candidate]:
-    """Return designs with balanced goodputs of prefill and decode, highest goodput per accelerator first. If `node` is
-    set, both phases share nodes of `node` accelerators.
+    """Return designs with nearly equal goodput in prefill and decode, highest goodput per accelerator first. If `node`
+    is set, both phases run on the same nodes, of `node` accelerators each.
     """
     found = {
         candidate.design: candidate
@@ -135,7 +135,7 @@ Counts = tuple[tuple[MachineKind, int], ...]
 
 
 class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefill and decode instances on a stock of accelerators, with each phase's goodput in requests/s."""
+    """Numbers of prefill and decode instances by type, and the total goodput of each phase in requests/s."""
 
     prefill: float = 0.0
     decode: float = 0.0
@@ -144,7 +144,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> float:
-        """Lower goodput of the two phases, in requests/s."""
+        """Goodput in requests/s: the lower one of `prefill` and `decode`."""
         return min(self.prefill, self.decode)
 
     @property
@@ -152,7 +152,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
         return sum(kind.accelerators * count for kind, count in (*self.prefills, *self.decodes))
 
     def beside(self, other: "StockDivision") -> "StockDivision":
-        """Return the sum of two divisions: the instances and the goodputs of both."""
+        """Combine the instances of two divisions, and add their goodputs."""
         return StockDivision(
             prefill=self.prefill + other.prefill,
             decode=self.decode + other.decode,
@@ -205,7 +205,7 @@ def _splits(
 
 
 def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[float, Counts]]:
-    """Return the instances of one phase with the highest total goodput, for each number of accelerators."""
+    """Choose instances with the highest total goodput on 0, 1, …, `accelerators` accelerators, for one phase."""
     # This is an unbounded knapsack problem over the instance kinds.
     best: list[tuple[float, dict[MachineKind, int]]] = [(0.0, {})]
     for given in range(1, accelerators + 1):
@@ -220,7 +220,7 @@ def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[f
 
 
 def _unbettered(splits: Iterable[StockDivision]) -> list[StockDivision]:
-    """Return the divisions with Pareto-optimal goodputs of the two phases."""
+    """Keep the divisions that are Pareto-optimal in prefill and decode goodput."""
     # Of divisions with equal goodputs, one with the fewest accelerators is kept.
     kept: list[StockDivision] = []
     for split in sorted(splits, key=lambda each: (-each.prefill, -each.decode, each.accelerators)):

@@ -57,7 +57,7 @@ class Affinity(StrEnum):
 
 
 class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """Link bandwidths between and within nodes, and peak KV production of prefill: bytes/s per accelerator."""
+    """Bandwidths between and within nodes, and highest rate of KV production in prefill: bytes/s per accelerator."""
 
     kv: float  # peak KV production
     between_nodes: float
@@ -70,13 +70,13 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def affinity(self) -> Affinity:
-        """Node affinity for these bandwidths."""
+        """Low if links between nodes are slower than both KV production and links within a node, else high."""
         narrow = self.between_nodes < self.kv and self.between_nodes < self.within_node
         return Affinity.LOW if narrow else Affinity.HIGH
 
     @property
     def reason(self) -> str:
-        """Sentence that explains why the affinity is low or high."""
+        """Sentence that explains why hand-offs may cross nodes or must stay within a node."""
         kv, out, within = (f"{value / 1e9:,.3g} GB/s" for value in (self.kv, self.between_nodes, self.within_node))
         made = f"a prefill accelerator produces up to {kv} of KV"
         if self.affinity is Affinity.LOW:
@@ -87,7 +87,7 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
-    """Return the link bandwidths and the peak KV production of a machine type."""
+    """Return the link bandwidths of a machine type, and the highest rate at which its prefill instances produce KV."""
     machine = problem.catalog.machine(kinds[0].name)
     model = problem.catalog.model(problem.template.model)
     per_token = problem.template.kv_bytes_per_token or model.kv_bytes_per_token

@@ -102,7 +102,7 @@ class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(problem: Problem, query: PlacementQuery) -> PreparedPlacement:
-    """Prepare a placement search. Raises ConfigurationError for an unsuitable query, SLO or workload."""
+    """Prepare a placement search. Raises ConfigurationError if it does not support the query, SLO or workload."""
     slo = problem.slo
     if not isinstance(slo, Slo) or slo.ttft_s is None or slo.tpot_s is None:
         raise ConfigurationError(
@@ -177,7 +177,7 @@ class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preference(plan: PlacementPlan) -> ParallelismPreference | None:
-    """Return the best parallelism of the prefill instances at each rate; None if there is no alternative."""
+    """Return the prefill parallelism with the lowest TTFT at each rate; None if there is nothing to compare."""
     prepared, placed = plan.prepared, plan.best
     prefill = list(placed.design.parts_of(Role.PREFILL))
     if len(prefill) != 1:  # several prefill kinds

@@ -35,7 +35,7 @@ class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementResults(msgspec.Struct, frozen=True, kw_only=True):
-    """Placements that meet the SLO, best first, and the goodput of each phase alone."""
+    """Placements that meet the SLO, best first, and the goodputs of single prefill and decode instances."""
 
     prefills: tuple[PhaseGoodput, ...]
     decodes: tuple[PhaseGoodput, ...]
@@ -47,7 +47,7 @@ async def most_goodput(
     search: RateSearch, kinds: Sequence[MachineKind], most_accelerators: int, *, node: int | None = None
 ) -> PlacementResults:
     """Find the placements with the highest goodput per accelerator. If `node` is None, instances may be on any node
-    (DistServe's Algorithm 1); otherwise, both phases share nodes of `node` accelerators (Algorithm 2).
+    (DistServe's Algorithm 1); otherwise, both phases run on the same nodes, of `node` accelerators each (Algorithm 2).
     """
     prefills, decodes = await goodputs(search, kinds, shared=node is not None)
     candidates = balanced(prefills, decodes, most_accelerators, node=node)
@@ -87,7 +87,7 @@ async def for_rate(
 
 
 async def whole_stock(search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]) -> PlacementResults:
-    """Find the placements with the highest rate on a stock of mixed machine types."""
+    """Find the placements with the highest rate on the accelerators in `stock`, by machine type."""
     prefills, decodes = await goodputs(search, kinds)
     candidates = divided(stock, prefills, decodes, BREADTH)
     split = await _highest(search, [each.design for each in candidates])
@@ -114,7 +114,7 @@ def best_of(placement: PlacementResults) -> SimulatedPlacement:
 
 
 async def _highest(search: RateSearch, designs: Sequence[Design]) -> tuple[SimulatedPlacement, ...]:
-    """Simulate designs at their highest rates; return them by goodput per accelerator, highest first."""
+    """Find the goodput of each design; return the designs by goodput per accelerator, highest first."""
     placed = [
         SimulatedPlacement(design=each.design, rate=each.rate, evaluation=each.kept)
         for each in await search.highest_of(designs)
@@ -138,7 +138,7 @@ async def _colocated(
 
 
 async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> list[Family]:
-    """Return the colocated families with the highest goodput per accelerator."""
+    """Return the pairs of instance type and batcher with the highest colocated goodput per accelerator."""
     # Single instances are compared.
     alone = [_alone(kind, batcher, budget) for kind in kinds for batcher, budget in search.colocated_batching]
     return [each.design.family for each in (await _highest(search, alone))[:BREADTH]]
@@ -149,7 +149,7 @@ def _alone(kind: MachineKind, batcher: str, budget: int | None) -> Design:
 
 
 async def _all_colocated(search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]) -> list[Design]:
-    """Return the colocated designs that use the whole stock, one per batcher."""
+    """Return one colocated design on all accelerators for each batcher and token budget."""
     designs = []
     for batcher, budget in search.colocated_batching:
         best: dict[str, MachineKind] = {}  # instance kind of each machine type

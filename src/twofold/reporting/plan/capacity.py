@@ -18,7 +18,7 @@ _ROWS = 12
 
 
 def capacity_tables(plan: CapacityPlan, title: str) -> Group:
-    """Return a table of capacities for each cache tier, and the conclusions."""
+    """Return a table of hit rates and savings by capacity for each cache tier, and a summary in words."""
     parts: list[RenderableType] = [_table(plan, each, title) for each in plan.tiers]
     return Group(*parts, Text(capacity_text(plan), style="bold"))
 
@@ -31,7 +31,7 @@ def capacity_text(plan: CapacityPlan) -> str:
 
 
 def capacities(each: TierPlan) -> list[float]:
-    """Return the capacities to tabulate, in GB per node."""
+    """Return the capacities of a cache tier to tabulate, in GB per node."""
     full = max(curve.full_gb_per_node for curve in _curves(each).values())
     last = math.ceil(math.log2(full)) if full > 0 else 0
     # Zero, and powers of two until the hit rate is at its highest.
@@ -94,7 +94,7 @@ def _cells(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) -> t
 
 
 class MarginalGain(msgspec.Struct, frozen=True, kw_only=True):
-    """Gain from the last enlargement of a cache tier."""
+    """Savings from enlarging a cache tier, per added GB and per added dollar."""
 
     accelerator_s_per_gb_h: float  # accelerator seconds saved per hour by each added GB
     returns: float | None  # dollars saved by each dollar spent; None for a free tier
@@ -110,14 +110,14 @@ def added_by(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) ->
 
 
 class CapacityPointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A point of a capacity curve, with the gain over the next smaller capacity."""
+    """Hit rate, savings and price of a cache tier at one capacity, and the savings over the next smaller capacity."""
 
     point: CapacityPoint
     added: MarginalGain
 
 
 class CurveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curve of a cache tier."""
+    """Hit rate, savings and price of a cache tier at several capacities."""
 
     best: CapacityPoint  # with the highest net savings
     full_gb_per_node: float
@@ -125,7 +125,7 @@ class CurveReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curves of a cache tier, for one cache per node and for one shared cache."""
+    """Hit rate, savings and price of a cache tier by capacity, for one cache per node and for one shared cache."""
 
     tier: str
     price_per_gb_h: float

@@ -23,7 +23,7 @@ from twofold.request import Phase
 
 
 def placement_tables(plan: PlacementPlan, effort: Effort, title: str) -> Group:
-    """Return a placement plan as tables, with the verdict and the simulation effort."""
+    """Return a placement plan as tables, with a summary in words and the number of simulations."""
     phases = _phases(plan.placement.prefills, plan.placement.decodes)
     joint = _joint((*plan.placement.split, *plan.placement.colocated), title)
     parts: list[RenderableType] = [phases, joint, Text(verdict_text(plan), style="bold")]

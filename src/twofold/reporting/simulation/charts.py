@@ -40,7 +40,7 @@ DASHED: Final[Layout] = {"width": 1, "dash": "dash"}
 
 
 def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart:
-    """Plot the cumulative distributions of TTFT, TPOT, ITL and E2E, with SLO bounds if they are in seconds."""
+    """Plot the cumulative distributions of TTFT, TPOT, ITL and E2E latency. An SLO in seconds adds its bounds."""
     known = [latency for latency in LATENCIES if latency.label in _TITLES]
     axes = [(log_axis(_TITLES[latency.label]), _SHARE) for latency in known]
     traces = [trace for plot, latency in enumerate(known) for trace in cumulative(results, latency, plot)]
@@ -178,7 +178,7 @@ def membership(results: Mapping[str, SimulationResult]) -> ReportChart:
 
 
 def overload(results: Mapping[str, SimulationResult]) -> ReportChart | None:
-    """Plot the load predicted by overload control over time, one plot per run; None without overload control."""
+    """Plot predicted latency divided by its SLO bound over time, one plot per run; None without overload control."""
     controlled = {name: result for name, result in results.items() if result.overload is not None}
     if not controlled:
         return None

@@ -1,4 +1,4 @@
-"""Facts about a simulation: labelled values, with the errors of the performance models behind them."""
+"""Results of a simulation as labels and texts, with the errors of the performance models used."""
 
 from collections.abc import Iterator
 
@@ -61,7 +61,7 @@ _ATTAINMENT = 0.9  # share of requests, as in DistServe
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """A labelled value, with the error of the performance models behind it."""
+    """A result of a simulation: label, value as text, and error of the performance models used."""
 
     label: str
     value: str
@@ -74,7 +74,7 @@ def facts(result: SimulationResult) -> list[Fact]:
 
 
 def design(result: SimulationResult) -> list[Fact]:
-    """Return the facts about a simulated cluster: LLM, pools, policies and performance models."""
+    """Describe a simulated cluster: LLM, pools, policies and performance models."""
     spec, chunk = result.spec, result.spec.pipeline_chunk
     return [
         Fact("Model", spec.model),
@@ -110,7 +110,7 @@ def slo_text(slo: Slo | SlowdownSlo) -> str:
 
 
 def check_text(check: Check) -> tuple[str, str]:
-    """Format the value and the bound of an SLO check for attainment or slowdowns."""
+    """Format the value and the bound of an SLO check: percentages for attainment, factors for slowdowns."""
     if check.at_least:
         return (NOTHING if check.value is None else f"{check.value:.2%}"), f"≥ {check.bound:.2%}"
     return (NOTHING if check.value is None else f"{check.value:.3f}×"), f"≤ {check.bound:g}×"

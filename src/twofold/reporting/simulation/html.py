@@ -68,7 +68,7 @@ def html_report(
     runs: Mapping[str, GanttRuns] | None = None,
     reference: ModelAccuracy | None = None,  # of the performance model behind slowdowns
 ) -> str:
-    """Return the HTML page of one or several simulations, by name. Raises ValueError without results."""
+    """Return an HTML page about simulations, given by name in `results`. Raises ValueError if there are none."""
     if not results:
         raise ValueError("a report needs at least one result")
     body = list(_verdicts(slo, verdicts or {}))

@@ -65,7 +65,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates of a simulation, per second."""
+    """Arrivals, completed requests, output tokens and goodput of a simulation, per second."""
 
     arrivals_per_s: float | None  # up to the last arrival; all other rates cover the whole run
     requests_per_s: float | None

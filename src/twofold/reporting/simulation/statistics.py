@@ -1,4 +1,4 @@
-"""Latency metrics of a simulation, their percentiles, and the errors of the performance models behind them."""
+"""Latency metrics of a simulation, their percentiles, and the errors of the performance models used."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -96,7 +96,7 @@ def describe(error: ModelAccuracy) -> str:
 
 
 class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
-    """Largest held-out errors of the performance models behind a number, by phase."""
+    """Largest prefill and decode errors of several performance models, on held-out measurements."""
 
     prefill: float | None  # None if unknown or irrelevant
     decode: float | None
@@ -104,7 +104,7 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worst(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None) -> Accuracy:
-    """Return the largest errors of the performance models of the pools that run `phases`."""
+    """Return the largest error in each of `phases` among the performance models of all pools that run it."""
     # `reference` is the error of the performance model that slowdowns are relative to.
     errors = {phase: _errors(pools, phase, reference) for phase in _all_phases(pools, phases)}
     return Accuracy(
@@ -167,7 +167,7 @@ def _errors(pools: Sequence[PoolResult], phase: Phase, reference: ModelAccuracy 
 
 
 def _worst(errors: Sequence[ModelAccuracy], phase: Phase) -> float | None:
-    """Return the largest error in a phase; None if any error in this phase is unknown."""
+    """Return the largest error of several performance models in a phase; None if one of them is unknown."""
     values = [error.prefill if phase is Phase.PREFILL else error.decode for error in errors]
     known = [value for value in values if value is not None]
     return max(known) if known and len(known) == len(values) else None

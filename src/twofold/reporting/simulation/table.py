@@ -1,4 +1,4 @@
-"""Simulations as terminal tables: latencies, facts, pools and SLO verdict."""
+"""Simulations as terminal tables: latencies, other results, pools and SLO checks."""
 
 from rich.console import Group
 from rich.markup import escape
@@ -38,7 +38,7 @@ def latency_rows(result: SimulationResult, reference: ModelAccuracy | None = Non
 
 
 def cells(statistics: DistributionSummary | None, *, times: bool) -> list[str]:
-    """Format statistics as table cells: times if `times` is set, else multiples."""
+    """Format statistics as table cells: durations if `times` is set, else slowdowns, such as 1.50×."""
     if statistics is None:
         return [NOTHING] * len(HEADINGS)
     values = (*(statistics.mean, statistics.p50, statistics.p90), *(statistics.p95, statistics.p99, statistics.max))

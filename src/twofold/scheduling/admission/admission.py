@@ -85,8 +85,8 @@ class AdmissionQueue:
 class Admission(RequestSubscriber):
     """Admission control: queues requests within limits, refuses other requests, and selects the next request to run.
 
-    Call `offer` for each arrival, then `next` until it returns None. Call `next` again after a request has ended or
-    capacity has returned. The times `now` must not decrease.
+    Call `offer` for each arrival, then `next` until it returns None. Call `next` again after a request has ended or the
+    cluster has gained capacity. The times `now` must not decrease.
     """
 
     def __init__(self, limits: AdmissionLimits) -> None:

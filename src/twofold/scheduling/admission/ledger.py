@@ -82,7 +82,7 @@ class InstanceDecodes:
             self._speed.observe(modelled_s, seconds)
 
     def tbt_s(self, load: DecodeLoad, written: float) -> float:
-        """Predict the seconds between tokens at a decode load."""
+        """Predict the time between tokens in seconds if the sequences in `load` decode together."""
         sequences = load.sequences
         if not sequences:
             return 0.0
@@ -171,7 +171,7 @@ class OverloadLedger(RequestSubscriber):
         return _prompt(self._placed[request_id]).tokens
 
     def predicted_ttft_s(self, request_id: str) -> float | None:
-        """Return the TTFT in seconds predicted when a request was placed; None after its prefill."""
+        """Return the prediction of a request's TTFT at its placement, in seconds; None after its prefill."""
         return self._predicted_ttft_s.get(request_id)
 
     def ttft(self, placed: PlacedRequest, now: float) -> float:
@@ -226,7 +226,7 @@ class OverloadLedger(RequestSubscriber):
         return 0.0
 
     def _load_with(self, placed: PlacedRequest, others: DecodeLoad) -> float:
-        """Return the decode load of a request beside the decoding sequences `others`."""
+        """Return the decode load of a request if it decodes together with the sequences in `others`."""
         if not _decodes(placed):  # one output token
             return 0.0
         total = others + DecodeLoad(1, placed.request.prompt_tokens)

@@ -70,7 +70,7 @@ class KeyAccount:
         self.waiting += 1
 
     def release(self, request_id: str, now: float, completed: bool) -> None:
-        """Remove a request, and record its duration if it is `completed`."""
+        """Remove a request. If it is `completed`, its duration is used in later estimates of waiting times."""
         since = self._since.pop(request_id)
         if completed:
             self._durations.append(now - since)
@@ -122,7 +122,7 @@ class CompletionRate:
             self._open = 0.0
 
     def set_saturated(self, saturated: bool, now: float) -> None:
-        """Record whether new requests must wait from now on."""
+        """Record whether the service is saturated, so that new requests must wait."""
         self._advance(now)
         self._saturated = saturated
 

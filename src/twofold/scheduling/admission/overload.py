@@ -18,7 +18,7 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler
 
 
 class OverloadRule(msgspec.Struct, frozen=True):
-    """Overload rule: the loads to check at arrival and after prefill."""
+    """Overload rule: the checks of prefill and decode load at a request's arrival and after its prefill."""
 
     help: str
     phases: bool = True  # check the prefill load at arrival, and the decode load after prefill

@@ -98,7 +98,7 @@ class SpeedFactor:
 
 
 class QueuedPrompt(msgspec.Struct, frozen=True):
-    """A queued prompt of `reused` cached tokens, then `tokens` tokens to compute."""
+    """A queued prompt, with its numbers of cached tokens (`reused`) and of tokens to compute (`tokens`)."""
 
     request_id: str
     tokens: int

@@ -12,8 +12,8 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseMixed(Batcher):
-    """Batches whole prompts, then decodes, within one token budget, for any role (Splitwise section 4.2). Excess
-    decodes are paused and keep their KV cache.
+    """Batches whole prompts, then decodes, within one token budget, on instances of any role (Splitwise section 4.2).
+    Excess decodes are paused and keep their KV cache.
     """
 
     MAX_PREEMPTIONS: ClassVar[int] = 4

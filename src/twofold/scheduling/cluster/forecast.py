@@ -93,7 +93,7 @@ class ClusterForecast:
         self._now = 0.0
 
     def join(self, instance: str, prediction: Prediction) -> None:
-        """Add an instance with its predictions and an empty queue."""
+        """Add an instance with an empty queue. `prediction` predicts its prefill and transfer times."""
         self.leave(instance)
         self._queues[instance] = _Queue(prediction)
 

@@ -32,5 +32,5 @@ class Router(ABC):
         return Pools()
 
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
-        """Return the next role of an instance outside its home pool."""
+        """Return the next role of an instance with a temporary role. By default, it keeps this role."""
         return load.role  # `idle`: the instance has no work left

@@ -68,7 +68,7 @@ class BySizeHandoff(HandoffPolicy):
 
 
 class AutoHandoff(HandoffPolicy):
-    """Uses the hand-off mode with the shortest predicted transfer time after the first token."""
+    """Uses layer-wise or serialized transfer: the mode with the earlier predicted end of the transfer."""
 
     def __init__(self, paths: TransferPaths) -> None:
         self.paths = paths
@@ -189,7 +189,7 @@ class ClusterScheduler(RequestSubscriber):
             self.pools.resume(load)
 
     def set_role(self, instance_id: str, role: Role) -> None:
-        """Set the home role of an instance for new requests. Its placed requests continue."""
+        """Change the permanent role of an instance. Its placed requests continue."""
         load = self.pools.get(instance_id)
         if load is not None:
             load.home = role

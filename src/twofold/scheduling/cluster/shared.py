@@ -23,7 +23,7 @@ class OwnLoad(StrEnum):
 
 
 class LoadReport:
-    """Reported load of an instance or cell: in total, and from the receiving controller's requests."""
+    """Load of an instance or cell, sent to a controller: the total, and the load from this controller's requests."""
 
     def __init__(self, instance: str, total: LoadTotals, yours: LoadTotals) -> None:
         self.instance = instance

@@ -117,7 +117,7 @@ class InstanceScheduler(KvReceiver):
             self._enqueue(sequence, self.queues.waiting)
 
     def fetched(self, request_id: str, reused_tokens: int | None = None) -> None:
-        """End the prefix fetch of a request. `reused_tokens` corrects the number passed to `submit`."""
+        """Record the end of a request's prefix fetch. `reused_tokens` replaces the value passed to `submit`."""
         sequence = self.sequences.get(request_id)
         if sequence is None or not sequence.fetching:
             return
@@ -127,7 +127,7 @@ class InstanceScheduler(KvReceiver):
         self._end_fetches()
 
     def _end_fetches(self) -> None:
-        """Move prompts to the waiting queue, up to the first prompt with a fetch in progress."""
+        """Move prompts to the waiting queue in order, until one still waits for its prefix fetch."""
         while (sequence := self._fetching.first) is not None and not sequence.fetching:
             self._fetching.remove(sequence)
             self._enqueue(sequence, self.queues.waiting)
@@ -213,7 +213,7 @@ class InstanceScheduler(KvReceiver):
         return batch
 
     def _start_idle_lane(self) -> RunningBatch | None:
-        """Start a batch for the lane with work that has been idle longest."""
+        """Start a batch on an idle lane that has work, the longest idle first; None if there is no such lane."""
         turns = self._turns
         for turn in range(self._running, self.stages):
             batch = self._start_lane(turns[turn])

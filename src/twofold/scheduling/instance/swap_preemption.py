@@ -90,7 +90,7 @@ class SwapPreemption:
             self._free_host(sequence, sequence.swapped)
 
     def iterations_left(self, sequence: ScheduledSequence) -> int:
-        """Return the number of iterations for which a sequence has blocks."""
+        """Return the number of decode iterations before a sequence needs more blocks."""
         allocation = sequence.allocation  # of a sequence that is not decoding
         return 0 if allocation is None else allocation.blocks * self.blocks.block_size - sequence.computed
 
@@ -211,7 +211,7 @@ class SwapPreemption:
         self.blocks_copied += host.blocks
 
     def _step_of(self, sequence: ScheduledSequence) -> int:
-        """Return the number of output tokens for which a sequence needs its next blocks."""
+        """Return the number of KV tokens in the next block allocation of a sequence."""
         full = sequence.prompt_tokens + sequence.output_tokens - 1  # the last output token needs no KV
         return min(self._step, full - sequence.computed)
 

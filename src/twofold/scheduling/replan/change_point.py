@@ -28,7 +28,7 @@ class MeanChange(NamedTuple):
 
 
 class ChangePoint:
-    """Detects changes of the mean in a sequence of independent, roughly normal numbers, such as batch means."""
+    """Detects changes of the mean in a sequence of independent, roughly normal numbers."""
 
     def __init__(self) -> None:
         # Cumulative sums of the numbers and of their squares, as deviations from the first number: a window is the
@@ -49,11 +49,11 @@ class ChangePoint:
         self._count += 1
 
     def strongest(self) -> MeanChange | None:
-        """Return the most significant change over the window lengths in `WINDOWS`; None with too few numbers."""
+        """Return the most significant change at the window lengths in `WINDOWS`; None if numbers are too few."""
         return self._least_likely(WINDOWS)
 
     def located(self) -> MeanChange | None:
-        """Return the most significant change for any window length. This is slow but precise."""
+        """Return the most significant change, tested at all window lengths from 4 to 128. This is slow."""
         return self._least_likely(range(WINDOWS[0], WINDOWS[-1] + 1))
 
     def restart(self, count: int) -> None:

@@ -35,7 +35,7 @@ class RoleSplit(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def of(cls, loads: Iterable[InstanceLoad]) -> "RoleSplit":
-        """Return the split of all instances that are not paused."""
+        """Count the prefill and decode instances, without paused instances."""
         homes = [load.home for load in loads if load.place]
         return cls(homes.count(Role.PREFILL), homes.count(Role.DECODE))
 
@@ -80,7 +80,7 @@ def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad
 
 
 def degraded_plan(planned: RoleSplit, left: int, running: RoleSplit) -> RoleSplit | None:
-    """Return the split of `left` remaining instances that is most similar to `planned`; None for fewer than two."""
+    """Return the split of `left` instances with the prefill share closest to that of `planned`; None if `left` < 2."""
     splits = (RoleSplit(prefill, left - prefill) for prefill in range(1, left))
 
     def rank(split: RoleSplit) -> tuple[int, int]:
@@ -141,7 +141,7 @@ class ReplanSearch(Protocol):
     """Interface of searches for the best split under given traffic."""
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """Find the best split of at most `stock` instances; forecast it and the running split."""
+        """Return forecasts of the best split of at most `stock` instances and of the `running` split."""
 
 
 class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,7 +206,7 @@ class Replanner:
         return traffic
 
     def decide(self, findings: SearchResult, pools: Pools, retired: Sequence[str], now: float) -> ReplanDecision:
-        """Decide whether to change to the best split of the search."""
+        """Decide whether to change to the best split in `findings`, and log this decision."""
         outcome, (shifts, rate) = self._outcome(findings), self._shifted()
         steps = steps_to(findings.best.split, pools, retired) if outcome is ReplanOutcome.MOVE else ()
         return self._log(

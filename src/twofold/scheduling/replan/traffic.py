@@ -44,7 +44,7 @@ def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count:
 
 
 def _ending(ended: Sequence[int], running: Sequence[int], beyond: int) -> float:
-    """Return the probability per token that an output longer than `beyond` tokens ends."""
+    """Estimate the probability that any token after the first `beyond` tokens of an output is the last."""
     made = sum(max(0, tokens - beyond) for tokens in (*ended, *running))
     return sum(tokens > beyond for tokens in ended) / made if made else 0.0
 
@@ -104,7 +104,7 @@ class TrafficSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Stream:
-    """Detects changes of one traffic quantity in its means over batches of requests."""
+    """Detects changes of one traffic quantity, such as prompt length, from its means over groups of requests."""
 
     def __init__(self, tested: Callable[[float], float], natural: Callable[[float], float]) -> None:
         self.changes = ChangePoint()
@@ -114,7 +114,7 @@ class _Stream:
         self._tested, self.natural = tested, natural
 
     def add(self, number: float) -> bool:
-        """Add a value to the current batch of requests; return True if the batch is complete."""
+        """Add the value of one request; return True if it completes a group of `BATCH` requests."""
         self._sum += number
         self.open += 1
         if self.open < BATCH:
@@ -125,7 +125,7 @@ class _Stream:
 
 
 class TrafficMonitor:
-    """Detects significant shifts of the request rate and of lengths by at least the factor `tolerance`."""
+    """Detects significant shifts in request rate, prompt or output length by a factor of at least `tolerance`."""
 
     def __init__(self, tolerance: float = 1.25, false_alarm_s: float = HOURS_100) -> None:
         self._tolerance, self._false_alarm_s = tolerance, false_alarm_s
@@ -177,11 +177,11 @@ class TrafficMonitor:
 
     @property
     def alarmed(self) -> bool:
-        """Whether a shift has been detected since the last `accept`."""
+        """Whether a traffic shift has been detected since the last call of `accept`."""
         return len(self._alarmed) > 0
 
     def shifts(self) -> list[TrafficShift]:
-        """Return the detected shifts that are still significant. This is slow."""
+        """Test detected traffic shifts again more precisely, and return the significant ones. This is slow."""
         found: list[TrafficShift] = []
         for quantity in Quantity:
             if quantity in self._alarmed:
@@ -193,12 +193,12 @@ class TrafficMonitor:
         return found
 
     def settled(self, shifts: Sequence[TrafficShift]) -> bool:
-        """Return whether enough requests have ended since `shifts` to estimate the new traffic."""
+        """Return whether enough requests have arrived and ended after the latest shift to estimate the new traffic."""
         since = self._since(shifts)
         return self._count - since >= _SETTLED and len(self._ended_since(since)) >= _SETTLED_OUTPUTS
 
     def traffic(self, shifts: Sequence[TrafficShift], made: Callable[[int], int]) -> TrafficSample | None:
-        """Return the traffic since the latest of `shifts`; None if too few requests have been seen."""
+        """Return the traffic since the start of the latest shift; None if too few requests have been seen."""
         since = self._since(shifts)
         arrivals = list(islice(self._arrivals, max(0, len(self._arrivals) - (self._count - since)), None))
         ended = self._ended_since(since)
@@ -220,7 +220,7 @@ class TrafficMonitor:
         )
 
     def accept(self, shifts: Sequence[TrafficShift]) -> None:
-        """Make the traffic since the latest of `shifts` the baseline for detecting further shifts."""
+        """Forget the traffic before the latest shift, and detect further shifts relative to the new traffic."""
         since = self._since(shifts)
         came = self._count - since
         for quantity, stream in self._streams.items():
@@ -249,7 +249,7 @@ class TrafficMonitor:
         return shift if max(shift.ratio, 1.0 / shift.ratio) >= self._tolerance else None
 
     def _since(self, shifts: Sequence[TrafficShift]) -> int:
-        """Return the number of the first request after the latest of `shifts`."""
+        """Return the number, in order of arrival, of the first request after the start of the latest shift."""
         since = self._count - len(self._arrivals)  # the oldest in memory
         for shift in shifts:
             if shift.quantity is Quantity.OUTPUT:
@@ -266,5 +266,4 @@ class TrafficMonitor:
 
 
 def _rate(root: float) -> float:
-    """Convert the cube root of a mean gap in seconds to requests/s."""
     return 1.0 / max(root, _LEAST_ROOT) ** 3

@@ -49,7 +49,7 @@ def chunked(machines: int, *, caches: bool = False) -> ClusterSpec:
 
 
 def inlined(machines: int, tbt_s: float) -> ClusterSpec:
-    """Return a colocated cluster that adds a whole prompt to a decode batch if the joint iteration fits `tbt_s`."""
+    """Return a colocated cluster that adds a whole prompt to a decode batch if both together take at most `tbt_s`."""
     return replace(
         BASE,
         pools=(_both(machines, "inlined"),),

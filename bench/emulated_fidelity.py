@@ -95,7 +95,7 @@ class Processes:
 
     @contextmanager
     def measured(self) -> Iterator[list[Usage]]:
-        """Measure resource usage during the context, and then append it to the yielded list."""
+        """Yield an empty list; on exit, append the resource usage since entry."""
         usage: list[Usage] = []
         began, before = time.monotonic(), self._seconds()
         yield usage

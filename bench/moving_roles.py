@@ -1,9 +1,9 @@
-"""Compare, under shifting traffic, the goodput of workers that change roles with the goodput of every fixed split.
+"""Compare the goodput of role-changing workers and of every fixed prefill/decode split, under shifting traffic.
 
 Four machines serve prompt-heavy, then output-heavy, then prompt-heavy traffic. Splitwise's router changes the roles of
 machines; each fixed split uses join-the-shortest-queue. Each design runs in the simulator and, unless --simulate-only,
-live on emulated machines, beside sixteen long streams that must produce the same tokens as before the traffic. Goodput
-is the number of requests per second within the SLO.
+live on emulated machines. Sixteen long streams run during the live traffic; their tokens must equal those of an earlier
+run. Goodput is the number of requests per second within the SLO.
 """
 
 import argparse

@@ -38,7 +38,7 @@ class SecondToken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def second_token(model: Path, rounds: int) -> SecondToken:
-    """Measure both services with sequential requests that alternate between them."""
+    """Measure the delay of the second token in a split and in a colocated service, with sequential requests."""
     gaps: dict[str, list[float]] = {name: [] for name in SERVICES}
     steps: list[float] = []
     for _ in range(max(1, rounds // 2)):

@@ -2,7 +2,7 @@
 
 Simulates BLOOM-176B on DGX-H100, with five prefill machines to three decode machines and Splitwise's router. Requests
 have the lengths of the Azure conversation trace and arrive at a constant rate per instance. Each case runs in its own
-process, and reports peak memory and CPU seconds. The ratio is CPU time per request, relative to a cluster of 40
+process, and reports peak memory and CPU seconds. CPU time per request is also printed relative to a cluster of 40
 instances with the same number of requests.
 """
 

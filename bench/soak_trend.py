@@ -26,7 +26,7 @@ class Verdict(StrEnum):
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """Trend of a series of samples: first and last mean, slope per hour, and the slope's 95% interval (±)."""
+    """Trend of samples: mean of the first and mean of the last twelfth, slope per hour and its 95% interval (±)."""
 
     start: float
     end: float
@@ -57,7 +57,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict_of(times_s: Sequence[float], values: Sequence[float]) -> Verdict:
-    """Return the verdict on a series of samples. Raises ValueError for too few samples."""
+    """Classify the growth of a series of samples. Raises ValueError for too few samples."""
     half = len(values) // 2
     whole, late = Trend.of(times_s, values).verdict, Trend.of(times_s[half:], values[half:]).verdict
     return Verdict.STEPPED if whole is Verdict.GROWS and late is not Verdict.GROWS else whole

@@ -49,7 +49,7 @@ class TwoHosts:
 
 @contextmanager
 def two_hosts(*, first_local: bool = False) -> Iterator[TwoHosts]:
-    """Create both hosts for the context. Raises ConfigurationError without permission or kernel support."""
+    """Create two emulated hosts; delete them on exit. Raises ConfigurationError if a network command fails."""
     hosts = TwoHosts(first_local=first_local)
     try:
         for name in hosts.names:

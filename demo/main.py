@@ -34,7 +34,7 @@ console = Console()
 
 
 def main() -> None:
-    """Create the model, serve it with both designs, and print the comparison."""
+    """Create a model, serve it split and colocated, and print the comparison."""
     try:
         _demonstrate()
     except UserError as error:

@@ -44,7 +44,7 @@ def probe_requests(sample: Sequence[Request]) -> list[Request]:
 
 
 def objectives(alone: Sequence[Timeline]) -> Objectives:
-    """Derive rate and SLO from the timelines of the probe requests."""
+    """Derive the demo's request rate and SLO from the timelines of sequential requests."""
     if not any(timeline.output_tokens > 1 for timeline in alone):
         raise ConfigurationError("no probe request succeeded, so rate and SLO cannot be derived: see the service's log")
     ttft_s = median(t.ttft_s for t in alone if t.ttft_s is not None)

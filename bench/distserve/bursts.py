@@ -5,8 +5,8 @@ requests per second arrive for a minute; after ten seconds, `--burst` more arriv
 
     layer-wise     prefill writes into decode memory that is reserved at arrival
     pull           finished prompts wait in prefill memory until decode has room (DistServe, section 4.3)
-    pull, growing  like pull, but decode memory is allocated on demand, and the youngest requests are swapped out over
-                   PCIe when it is full
+    pull, growing  like pull, but decode memory is allocated on demand; when it is full, the youngest requests are
+                   swapped out over PCIe
 """
 
 import argparse

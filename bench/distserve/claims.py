@@ -1,10 +1,10 @@
 """Compare the goodput per GPU of disaggregated and colocated serving in simulation, as DistServe does.
 
 For each application in table 1 of the paper (OSDI'24), finds the placement with the highest goodput per GPU, on at most
-as many GPUs as in the paper. Compares it with three colocated designs of the paper's parallelism: mixed batches,
-chunked prefill, and the paper's baseline (prefill first, at vLLM's speed as measured by DistServe's authors). Also
-prints the tightest SLO that the placement meets at each colocated design's rate per GPU. Models without published
-profiles use a roofline estimate and are marked.
+as many GPUs as in the paper. Compares it with colocated instances at the paper's tensor parallelism, with mixed
+batches, chunked prefill, or the paper's baseline (prefill first, at vLLM's speed as measured by DistServe's authors).
+Also prints the tightest SLO that the placement meets at the goodput per GPU of each colocated instance. Models without
+published profiles use a roofline estimate and are marked.
 """
 
 import argparse

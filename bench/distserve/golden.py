@@ -42,7 +42,7 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Comparison of both simulators on one output file: largest relative latency errors, and SLO attainment."""
+    """Largest relative latency differences between DistServe's and Twofold's simulator, and SLO attainment in both."""
 
     requests: int
     ttft_error: float
@@ -61,7 +61,7 @@ class _Ends(Observer):
 
 
 def cluster_of(name: str) -> ClusterSpec:
-    """Return the cluster spec described by the name of an output file."""
+    """Return the cluster of a DistServe run, parsed from the name of its output file."""
     found = NAME.match(name)
     if found is None:
         raise SystemExit(f"{name} is not named golden-ENGINE-MODEL-TPPPTPPP-rRATE-N…")
@@ -79,7 +79,7 @@ def _pool(role: Role, degrees: str) -> PoolSpec:
 
 
 def compare(path: Path, slo_ms: tuple[float, float]) -> Comparison:
-    """Simulate the requests of an output file, and compare their latencies with the file's."""
+    """Simulate the requests of a run of DistServe's simulator, and compare the latencies with its output."""
     theirs = [msgspec.convert(row, Golden) for row in json.loads(path.read_text())]
     requests = [
         Request(

@@ -1,8 +1,8 @@
 """Simulate the re-planning of roles after a sudden traffic change and during stationary traffic.
 
 Four machines get long prompts and short outputs; after half of `--minutes`, short prompts and long outputs at nearly
-twice the rate. Prints the SLO attainment per minute of two routers with fixed and with re-planned roles, the delay from
-the change to the first role change, and the number of re-plannings in `--hours` of stationary traffic, all unnecessary.
+twice the rate. Prints the SLO attainment per minute of two routers with fixed and with re-planned roles, and the delay
+from the change to the first role change. Also counts needless re-plannings in `--hours` of stationary traffic.
 """
 
 import argparse
@@ -120,7 +120,7 @@ def step(minutes: int, seed: int, console: Console) -> None:
 
 
 def stationary(hours: float, seeds: int, console: Console) -> None:
-    """Print the number of re-plannings during stationary traffic, all of them unnecessary."""
+    """Print the number of re-plannings during stationary traffic, where none is needed."""
     table = Table(title=f"{hours:g} h of stationary traffic", title_justify="left")
     for heading in ("requests/s", "seed", "requests", "decisions", "moves", "CPU s"):
         table.add_column(heading, justify="right")

@@ -97,7 +97,7 @@ def steps(seeds: int) -> Table:
 
 
 def recorded(path: Path) -> Table:
-    """Return a table of the alarms on a recorded trace."""
+    """Return a table of the traffic shifts detected in a recorded trace."""
     table = _table(path.name, ("at s", "what", "before", "after", "since requests", "sigmas"))
     watch = TrafficMonitor()
     for request in open_trace(path):

@@ -1,8 +1,8 @@
-"""Compute hit rates of KV caches of any size in one pass over a trace, and compare them with simulated caches.
+"""Compute LRU hit rates of KV caches of several sizes, in one pass over a trace and by simulation.
 
-The simulation runs the service's prefix cache with LRU eviction, once per capacity. Also compares one cache with the
-memory of all nodes to separate caches per node under round-robin routing, as in Mooncake (FAST'25). A node has room for
-`--tokens` tokens.
+The simulation runs the service's prefix cache once per size. Also compares one cache shared by all nodes with a
+separate cache on each node under round-robin routing, as in Mooncake (FAST'25). Each node has memory for `--tokens`
+tokens.
 """
 
 import argparse

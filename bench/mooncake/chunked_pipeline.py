@@ -300,7 +300,7 @@ def engine_command(what: str, directory: Path, longest: int) -> list[str]:
 
 
 def engine_times(directory: Path, longest: int, processes: int) -> IterationTimes:
-    """Return iteration times fitted to one of several engines that run at once."""
+    """Run `processes` engines at once, and return iteration times fitted to the measurements of the first."""
     command = engine_command("--measure-engine", directory, longest)
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(processes)]
     sentences = [process.communicate()[0] for process in running]
@@ -329,7 +329,7 @@ def table(report: Report) -> Table:
 
 
 def verdict(report: Report) -> tuple[list[str], bool]:
-    """Return one sentence per expectation, and whether all of them hold."""
+    """Return the measured TTFT ratios and errors as sentences, and whether all are within their bounds."""
     sentences, holds = [], True
     for world, ttft in (("live", report.live), ("simulated", report.simulated)):
         long, short = ttft[CHUNKED].long_ratio, ttft[CHUNKED].short_ratio

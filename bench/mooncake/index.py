@@ -96,7 +96,7 @@ def fill(index: PrefixIndex, prompts: Prompts, blocks: int) -> tuple[Work, list[
 
 
 def ask(what: str, questions: list[Prompt], answer: Callable[[Prompt], int]) -> Work:
-    """Measure the lookup function `answer` on the prompts in `questions`."""
+    """Call the lookup function `answer` for every prompt in `questions`, and measure the CPU time."""
     found = [0]
 
     def work() -> None:

@@ -114,7 +114,7 @@ class Throttled:
 
 
 class Answer(Outbox):
-    """Stub for the worker's outgoing messages, which records a prompt's first token."""
+    """Outbox stub that records the first token of a prompt."""
 
     token_id = reused_tokens = 0
     ends: Callable[[], None]
@@ -194,7 +194,7 @@ class Bench:
         self._fill_store(longest)
 
     def measure(self, prompt_tokens: int, share: float, rounds: int, throttle: float | None) -> list[Lanes]:
-        """Measure a prompt of which the share `share` is cached, with copies at full speed and throttled."""
+        """Measure load, compute and store times of a partly cached prompt, with copies at full speed and throttled."""
         reused = int(prompt_tokens * share) // BLOCK * BLOCK
         begin, begin_keys = self._tokens(reused), self._keys(reused)
         self._has.prefill(begin, begin_keys)

@@ -40,7 +40,7 @@ class Reuse(msgspec.Struct, frozen=True, kw_only=True):
     warm_s: dict[float, list[float]]
 
     def ratio(self, share: float) -> float:
-        """Return the median TTFT of prompts of which `share` is cached, relative to uncached prompts."""
+        """Return the median TTFT with the fraction `share` of a prompt cached, divided by the median uncached TTFT."""
         return statistics.median(self.warm_s[share]) / statistics.median(self.cold_s)
 
 
@@ -65,7 +65,7 @@ class PromptSender:
 
 
 async def measure(url: str, lengths: list[int], rounds: int) -> list[Reuse]:
-    """Measure the TTFTs of all prompt lengths and cached shares."""
+    """Measure the TTFT of prompts of each length, uncached and with cached prefixes."""
     endpoint, timelines = await discover(url), list[Timeline]()
     found = [Reuse(prompt_tokens=n, cold_s=[], warm_s={share: [] for share in SHARES}) for n in lengths]
     async with Client(endpoint, Recorder([timelines.append]), ClientConfig()) as client:

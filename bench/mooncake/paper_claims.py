@@ -1,4 +1,4 @@
-"""Check Mooncake's claims in simulation: how much more traffic than colocated serving it handles within the SLO.
+"""Check by simulation Mooncake's claims that it serves more traffic within the SLO than colocated instances.
 
 Prints three tables, with clusters of `systems.py` and workloads of `settings.py`, and whether each claim holds:
 - `arxiv`, `l-eval`, `16k` to `128k`: the highest rate with P90 TTFT and P90 time per output token within the SLO, for
@@ -7,7 +7,7 @@ Prints three tables, with clusters of `systems.py` and workloads of `settings.py
   within 0.1 s, for 10P+10D against 20 colocated machines
 - `fast25`: the share of requests of the recorded trace within a TTFT of 30 s and a TBT of 100, 200 or 300 ms, on 16
   machines
-Exits with 1 if a claim does not hold and `EXPLAINED` has no reason for it.
+Exits with 1 if a claim does not hold, unless `EXPLAINED` states the reason.
 """
 
 import argparse
@@ -76,7 +76,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def generated_systems(setting: Setting) -> dict[str, ClusterSpec]:
-    """Return the compared cluster specs by name."""
+    """Return the cluster spec of each compared system, by name."""
     alone = setting.individually
     return {  # the first three are the paper's systems
         SPLIT: mooncake(3, 1),
@@ -88,7 +88,7 @@ def generated_systems(setting: Setting) -> dict[str, ClusterSpec]:
 
 
 def bounds(setting: Setting) -> Slo:
-    """Return the SLO: multiples of the latencies at the paper's lowest rate."""
+    """Return the SLO: multiples of the simulated P90 TTFT and TBT at the lowest request rate of the paper."""
     specs = generated_systems(setting)
     arriving = requests(setting, setting.lowest, ALONE)
     results = [run(specs[name], arriving) for name in setting.published]
@@ -235,7 +235,7 @@ def _best(shares: Mapping[str, Share], names: Sequence[str], place: int) -> floa
 
 
 class Job:
-    """Runner of simulations in worker processes, which prints the tables and yields the checked claims."""
+    """Runner of the simulations; each public method prints a table and yields the checked claims."""
 
     def __init__(self, pool: ProcessPoolExecutor, given: argparse.Namespace, console: Console) -> None:
         self._pool, self._given, self._console = pool, given, console

@@ -20,7 +20,7 @@ LIMIT_S = 60.0
 
 
 class Registrations:
-    """Record of the host of each worker and the blocks of each KV store."""
+    """Known hosts of the workers, and blocks in each host's KV store."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, str] = {}  # by instance
@@ -39,7 +39,7 @@ class Registrations:
         self._blocks[message.host].update(message.stored)
 
     def fetch(self, instance: str, keys: Sequence[BlockKey]) -> StoreFetch | None:
-        """Return an order to fetch a prefix from the store with most of it; None if the worker's host has as much."""
+        """Return an order to fetch a prefix from the host that stores most of it; None if that is the worker's host."""
         own = self._leading(self._hosts[instance], keys)
         best = max(self._stores.values(), key=lambda store: self._leading(store.host, keys), default=None)
         if best is None or best.address is None or self._leading(best.host, keys) <= own:

@@ -16,7 +16,7 @@ _RECENT = 50
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """A generated workload: Poisson arrivals of requests of equal size."""
+    """Generated workload: Poisson arrivals of requests that all have the same prompt length and output length."""
 
     name: str
     prompt_tokens: int

@@ -64,7 +64,7 @@ def main() -> None:
 
 
 class Crashes:
-    """The crash test."""
+    """Crash test: clients use a KV store while it is killed and restarted."""
 
     def __init__(self, directory: Path, rounds: int, clients: int, seed: int) -> None:
         self._directory, self._rounds = directory, rounds
@@ -148,7 +148,7 @@ class Crashes:
         time.sleep(self._draw.uniform(0.0, 0.1))
 
     def _catch(self, what: int) -> None:
-        """Wait until a client is in the operation `what` (get or put)."""
+        """Wait until a client runs the given operation (get or put), then up to 3 ms more."""
         _until(lambda: any(tally.doing == what for tally in self._tallies))
         until_s = time.monotonic() + self._draw.uniform(0.0, 0.003)
         while time.monotonic() < until_s:

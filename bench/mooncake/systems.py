@@ -1,7 +1,7 @@
-"""Cluster specs of the systems compared in Mooncake's papers, and of stronger colocated systems.
+"""Cluster specs of the systems compared in Mooncake's papers, and of improved colocated baselines.
 
 A machine is a DGX-A100 with one LLaMA2-70B instance on its 8 accelerators and a link of 100 GB/s (800 Gb/s). Times are
-roofline estimates, because no measurements of such long prompts are published.
+roofline estimates, because no measurements of prompts as long as Mooncake's are published.
 """
 
 from msgspec.structs import replace
@@ -49,7 +49,7 @@ def chunked(machines: int, *, caches: bool = False) -> ClusterSpec:
 
 
 def inlined(machines: int, tbt_s: float) -> ClusterSpec:
-    """Return a colocated cluster that adds whole prompts to decode batches if the iteration takes at most `tbt_s`."""
+    """Return a colocated cluster that adds a whole prompt to a decode batch if both together take at most `tbt_s`."""
     return replace(
         BASE,
         pools=(_both(machines, "inlined"),),

@@ -45,7 +45,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers to B's repetition of A's prompt, to B's new prompt, and to A's repetition of its own prompt."""
+    """Answers to a prompt of tenant A sent by tenant B, to a new prompt of B, and to a repeated prompt of A."""
 
     sent: Answer
     unsent: Answer
@@ -70,7 +70,7 @@ class Tenant:
 
 
 async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
-    """Send the prompts of all pairs, one request at a time."""
+    """Send prompts of both tenants, one request at a time, and return the answers without those of the warm-up."""
     endpoint = await discover(url, api_key=KEYS[0])
     draw, (low, end) = random.Random(0), token_range(endpoint.vocab_size)
 
@@ -154,7 +154,7 @@ def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
 
 
 def counters_right(found: list[Pair], tokens: int) -> bool:
-    """Return whether the service reports cached tokens for A's repeated prompts, and none for B."""
+    """Return whether the service reports cached tokens for all repeated prompts of tenant A, and none for tenant B."""
     strangers = [answer.cached_tokens for pair in found for answer in (pair.sent, pair.unsent)]
     return not any(strangers) and all(pair.own.cached_tokens >= tokens // 2 for pair in found)
 

@@ -1,9 +1,9 @@
 """Measure the speed of every KV transport between two processes of this machine.
 
 One process provides KV memory; the other writes a prompt's KV into it layer by layer, as in a hand-off, and reads it
-back. The prompt has contiguous blocks or every other block. Network transports run over loopback. Figures are medians
-over rounds. A transport without its optional package is skipped. Exits with 1 if the data read differs from the data
-written.
+back. The prompt's blocks are contiguous, or every other block of the memory. Network transports run over loopback.
+Figures are medians over rounds. A transport without its optional package is skipped. Exits with 1 if the data read
+differs from the data written.
 """
 
 import argparse
@@ -69,7 +69,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make(way: str, role: str, key: Path) -> PooledTransport:
-    """Create one end of a transport."""
+    """Create the transport of one process (`role`: prefill or decode)."""
     name, settings = WAYS[way]
     os.environ.update(settings)  # for the transport's library, only during this call
     network = HostNetwork(host=role, address="127.0.0.1", key_file=str(key), controller="tcp://127.0.0.1:1")

@@ -113,20 +113,20 @@ class ControllerBench:
         self._process.stdin.flush()
 
     async def timed(self, what: str, order: str, messages: int, times: int) -> Measured:
-        """Make the workers send messages, and measure the controller until all of them arrive."""
+        """Make the workers send messages; return the controller's CPU time until all are received."""
         began, end = time.process_time(), self.inbox.count + messages
         self.order(order)
         await until(lambda: self.inbox.count >= end)
         return Measured(what, times, time.process_time() - began)
 
     async def idle(self, seconds: float) -> Measured:
-        """Measure the controller while all workers are silent."""
+        """Return the controller's CPU time per second while all workers are silent."""
         began = time.process_time()
         await asyncio.sleep(seconds)
         return Measured("idle second", 1, (time.process_time() - began) / seconds)
 
     async def requests(self, count: int, tokens: int, batch: int) -> tuple[Measured, Measured]:
-        """Run requests; measure the controller until the end of all hand-offs, and afterwards."""
+        """Run requests; return the controller's CPU time up to the last hand-off, and from there to the last token."""
         began, before = time.process_time(), self.inbox.count
         self.order(f"requests {count}")
         tasks = [asyncio.create_task(self._follow(number, tokens)) for number in range(count)]
@@ -211,7 +211,7 @@ def sizes(workers: int) -> list[tuple[str, int]]:
 
 
 def sockets(context: zmq.Context[zmq.Socket[bytes]]) -> str:
-    """Open as many connections to worker inboxes as the system allows, and describe their number."""
+    """Open as many connections to worker inboxes as the system allows, and return their number as a sentence."""
     most, why = MOST_SOCKETS, "no more were tried"
     with tempfile.TemporaryDirectory() as directory:
         outbox, before = Outbox(context), len(list(Path("/proc/self/fd").iterdir()))

@@ -64,7 +64,7 @@ def outputs(index: int, last: int) -> TokenOutput:
 
 
 class Workers:
-    """Sockets of all workers, controlled by lines on stdin."""
+    """Fake workers that send messages to the controller as ordered on stdin."""
 
     def __init__(self, directory: Path, count: int) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -117,13 +117,13 @@ class Workers:
             self.say(number, Status(instance=name_of(number), epoch=1, status=STATUS, number=self._next(number)))
 
     def steps(self, count: int) -> None:
-        """Send `count` completed iterations without tokens."""
+        """Report `count` completed iterations that produced no tokens."""
         for turn in range(count):
             number = turn % self._count
             self.say(number, self._step(number, []))
 
     def requests(self, count: int) -> None:
-        """Send the messages of `count` requests up to their hand-off."""
+        """Answer the controller's messages about `count` requests, up to the end of each hand-off."""
         while count:
             message = self._decoder.decode(self._pull.recv())
             if isinstance(message, Prefill) and message.target is not None:

@@ -22,7 +22,7 @@ _OVERLOAD = 1.5  # multiple of the maximum throughput, so that there is always w
 
 
 def batch_jobs(settings: Settings, catalog: Catalog, workload: str) -> None:
-    """Print each design's maximum throughput under SplitwiseSim's timing and under a corrected timing."""
+    """Print each design's maximum throughput with the performance models of SplitwiseSim and of Twofold."""
     counts = paper_set("iso-power", workload).counts
     for timing in timings(settings, catalog).values():
         problem = problem_of(timing, workload, settings, catalog)

@@ -101,7 +101,7 @@ def paper_set(name: str, workload: str) -> PaperSet:
 
 
 def family(kind: Kind, catalog: Catalog, mixed_batcher: str) -> Family:
-    """Return the planner's family of designs with the machines of `kind`."""
+    """Convert one of the paper's kinds of cluster design to the planner's `Family`."""
     kinds = tuple(machine_kind(name, catalog) for name in kind.machines)
     return Family(kinds=kinds, batcher=None if kind.split else mixed_batcher)
 
@@ -112,13 +112,13 @@ def machine_kind(name: str, catalog: Catalog) -> MachineKind:
 
 
 def power_units(design: Design, catalog: Catalog) -> float:
-    """Return a design's power in the units of the paper's notebooks."""
+    """Return a design's power in the relative units of SplitwiseSim's notebooks (44 for a DGX-H100)."""
     units = (count * (catalog.machine(kind.name).power_units or 0.0) for kind, count in design.parts())
     return round(sum(units), 6)
 
 
 def within(name: str, catalog: Catalog) -> Allows:
-    """Return a function that tests a design against the power or the cost of 40 DGX-H100."""
+    """Return a test that a design needs at most the power (or, for `iso-cost`, the cost) of 40 DGX-H100."""
     h100 = catalog.machine(H100)
     if name == "iso-cost":
         return lambda design: design.price_per_h <= H100_MACHINES * h100.price_per_h

@@ -1,10 +1,10 @@
-"""Fit the TDP shares of twofold.performance.power to the power columns of the Splitwise profile.
+"""Fit the constants of the power model to the power columns of the Splitwise profile.
 
     python bench/splitwise/fit_power.py [PROFILE]
 
-Writes src/twofold/performance/data/power.toml. Only the profile's A100 rows contain power. Decode is fitted to the
-average_power of rows with short prompts, which mostly decode. Prefill is fitted to the peak_power of single prompts,
-which rises from the decode power to TDP as prompts get longer. Tensor parallelism 2 is left out: it is always at TDP.
+Writes src/twofold/performance/data/power.toml. Only the profile's A100 rows contain power. Decode power is fitted to
+the average_power of rows with short prompts, which mostly decode. Prefill power is fitted to the peak_power of single
+prompts, which rises from decode power to TDP with prompt length. Tensor parallelism 2 is left out: it is always at TDP.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SATURATIONS = range(256, 4097, 64)
 
 
 def fit_decode(pairs: Sequence[Pair]) -> tuple[Floats, float]:
-    """Return the constants of decode power and their mean relative error."""
+    """Fit the decode power model. Return its constants and its mean relative error."""
     lines, shares = [], []
     for pair in pairs:
         alone_s = min(one.token_time for one in pair.kept) / 1e3

@@ -1,4 +1,4 @@
-"""Claims of Splitwise's abstract, checked under SplitwiseSim's timing and under a corrected timing."""
+"""Claims of Splitwise's abstract, checked with the performance models of SplitwiseSim and of Twofold."""
 
 import asyncio
 

@@ -16,7 +16,7 @@ _HEADER = ("cluster", "req/s", "TTFT P50", "P90", "P99", "TBT P50", "P90", "P99"
 
 
 def latency_over_load(settings: Settings, catalog: Catalog, workload: str, rates: Sequence[float]) -> None:
-    """Print TTFT (s), E2E (s) and TBT (ms) by rate, under SplitwiseSim's timing and under a corrected timing."""
+    """Print TTFT (s), E2E (s) and TBT (ms) by rate, with the performance models of SplitwiseSim and of Twofold."""
     counts = paper_set("iso-power", workload).counts
     for timing in timings(settings, catalog).values():
         problem = problem_of(timing, workload, settings, catalog)

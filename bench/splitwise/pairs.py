@@ -1,4 +1,4 @@
-"""Measured pairs of model and machine in the Splitwise profile, with their catalog entries."""
+"""Measurements in the Splitwise profile, grouped by model, machine and tensor parallelism."""
 
 from collections.abc import Iterator
 from pathlib import Path

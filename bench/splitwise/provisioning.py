@@ -27,7 +27,7 @@ def provisioning(
     decode: Sequence[int],
     html: Path | None,
 ) -> None:
-    """Print the largest ratio of a slowdown to its SLO bound, by number of prefill and decode machines."""
+    """Print the smallest multiple of the SLO that a cluster meets, by its number of prefill and decode machines."""
     kind = next(each for each in KINDS if each.split and each.name.lower().endswith(f"-{kind_name.lower()}"))
     planes: dict[str, Plane] = {}
     for timing in timings(settings, catalog).values():

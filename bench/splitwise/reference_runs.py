@@ -1,4 +1,4 @@
-"""The three SplitwiseSim reference runs, configured for SplitwiseSim and for Twofold."""
+"""Three simulations with configurations for SplitwiseSim and for Twofold, to compare both simulators."""
 
 from pathlib import Path
 

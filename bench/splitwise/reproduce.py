@@ -1,4 +1,4 @@
-"""Reproduce the results of Splitwise (ISCA'24) under SplitwiseSim's timing and under a corrected timing.
+"""Reproduce the results of Splitwise (ISCA'24) with the performance models of SplitwiseSim and of Twofold.
 
     python bench/splitwise/reproduce.py [--minutes 2] [--jobs 2] [--store FILE]          headlines and design sets
     python bench/splitwise/reproduce.py --headlines | --sets                             one of the two
@@ -6,9 +6,9 @@
     python bench/splitwise/reproduce.py --load [--workload conv] [--rates 40 60 80]      figure 16
     python bench/splitwise/reproduce.py --batch | --robustness                           batch jobs, other workloads
 
-The `published` timing has SplitwiseSim's interpolated times and rules, and reproduces its results request by request.
-The `corrected` timing has times fitted to the same profile and Twofold's rules. The nine SLOs bound slowdowns relative
-to a DGX-A100. The planner tunes splits within the power or the cost of 40 DGX-H100.
+The `published` timing uses SplitwiseSim's interpolated times and scheduling, and reproduces its results request by
+request. The `corrected` timing uses times fitted to the same profile, and Twofold's scheduling. The nine SLOs bound
+slowdowns relative to a DGX-A100. Tuned splits need at most the power or cost of 40 DGX-H100.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Robustness (Splitwise, section 6): simulate clusters tuned for one workload under the other workload."""
+"""Robustness (Splitwise, section 6): clusters that serve a workload other than the one they were tuned for."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ _HEADER = ("cluster", "workload", "tuned for this one", "req/s", "tuned for the 
 
 
 def robustness(settings: Settings, catalog: Catalog) -> None:
-    """Print the rates of iso-power splits under the workload for which they were tuned, and under the other."""
+    """Print the highest rates of iso-power splits tuned for one workload, on this workload and on another."""
     for timing in timings(settings, catalog).values():
         own: dict[str, dict[str, BestDesign]] = {}
         for workload in WORKLOADS:

@@ -13,7 +13,7 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Best design of each kind: with the paper's machine counts, and with the planner's."""
+    """Best design of each kind, with the paper's machine counts and with the planner's machine counts."""
 
     paper: dict[str, BestDesign]
     tuned: dict[str, BestDesign]
@@ -31,7 +31,7 @@ def design_sets(settings: Settings, catalog: Catalog) -> None:
 
 
 def model_errors(settings: Settings, catalog: Catalog) -> None:
-    """Print the errors of SplitwiseSim's and of the corrected performance models relative to measurements."""
+    """Print the errors of the performance models of SplitwiseSim and of Twofold, relative to measurements."""
     for timing in timings(settings, catalog).values():
         with study(timing, "conv", settings, catalog) as searches:
             print(f"\nModels of the {timing.name} timing:\n")

@@ -3,9 +3,9 @@
     python bench/splitwise/speed.py CHECKOUT [--python PYTHON] [--rounds 3] [--json OUT]
 
 CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, PYTHON an interpreter with its dependencies. The
-simulators execute the three reference runs alternately, each in its own process. Prints the CPU time of the event loop,
-without reading the trace and writing results, and of the whole process, as medians over rounds. Every round checks that
-both simulators complete every request at the same times.
+simulators alternately execute the runs of reference_runs.py, each in its own process. Prints the CPU time of the event
+loop (without input and output) and of the whole process, as medians over rounds. Every round checks that both
+simulators complete every request at the same times.
 """
 
 import argparse
@@ -35,7 +35,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of one run on each simulator, and the largest relative difference between their request latencies."""
+    """CPU times of both simulators for one run, and the largest relative difference between their latencies."""
 
     splitwise_sim: Cost
     twofold: Cost
@@ -51,7 +51,7 @@ WITH_SERIES: Pick = attrgetter("with_series")
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Costs of both simulators for one reference run, over several rounds."""
+    """CPU times of both simulators for the same run, over several rounds."""
 
     name: str
     rounds: list[Round]
@@ -65,7 +65,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(run: ReferenceRun, checkout: Path, python: str) -> Round:
-    """Compare both simulators on one reference run. Raises SystemExit if one fails or their results differ."""
+    """Compare both simulators on one run. Raises SystemExit if one fails or their results differ."""
     with tempfile.TemporaryDirectory() as folder:
         theirs = _cost(
             [python, str(HERE / "splitwise_sim_driver.py"), str(checkout), str(run.trace_path), folder, *run.overrides]

@@ -1,4 +1,4 @@
-"""Search for the highest rates of cluster designs under SplitwiseSim's timing and under a corrected timing."""
+"""Search for the highest rates of cluster designs, with the performance models of SplitwiseSim and of Twofold."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from twofold.slo import SPLITWISE
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """A variant of the simulation: its performance model, its rules, and the batchers of mixed pools."""
+    """Variant of the simulation: cluster spec with performance model and scheduling, and batchers of mixed pools."""
 
     name: str
     template: ClusterSpec
@@ -58,7 +58,7 @@ class BestDesign(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timings(settings: Settings, catalog: Catalog) -> dict[str, Timing]:
-    """Return the two timings: `published` is SplitwiseSim's, `corrected` is Twofold's."""
+    """Return the simulation variants: `published` imitates SplitwiseSim, `corrected` uses Twofold's defaults."""
     split = (PoolSpec(machines=1, machine="dgx-h100", role=Role.PREFILL),)
     published = replace(splitwise_sim(split, settings.model, catalog=catalog), pools=())
     return {
@@ -72,7 +72,6 @@ def timings(settings: Settings, catalog: Catalog) -> dict[str, Timing]:
 
 
 def problem_of(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Problem:
-    """Return the planning problem of a timing and workload."""
     return Problem(template=timing.template, workload=settings.workload(workload), slo=SPLITWISE, catalog=catalog)
 
 
@@ -92,7 +91,7 @@ class Study:
         return max(map(self._found, found), key=lambda each: each.rate)
 
     async def tuned(self, kind: Kind, equal: str) -> BestDesign:
-        """Return the best split design within the power or the cost of 40 DGX-H100."""
+        """Return the best design of a kind with at most the power (or the cost) of 40 DGX-H100."""
         return await self.best(kind, within(equal, self.problem.catalog))
 
     async def best(self, kind: Kind, allows: Allows) -> BestDesign:
@@ -127,7 +126,7 @@ class Study:
 
 @contextmanager
 def study(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Iterator[Study]:
-    """Open a study during the context."""
+    """Create a study and its worker processes; close them on exit."""
     problem = problem_of(timing, workload, settings, catalog)
     path = settings.store or Path(":memory:")
     with EvaluationStore(path) as store, LocalExecutor(problem, settings.jobs) as executor:

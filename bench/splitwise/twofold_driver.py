@@ -1,4 +1,4 @@
-"""Simulate a reference run with Twofold and print the CPU time, as splitwise_sim_driver.py does."""
+"""Execute a run of reference_runs.py with Twofold's simulator and print the CPU time."""
 
 import argparse
 import csv

@@ -1,4 +1,4 @@
-"""Complete simulations in parallel, to measure throughput and latencies at given rates."""
+"""Parallel simulations that run to the end, to measure throughput and latencies at given rates."""
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -15,7 +15,7 @@ from twofold.timeline import Moment, Timeline
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One simulation: a design of a planning problem, loaded with `rate` requests per second."""
+    """One simulation: a cluster design at `rate` requests per second."""
 
     problem: Problem
     design: Design

@@ -1,4 +1,4 @@
-"""Start vLLM split over two hosts with a slow link, by vLLM's own connector or by Twofold."""
+"""Start vLLM with prefill and decode on two hosts, connected by vLLM's NixlConnector or by Twofold."""
 
 import os
 import sys

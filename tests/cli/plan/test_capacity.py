@@ -67,7 +67,7 @@ def test_the_whole_working_set_is_found_where_it_fits(trace):
 
 
 def test_one_node_has_no_pool(trace):
-    """With `--nodes 1`, the report has no cache that several nodes share."""
+    """With `--nodes 1`, the report omits the cache shared by all nodes."""
     report = planned(trace, *FLAGS, "--nodes", 1)
     assert all(tier["pool"] is None for tier in report["tiers"])
     assert "local: hit rate" in invoke(trace, *FLAGS, "--nodes", 1).stdout

@@ -26,7 +26,7 @@ class Verdict(StrEnum):
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """Trend of samples: mean of the first and mean of the last twelfth, slope per hour and its 95% interval (±)."""
+    """Trend of samples: mean of the first twelfth, mean of the last twelfth, slope per hour, and its 95% interval."""
 
     start: float
     end: float

@@ -50,7 +50,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class LengthResult(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFTs on the second host in seconds for one prompt length, and failed expectations."""
+    """TTFTs on the second host in seconds for one prompt length, and error messages of failed checks."""
 
     prompt_tokens: int
     cold_s: list[float]
@@ -60,7 +60,7 @@ class LengthResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Service:
-    """Client of a live service on two hosts."""
+    """Client of a live service whose workers are on two hosts."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession, model: str) -> None:
         self._url, self._session, self._model = url, session, model

@@ -20,7 +20,7 @@ LIMIT_S = 60.0
 
 
 class Registrations:
-    """Known hosts of the workers, and blocks in each host's KV store."""
+    """The host of each known worker, and the blocks in the KV store of each host."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, str] = {}  # by instance

@@ -148,7 +148,7 @@ class Crashes:
         time.sleep(self._draw.uniform(0.0, 0.1))
 
     def _catch(self, what: int) -> None:
-        """Wait until a client runs the given operation (get or put), then up to 3 ms more."""
+        """Wait until a client runs the given operation (get or put), then for a random time of up to 3 ms."""
         _until(lambda: any(tally.doing == what for tally in self._tallies))
         until_s = time.monotonic() + self._draw.uniform(0.0, 0.003)
         while time.monotonic() < until_s:
@@ -201,7 +201,7 @@ def _until(happens: Callable[[], bool], pause_s: float = 0.0) -> None:
 
 
 def use(directory: str, life: int, tally: Tally) -> None:
-    """Run a client that loads, computes and stores random prompts until the process is killed."""
+    """Run a client that loads and stores the KV of random prompts until the process is killed."""
     torch.set_num_threads(1)
     draw = random.Random(life)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -36,7 +36,7 @@ class TokenGaps(Observer):
             self.latencies.append((ttft_s, self._tbt_s(timeline)))
 
     def share_within(self, ttft_s: float, tbt_s: float) -> float:
-        """Return the share of completed requests within both bounds; 0 if no request completed."""
+        """Return the share of completed requests within the bounds on TTFT and token gap; 0 if none completed."""
         kept = sum(ttft <= ttft_s and tbt <= tbt_s for ttft, tbt in self.latencies)
         return kept / len(self.latencies) if self.latencies else 0.0
 

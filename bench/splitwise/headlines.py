@@ -49,7 +49,7 @@ _HEADER = ("claim", "workload", "timing", "cluster", "req/s", "baseline", "req/s
 
 
 def headlines(settings: Settings, catalog: Catalog) -> None:
-    """Print the rates of split designs and baselines for each claim."""
+    """Print the rates of split designs and baselines for each claim of Splitwise."""
     rows = []
     for workload in WORKLOADS:
         for timing in timings(settings, catalog).values():

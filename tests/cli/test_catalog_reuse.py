@@ -21,7 +21,7 @@ def run(*arguments):
 
 
 def test_the_published_figure_is_shown():
-    """The output includes Mooncake's example, 8,192 tokens of LLaMA-70B on eight A800."""
+    """The table includes the example of the Mooncake paper: 8,192 tokens of LLaMA-70B on eight A800."""
     shown = run().stdout
     assert "8,192 tokens of LLaMA-70B on 8 A800 at their peak: 5.86 GB/s" in shown
     catalog = load_catalog()

@@ -1,4 +1,4 @@
-"""Every registered router, batcher, performance model, trace format, engine and transport completes requests."""
+"""Requests complete with every registered router, batcher, performance model, trace format, engine and transport."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Plans, which contain the best design of each design family."""
+"""Plans: the best design of each kind, such as split or colocated."""
 
 import asyncio
 

@@ -37,7 +37,7 @@ BOTH_PHASES = ("splitwise", "splitwise-sim")
 
 
 def toy(stages, chunk):
-    """Return a small pipelined cluster that splits prompts into chunks of `chunk` tokens, as arguments of `run`."""
+    """Return arguments of `run` for a small pipelined cluster that splits prompts into chunks of `chunk` tokens."""
     model = Pipeline("toy", ToyModel.error, ToyModel(), ToyModel(), stages)
     pools = (
         PoolSpec(machines=stages, machine="dgx-h100", role=Role.PREFILL, pipeline_parallel=stages),

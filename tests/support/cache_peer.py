@@ -48,7 +48,7 @@ class Cache:
             )
 
     def make(self, transport, epoch, layout, num_blocks, everything=True):
-        """Create the transport of this cache and return its descriptor."""
+        """Create the transport of this cache and return the transport's descriptor."""
         make = load_transport(transport)
         self.transport = make(KvCacheSpec(self.name, epoch, layout, num_blocks, DEVICE, self.network))
         if everything:

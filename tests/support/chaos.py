@@ -81,7 +81,7 @@ class Chaos:
         )
 
     async def _client(self, session, name):
-        """Send prompts and compare the outputs with the reference, with occasional disconnects."""
+        """Send prompts, disconnect from some of them, and compare the outputs of the others with the expected ones."""
         while not self.over:
             number = self.draw.randrange(len(self.questions))
             leave_after = self.draw.randrange(60) if self.draw.random() < 0.1 else None

@@ -1,4 +1,4 @@
-"""Timelines of requests with given times."""
+"""Construct request timelines (arrival, first token, end) for tests."""
 
 from collections.abc import Sequence
 

@@ -21,7 +21,9 @@ _TORN: Final = 1.5  # a gap of this many usual gaps computes a part of a prompt
 def rows_of(
     probe: SweepProbe, times: Sequence[StreamTimes], limits: TargetLimits, pair: tuple[str, str, int]
 ) -> Iterator[ProfileRow]:
-    """Convert a probe's token times to profile rows. Raises TargetError if a request got too few output tokens."""
+    """Convert the token times of a probe's requests to rows of the profile CSV. Raises TargetError if a request got too
+    few output tokens.
+    """
     for stream, each in zip(probe.streams, times, strict=True):
         if len(each.token_times_s) < stream.output_tokens:
             raise TargetError(

@@ -73,7 +73,9 @@ class VerifySettings(Settings):
 
     @property
     def design(self) -> ServiceDesign:
-        """Number of workers of each role in the service. Raises ConfigurationError for an invalid combination."""
+        """Number of workers of each role in the service. Raises ConfigurationError for an invalid combination of
+        numbers.
+        """
         if not (self.prefill or self.decode or self.colocated):
             return ServiceDesign(prefill=1, decode=1)
         design = ServiceDesign(prefill=self.prefill, decode=self.decode, colocated=self.colocated)

@@ -29,7 +29,7 @@ class Layout:
 
     @property
     def accelerators(self) -> int:
-        """Number of accelerators that the pool uses on its fullest machine."""
+        """Largest number of accelerators that the pool uses on one machine."""
         return self.per_machine * self.tensor_parallel
 
     def machines_of(self, instance: int) -> range:

@@ -99,7 +99,7 @@ def _spans(entries: Iterable[JournalEntry]) -> Iterator[tuple[float, float, Batc
 
 @dataclass(frozen=True, slots=True)
 class LoadSpan:
-    """Time span of a load in monotonic seconds, with its numbers of requests and tokens."""
+    """Period of traffic in monotonic seconds, with its numbers of requests and tokens."""
 
     start_s: float  # first arrival
     end_s: float  # last token

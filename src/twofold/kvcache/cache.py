@@ -32,7 +32,7 @@ class CacheObserver(ABC):
 
     @abstractmethod
     def removed(self, key: BlockKey, reason: RemovalReason) -> None:
-        """A block was removed. It must not be read after this call."""
+        """Called when a block is removed. The observer must not read the block later."""
 
 
 class PinnedBlocks:
@@ -212,7 +212,7 @@ class PrefixCache:
         self._eviction.release(key)
 
     def held(self, key: BlockKey) -> bool:
-        """Whether a block is held or pinned."""
+        """Whether a request or a pin keeps this block from eviction."""
         return key in self._holds
 
     def pin(self, keys: Sequence[BlockKey], until: float) -> int:

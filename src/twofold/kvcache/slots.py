@@ -54,7 +54,7 @@ class SlotAllocator:
         heappush(self._free, slot)
 
     def commit(self, slot: int, holder: Holder) -> None:
-        """End the lease of a completely written slot, so that readers can hold the slot."""
+        """End the lease of a completely written slot, so that readers can use the slot."""
         self._end_lease(slot, holder)
         self._kept.add(slot)
 

@@ -66,7 +66,9 @@ class PerformanceModel(ABC):
 
     @abstractmethod  # linear, so that simulators can sum many iterations at once
     def decode_cost(self, sequences: int) -> DecodeCost:
-        """Return a linear function from total KV tokens to the time of an iteration with only `sequences` decodes."""
+        """Return a linear function from total KV tokens to the time of an iteration with `sequences` decodes and no
+        prefill.
+        """
 
     # The decodes read `context` KV tokens in total. `squares` is as in `prefill_s`.
     @abstractmethod

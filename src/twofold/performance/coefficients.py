@@ -130,7 +130,7 @@ class PowerLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @cache
 def power_law() -> PowerLaw:
-    """Load the power formula from the package's data."""
+    """Load the formula of GPU power from the package's data."""
     return msgspec.toml.decode(data_bytes("power.toml"), type=PowerLaw)
 
 

@@ -87,7 +87,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return self.catalog.machine(kind.name).count // self.tensor_parallel_on(kind)
 
     def slo_of(self, design: Design) -> Slo | SlowdownSlo:
-        """Return the SLO of a design, without the bounds of phases that are not evaluated."""
+        """Return the SLO for a design. If it runs one phase, this is only the bound on that phase."""
         # A family that judges one phase needs only the bound of this phase.
         slo, judged = self.slo, design.family.judged
         if judged is None or isinstance(slo, SlowdownSlo):

@@ -166,7 +166,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return HOME if self.network is None else self.network.host
 
     def measures(self, worker: WorkerConfig) -> bool:
-        """Return whether `worker` measures prefill speed and links."""
+        """Return whether `worker` measures its prefill speed and the speed of its links when it starts."""
         # This needs a worker that may hand off KV, and an engine that runs a model.
         roles = {each.role for each in self.workers}
         moves = self.router not in FIXED_ROLE_ROUTERS

@@ -28,7 +28,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     outside: str | None = None
 
     def inbox_from(self, host: str) -> str:
-        """Return the inbox address of this instance for a sender on `host`."""
+        """Return the address at which a sender on `host` reaches this peer's inbox."""
         return self.inbox if host == self.host or self.outside is None else self.outside
 
 

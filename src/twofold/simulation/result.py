@@ -79,7 +79,9 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.energy_j / self.duration_s if self.duration_s else 0.0
 
     def tightest_scale(self, attainment: float) -> float | None:
-        """Return the smallest scale of all SLO bounds at which the SLO attainment reaches `attainment`, or None."""
+        """Return the smallest factor by which all SLO bounds can be multiplied so that the SLO attainment reaches
+        `attainment`; None if none does.
+        """
         needed = attainment * self.arrived
         if self.slo_scale is None or not 0 < needed <= self.completed:
             return None

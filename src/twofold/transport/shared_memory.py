@@ -42,7 +42,7 @@ def _scratch_pool(memory: torch.Tensor | None) -> KvPool:
 
 
 class RankShard:
-    """One rank of a sharded instance."""
+    """Layers and KV heads that one rank of a sharded instance holds."""
 
     def __init__(self, sharding: Sharding, rank: int, layout: KvLayout) -> None:
         self.sharding, self.rank = sharding, rank

@@ -24,7 +24,7 @@ FORMATS: dict[str, TraceFormat] = {"azure": AZURE, "mooncake": MOONCAKE, "splitw
 def open_trace(path: str | Path, format_name: str | None = None, notes: ReadNotes | None = None) -> Iterator[Request]:
     """Stream the requests of a trace file. If `format_name` is None, the format is detected.
 
-    `notes` counts corrections made while reading. Raises WorkloadError for a missing file or bad line, and
+    The reader counts corrected lines in `notes`. Raises WorkloadError for a missing file or bad line, and
     ConfigurationError for an unknown format.
     """
     file = Path(path)

@@ -28,7 +28,7 @@ def prompts_of(lengths, seed=1):
 
 @pytest.fixture(scope="module")
 def expected(tiny_model_dir):
-    """Return a function that returns an architecture's reference output, which is computed only once."""
+    """Return a function from an architecture to the output of its model in `transformers`. Outputs are cached."""
     known = {}
 
     def outputs(arch):
@@ -89,7 +89,7 @@ def test_samples_only_steps_with_sampling_parameters(engine):
 
 
 def test_on_layer_is_called_in_order_with_the_kv_in_place(engine, loaded):
-    """`on_layer(k)` is called when the KV of layer k is in the pool."""
+    """When `on_layer(k)` is called, the KV of layer k is in the KV cache."""
     model = loaded("llama")
     pool = KvPool(model.layout(16), 8, device=DEVICE)
     seen = []

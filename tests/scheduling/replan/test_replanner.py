@@ -30,7 +30,7 @@ class World:
         self.draw, self.open = Random(0), []
 
     def run(self, rate, seconds, output=100):
-        """Generate traffic; return the replanner's first query, or None if there is none within `seconds`."""
+        """Generate traffic until the replanner asks for a new plan; return its query, or None after `seconds`."""
         end, watch = self.now + seconds, self.replanner.monitor
         while self.now < end:
             self.now += self.draw.expovariate(rate)

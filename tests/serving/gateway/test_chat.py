@@ -27,7 +27,7 @@ def test_answer_has_openais_form(chat):
 
 
 def test_stream_equals_the_whole_answer(chat, events):
-    """The stream of each choice starts with the role `assistant`."""
+    """The deltas of a stream, joined, equal the answer without streaming."""
     fields = {"max_completion_tokens": 50, "max_tokens": 9, "seed": 3, "n": 2, "logprobs": True, "top_logprobs": 3}
     whole = chat(**fields).json()
     *chunks, usage, done = events(chat(**fields, stream=True, stream_options={"include_usage": True}))

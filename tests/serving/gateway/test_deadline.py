@@ -46,7 +46,7 @@ def test_all_items_come_before_a_late_deadline():
 
 @pytest.mark.parametrize("ready", [0, 2])
 def test_the_deadline_ends_the_wait_for_an_item(ready):
-    """When the deadline passes, the generator is closed and an error with status 504 is raised."""
+    """When the deadline passes, the stream of items is closed and an error with status 504 is raised."""
 
     async def check():
         items, got = Items(ready), []

@@ -169,7 +169,7 @@ class PeersLive(RuleBasedStateMachine):
         assert len(self.manager.tiers.tiers[MEMORY]) < SLOTS
 
     def teardown(self):
-        """End all clients and fetches, then check that the memory tier has only free slots and stored blocks."""
+        """End all clients and fetches, then check that no slot of the memory tier is still leased."""
         for client in CLIENTS:
             for of in (self.puts, self.putting):
                 for requester in [requester for requester in of if requester[0] == client]:

@@ -39,7 +39,7 @@ class Timed:
 @pytest.mark.parametrize("per_token_s", [0.0, 1e-5, 1e-3, 0.1])
 @pytest.mark.parametrize("most", [1, 2, 100, 2048])
 def test_prefill_speed_has_a_fixed_part_and_a_part_per_token(per_token_s, most):
-    """The measured prefill time is exact, even if the first run is slow."""
+    """A slow first run does not change the measured prefill speed."""
     engine = Timed(0.002, per_token_s, first_s=3.0)
     speed = prefill_speed(engine, most, engine.clock)
     assert max(engine.sizes) <= most

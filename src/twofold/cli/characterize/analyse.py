@@ -1,4 +1,4 @@
-"""`twofold characterize` for a measured profile (CSV) whose hardware and models are in the catalog."""
+"""`twofold characterize FILE.csv`: fit and report existing measurements of hardware and models of the catalog."""
 
 from collections.abc import Sequence
 from pathlib import Path

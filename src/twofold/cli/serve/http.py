@@ -107,7 +107,7 @@ def hide_secrets() -> None:
 
 
 def hide_arguments(arguments: bytes) -> bytes:
-    """Mask each value of `--api-key` with asterisks in a command line like that in /proc/PID/cmdline."""
+    """Mask each value of `--api-key` with asterisks. `arguments` is null-separated, as in /proc/PID/cmdline."""
     flag = KEY_FLAG.encode()
     hidden: list[bytes] = []
     previous = b""

@@ -108,7 +108,7 @@ def _median(group: Sequence[Measurement]) -> Measurement:
 
 
 class _Shape(NamedTuple):
-    """Batch sizes at which the cost per token or per decode changes."""
+    """Points where the slope of the iteration time changes: batched tokens and numbers of decodes."""
 
     bends: tuple[int, ...]
     large: int  # the knee, in decodes; 0: none

@@ -108,7 +108,7 @@ class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
         return int(gb_per_node * self.nodes / self.caches / self.block_gb + _ROUNDING)
 
     def gb_of(self, blocks: int) -> float:
-        """Return the GB per node of the tier if each of its caches has `blocks` blocks."""
+        """Return the capacity of a tier in GB per node, if each cache has `blocks` blocks."""
         return blocks * self.block_gb * self.caches / self.nodes
 
 

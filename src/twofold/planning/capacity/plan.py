@@ -23,7 +23,7 @@ from twofold.workload.rescale import BLOCK_TOKENS
 
 
 class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefill nodes and cache tiers of a capacity plan."""
+    """Inputs of a capacity plan: prefill nodes and cache tiers."""
 
     model: Model
     machine: Machine
@@ -46,7 +46,7 @@ class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curves of a cache tier, for one cache per node and for one cache shared by all nodes."""
+    """Hit rate of a cache tier by its capacity, for one cache per node and for one cache shared by all nodes."""
 
     tier: StorageTier
     behind_gb: float  # DRAM per node in front of the tier, whose hits do not count

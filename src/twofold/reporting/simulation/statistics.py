@@ -96,7 +96,7 @@ def describe(error: ModelAccuracy) -> str:
 
 
 class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
-    """Largest prefill and decode errors of several performance models, on held-out measurements."""
+    """Largest held-out error of prefill and of decode, over the performance models of a simulation."""
 
     prefill: float | None  # None if unknown or irrelevant
     decode: float | None

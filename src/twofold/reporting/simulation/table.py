@@ -27,7 +27,7 @@ def simulation_tables(
 
 
 def latency_rows(result: SimulationResult, reference: ModelAccuracy | None = None) -> list[tuple[str, list[str], str]]:
-    """Return a table row for each latency metric: label, values and model error."""
+    """Return a table row for each latency metric: label, latencies and the error of the performance model, as text."""
     rows = []
     for known in (*LATENCIES, *SLOWDOWNS):
         histogram, slowdown = known.of(result), known in SLOWDOWNS

@@ -56,7 +56,7 @@ class AdmissionQueue:
         return bisect_right(self._turns, priority, key=_priority)
 
     def join(self, queued: QueuedRequest) -> None:
-        """Insert a request in order of priority and admission."""
+        """Insert a request behind those with the same priority that arrived before it."""
         self._requests[queued.id] = queued
         insort(self._turns, queued, key=_turn)
 

@@ -110,7 +110,7 @@ def _load_limit(priority: int) -> float:
 
 
 class OverloadAdmission(Admission):
-    """Admission control that also applies an overload rule to arriving requests."""
+    """Admission control that also rejects requests when the cluster is overloaded."""
 
     def __init__(self, limits: AdmissionLimits, cluster: ClusterScheduler, control: OverloadControl) -> None:
         super().__init__(limits)

@@ -57,7 +57,7 @@ class ChangePoint:
         return self._least_likely(range(WINDOWS[0], WINDOWS[-1] + 1))
 
     def restart(self, count: int) -> None:
-        """Forget all numbers except the last `count` (at most the length of the longest window)."""
+        """Keep only the last `count` numbers."""
         kept = list(self._sums)[-1 - count :]
         base, base_squares = kept[0]
         self._sums = deque(((s - base, q - base_squares) for s, q in kept), self._sums.maxlen)

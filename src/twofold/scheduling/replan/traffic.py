@@ -114,7 +114,7 @@ class _Stream:
         self._tested, self.natural = tested, natural
 
     def add(self, number: float) -> bool:
-        """Add the value of one request; return True if it completes a group of `BATCH` requests."""
+        """Add a measured value, such as a prompt length; return True if it completes a group of `BATCH` values."""
         self._sum += number
         self.open += 1
         if self.open < BATCH:
@@ -249,7 +249,7 @@ class TrafficMonitor:
         return shift if max(shift.ratio, 1.0 / shift.ratio) >= self._tolerance else None
 
     def _since(self, shifts: Sequence[TrafficShift]) -> int:
-        """Return the number, in order of arrival, of the first request after the start of the latest shift."""
+        """Return the index of the first request after the latest shift, or of the oldest request in memory."""
         since = self._count - len(self._arrivals)  # the oldest in memory
         for shift in shifts:
             if shift.quantity is Quantity.OUTPUT:

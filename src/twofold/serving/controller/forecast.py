@@ -191,7 +191,9 @@ class LiveForecast:
         self.forecast.memories.stored(message.instance, message.stored)
 
     def fetch_of(self, route: Route) -> StoreFetch | None:
-        """Return a route's fetch from a KV store; None if it has none or the store's address is unknown."""
+        """Return the blocks that a route fetches from a KV store, and the address of the store. Return None if the
+        route fetches nothing or the address is unknown.
+        """
         fetch = route.fetch
         address = None if fetch is None else self.stores.address(fetch.source)
         if fetch is None or address is None:

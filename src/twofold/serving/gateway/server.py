@@ -132,5 +132,5 @@ class HttpServer:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the process's signal handlers unchanged."""
+        """Override uvicorn's method, so that the process keeps its own signal handlers."""
         yield

@@ -115,7 +115,9 @@ class HeldBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class LeasedSlots(msgspec.Struct, frozen=True, tag=True):
-    """Reply to Put or Commit: slots to write, by block index in the prompt. The last reply has no slots."""
+    """Reply to Put or Commit: slots to write, by the index of the block in the prompt. `last` marks the final reply,
+    which has no slots.
+    """
 
     slots: dict[int, int]
     last: bool

@@ -26,7 +26,7 @@ class PeerCaller(NamedTuple):
 
 
 class PeerRequest(NamedTuple):
-    """Request of another store for the blocks with these keys."""
+    """Message from another store that asks for the blocks with these keys."""
 
     caller: PeerCaller
     keys: list[bytes]

@@ -115,7 +115,7 @@ def _snapshot(timeline: Timeline, ended_s: float | None = None) -> RequestSnapsh
 
 
 def phases(live: Collection[Timeline], waiting: int) -> dict[str, int]:
-    """Count live requests by phase. `waiting` is the reported number of prompts in the instances' queues."""
+    """Count live requests by phase. The argument `waiting` is the number of prompts that instances report as queued."""
     counts = dict.fromkeys([HELD, *(name.value for name in StageName)], 0)
     for timeline in live:
         held = Moment.ROUTED not in timeline.moments

@@ -56,7 +56,7 @@ class ServerRegistry(WorkerGroup):
         self.runner: AttemptRunner | None = None
 
     def send(self, instance: str, message: Message) -> None:
-        """Start or abort a request on a server; ignore all other messages."""
+        """Send a message to a server. Only messages that start or abort a request have an effect."""
         if self.runner is None:
             return
         if isinstance(message, Prefill):

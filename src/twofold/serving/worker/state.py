@@ -64,7 +64,7 @@ class KvLanding:
         """Unregister the blocks of an aborted request. Requires the worker's lock."""
 
     def copy(self, block_lists: Sequence[Sequence[int]]) -> None:
-        """Copy these blocks to the engine's pool, without holding the worker's lock."""
+        """Copy received blocks to the engine's pool. The caller does not hold the worker's lock."""
 
 
 @dataclass(slots=True, eq=False)

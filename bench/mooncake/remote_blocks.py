@@ -106,7 +106,7 @@ class Service:
 
 
 class Rounds:
-    """Runner of all rounds for one prompt length."""
+    """Measurement of TTFTs for one prompt length, repeated in rounds."""
 
     def __init__(self, service: Service, prompt_tokens: int, vocabulary: int, block_bytes: int) -> None:
         self._service, self._block_bytes = service, block_bytes

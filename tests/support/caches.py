@@ -1,4 +1,4 @@
-"""A strategy for prompts with common prefixes, and an observer that records the changes of a prefix cache."""
+"""A Hypothesis strategy for prompts with common prefixes, and an observer that records changes of a prefix cache."""
 
 from hypothesis import strategies as st
 

@@ -116,7 +116,7 @@ def _ms(seconds: float) -> float:
 
 
 def measurements(rows: Iterable[ProfileRow], limits: TargetLimits) -> list[Measurement]:
-    """Convert profile rows of one model and machine to measurements to which iteration times are fitted."""
+    """Convert rows of the profile CSV, of one model and machine, to measurements for fitting iteration times."""
     budget, requests = limits.max_num_batched_tokens, int(limits.remote)
     made: list[Measurement] = []
     for row in rows:

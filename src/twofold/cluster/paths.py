@@ -15,7 +15,7 @@ _NEVER_S = 1e6  # synchronization of a path on which layer-wise transfer is impo
 
 
 class KvEgress(NamedTuple):
-    """Timing model of an instance's outgoing KV transfers, and its prefill time by prompt length."""
+    """KV transfer model of a prefill instance, and its prefill time in seconds by prompt length."""
 
     transfer: TransferModel
     prefill_s: Callable[[int], float]

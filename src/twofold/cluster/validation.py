@@ -86,7 +86,9 @@ def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
 
 
 def check_cells(spec: ClusterSpec, instances: Mapping[Role, int]) -> None:
-    """Raise ConfigurationError if the router has no instance groups (cells) or a role has too few instances."""
+    """Raise ConfigurationError if the router does not support cells (groups of instances), or there are more cells than
+    instances of a role.
+    """
     if isinstance(spec.cells, int):
         known = spec.router in CELL_ROUTERS
         require(known, f"cells need one of the routers {', '.join(CELL_ROUTERS)}, not {spec.router}")

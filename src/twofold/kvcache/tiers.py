@@ -30,7 +30,9 @@ class TieredCache:
         return None
 
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Return the number of leading blocks of a prompt in each tier."""
+        """Return how many blocks of the cached prefix of a prompt each tier holds. Blocks count for the fastest tier
+        that holds them.
+        """
         counts = [0] * len(self.tiers)
         counts[0] = self._first.match(keys)
         for position in range(counts[0], len(keys)):

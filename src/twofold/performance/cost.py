@@ -1,4 +1,4 @@
-"""Types for the accuracy and the decode time of performance models."""
+"""Result types of performance models: held-out accuracy, and time of a decode iteration."""
 
 import msgspec  # mypyc does not support it, so this module is not compiled
 

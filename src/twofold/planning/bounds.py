@@ -36,7 +36,7 @@ class MachineSeconds:
 
 
 class AnalyticBounds:
-    """Upper bounds on the rates of designs, assuming no queueing and the most efficient batch sizes."""
+    """Upper bounds on the request rates that designs can serve, without queueing and with the best batch sizes."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem

@@ -183,8 +183,8 @@ def parse_families(
 
 
 def fitting(problem: Problem, families: Iterable[Family]) -> tuple[tuple[Family, ...], tuple[str, ...]]:
-    """Return the families whose machine types have enough memory for the LLM, and an error message for each other
-    machine type. Raises ConfigurationError if no family remains.
+    """Return the design families whose machine types all have enough memory for the LLM. Also return an error message
+    for each machine type that has not. Raises ConfigurationError if no family remains.
     """
     reasons: dict[str, str] = {}
     fit = []

@@ -51,7 +51,7 @@ class Tally:
 
     @property
     def counts(self) -> dict[int, int]:
-        """Number of values in each bucket, by the lowest value of the bucket, in ascending order."""
+        """Number of values in each bucket. Keys are the lower bounds of the buckets, in ascending order."""
         return {
             (_ROW + place << row - 1) if row else place: counts[place]
             for row, counts in enumerate(self._rows)

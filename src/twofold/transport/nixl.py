@@ -153,7 +153,7 @@ def life_offset(layout: KvLayout, num_blocks: int) -> int:
 
 
 def cache_memory(layout: KvLayout, num_blocks: int, base: int, device: int | None) -> CacheMemory:
-    """Return the addresses of a cache's KV pool, epoch number and memory for probes."""
+    """Return the addresses of a KV cache's blocks, of its epoch number, and of a buffer for link measurements."""
     life = base + life_offset(layout, num_blocks)
     return CacheMemory(layout, num_blocks, base=base, life=life, scratch=life + LIFE_BYTES, device=device)
 

@@ -50,7 +50,7 @@ def test_arguments(held, hidden):
 
 
 def test_variables():
-    """API keys are masked in the process's environment."""
+    """`hide_variable` masks the API key."""
     assert hide_variable(b"A=1\0TWOFOLD_API_KEY=sk-1\0B=2\0") == b"A=1\0TWOFOLD_API_KEY=****\0B=2\0"
 
 

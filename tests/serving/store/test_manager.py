@@ -250,7 +250,7 @@ class StoreLives(RuleBasedStateMachine):
         assert self.known == {key for prompt in PROMPTS for key in prompt if key in self.manager.tiers}
 
     def teardown(self):
-        """End all clients, then check that the memory tier has only free slots and stored blocks."""
+        """End all clients, then check that no slot of the memory tier is still leased."""
         for client in CLIENTS:
             self.die(client)
         while self.moves:

@@ -1,4 +1,4 @@
-"""Configuration of features that predict times: --overload, --replan, --inline-tbt and some routers."""
+"""Configuration of features that predict iteration times: --overload, --replan, --inline-tbt and some routers."""
 
 from itertools import groupby
 from pathlib import Path
@@ -88,7 +88,7 @@ def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConf
 
 
 def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfig | None:
-    """Return the configuration of --inline-tbt; None without it. Raises ConfigurationError for invalid flags."""
+    """Return the configuration of inlined prefill; None without --inline-tbt. Raises ConfigurationError."""
     if settings.inline_tbt is None:
         return None
     require(config.network is None, "--inline-tbt predicts workers of one host: leave out --listen-workers")

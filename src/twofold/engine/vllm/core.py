@@ -145,7 +145,9 @@ class VllmCore:
         self._core.add_request(prepared, wave)
 
     def append_first_token(self, request_id: str, token_id: int) -> bool:
-        """Append a peer's first output token to a waiting request's prompt; return False for unknown requests."""
+        """Append the first output token, which a prefill worker computed, to a waiting request. Return False if the
+        request is unknown.
+        """
         request = self._scheduler.requests.get(request_id)
         if request is None or request.is_finished():
             return False

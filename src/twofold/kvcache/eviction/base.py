@@ -36,7 +36,7 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def forget(self, key: BlockKey) -> None:
-        """Remove a block that is no longer in memory."""
+        """Remove a block from the ranking after its removal from memory."""
 
     @abstractmethod  # the block stays ranked until `forget`
     def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:

@@ -106,7 +106,7 @@ class ClusterForecast:
             self._queues[instance] = _Queue(queue.prediction)  # keeps its predictions
 
     def prediction(self, instance: str) -> Prediction:
-        """Return the predictions for an instance. Raises KeyError if it never joined."""
+        """Return the predictor of an instance's prefill and fetch times. Raises KeyError if it never joined."""
         return self._queues[instance].prediction
 
     def queue_s(self, instance: str, now: float) -> float:

@@ -112,7 +112,7 @@ class DecodeSet(SequenceQueue):
         self._ends.insert(self._place(sequence), sequence)
 
     def remove(self, sequence: ScheduledSequence) -> None:
-        """Remove a sequence, and update its numbers of computed and generated tokens."""
+        """Remove a sequence from the set, and store its numbers of computed and generated tokens in it."""
         super().remove(sequence)
         self._ends.pop(self._place(sequence))
         self._update(sequence)

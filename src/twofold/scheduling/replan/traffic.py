@@ -44,7 +44,7 @@ def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count:
 
 
 def _ending(ended: Sequence[int], running: Sequence[int], beyond: int) -> float:
-    """Estimate the probability that any token after the first `beyond` tokens of an output is the last."""
+    """Estimate the probability that an output ends at its next token, once it has more than `beyond` tokens."""
     made = sum(max(0, tokens - beyond) for tokens in (*ended, *running))
     return sum(tokens > beyond for tokens in ended) / made if made else 0.0
 

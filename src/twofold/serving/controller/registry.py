@@ -27,7 +27,7 @@ STALL_S = 0.6  # between two sweeps; beyond it, the controller itself stalled, a
 
 
 class ProcessControl(Protocol):
-    """Interface of a launcher to start, kill, release and refuse workers."""
+    """Interface through which the controller starts and ends the processes of workers."""
 
     def start_worker(self, instance: str) -> None: ...
 

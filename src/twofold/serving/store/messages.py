@@ -101,7 +101,7 @@ StoreOperation = Lookup | Load | Put | Commit | Release | FetchBlocks
 
 
 class LookupResult(msgspec.Struct, frozen=True, tag=True):
-    """Reply to Lookup, with the length of the cached prefix in blocks: in memory or on disk, and in memory alone."""
+    """Reply to Lookup: length in blocks of the prefix that is cached in memory or on disk, and of that in memory."""
 
     blocks: int
     in_memory: int

@@ -86,7 +86,7 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """Pass slots to the background thread that requested them; return False if a local client requested them."""
+        """Pass a lease of slots to the background thread that asked for it; return False if none did."""
         who, number = granted.requester
         if who == _SENDS:
             self._server.put(PeerReply(number, self._callers[number], granted.blocks, granted.last))

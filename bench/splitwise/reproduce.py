@@ -1,6 +1,6 @@
 """Reproduce the results of Splitwise (ISCA'24) with the performance models of SplitwiseSim and of Twofold.
 
-    python bench/splitwise/reproduce.py [--minutes 2] [--jobs 2] [--store FILE]          headlines and design sets
+    python bench/splitwise/reproduce.py [--minutes 2] [--jobs 2] [--store FILE]          claims and the paper's designs
     python bench/splitwise/reproduce.py --headlines | --sets                             one of the two
     python bench/splitwise/reproduce.py --provisioning [--html PAGE] [--rate 70]         figure 12
     python bench/splitwise/reproduce.py --load [--workload conv] [--rates 40 60 80]      figure 16
@@ -8,7 +8,7 @@
 
 The `published` timing uses SplitwiseSim's interpolated times and scheduling, and reproduces its results request by
 request. The `corrected` timing uses times fitted to the same profile, and Twofold's scheduling. The nine SLOs bound
-slowdowns relative to a DGX-A100. Tuned splits need at most the power or cost of 40 DGX-H100.
+slowdowns relative to a DGX-A100.
 """
 
 import argparse

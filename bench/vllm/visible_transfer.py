@@ -1,10 +1,10 @@
 """Measure the delay of the second token when vLLM is split over two hosts, by its own connector and by Twofold.
 
-Two network namespaces (needs root) represent two hosts, with a link of --bits-per-s. A colocated vLLM gets the same
-requests as each split service in turn: vLLM with its NixlConnector and example proxy, and Twofold's vLLM workers with
-each hand-off mode. The visible transfer is the difference between their times to the second token, as the median over
-rounds. Exits with 1 if a system fails, if greedy tokens differ from the colocated service's, or if the layer-wise
-hand-off is not faster than vLLM's connector at some prompt length.
+Two network namespaces (needs root) represent two hosts, with a link of --bits-per-s. The split services are vLLM with
+its NixlConnector and example proxy, and Twofold's vLLM workers with each hand-off mode. Each gets the same requests as
+a colocated vLLM; the visible transfer is the difference to the colocated vLLM in the time to the second token, as the
+median over rounds. Exits with 1 if a system fails, if greedy tokens differ from the colocated service's, or if the
+layer-wise hand-off is not faster than vLLM's connector at some prompt length.
 """
 
 import argparse

@@ -67,9 +67,10 @@ configurations."""
 
 @command
 def fit(settings: FitSettings) -> None:
-    """Fit prefill and decode times to a measured profile, and print the error on held-out configurations.
+    """Fit prefill and decode times to a measured profile, print the error on held-out configurations, and write the
+    result to a file.
 
-    Simulations use the fitted times if the environment variable TWOFOLD_CALIBRATION has the path of the written file.
+    Simulations use this file if the environment variable TWOFOLD_CALIBRATION has its path.
     """
     profile, output = settings.profile, settings.output
     rows = read_profile(profile)

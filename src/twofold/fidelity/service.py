@@ -119,7 +119,7 @@ class SimulatedEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedService:
-    """Simulation of a service on a calibrated host."""
+    """Simulation of a service on the host that a measured profile describes."""
 
     design: ServiceDesign
     profile: MeasuredProfile

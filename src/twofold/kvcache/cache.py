@@ -1,4 +1,4 @@
-"""Prefix cache of one memory, with eviction and with protection of blocks from eviction."""
+"""Prefix cache in one memory tier, with eviction and with blocks that are protected from eviction."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence

@@ -65,7 +65,7 @@ _PROBE_S: Final = 5.0
 
 def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which has no types)
     """Connect this process to a Ray cluster and return the `ray` module. Raises ConfigurationError if Ray or the
-    cluster is unavailable; the message names the feature `what`.
+    cluster is unavailable. `what` names the feature that needs Ray, for the message.
     """
     # `address` is HOST:PORT, `auto`, `local`, or ray://HOST:PORT for Ray's client.
     try:

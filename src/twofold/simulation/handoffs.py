@@ -91,7 +91,9 @@ class SimulatedHandoffs:
             self._send(life, life.first_layer)
 
     def prefilled(self, life: SimulatedRequest) -> None:
-        """Start or complete the hand-off of a request whose prefill has ended."""
+        """Continue the hand-off of a request whose prefill has ended: ask for a lease, send all layers, or wait for the
+        last ones.
+        """
         if life.lease is None:
             if self._retry is not None:
                 self._asking += 1

@@ -90,7 +90,7 @@ class Transport:
     def add_checksums(self, layers: range, blocks: Sequence[int], sums: list[int], *, landed: bool) -> None:
         """Update `sums`, the running checksum of each block, with the block's contents in the given layers.
 
-        Reads the memory that peers write if `landed` is true, otherwise the engine's memory.
+        If `landed` is true, reads the memory in which KV of peers arrives; otherwise reads the KV cache of the engine.
         """
 
     def granted(self, lease: Lease) -> None:

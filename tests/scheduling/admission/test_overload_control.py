@@ -1,4 +1,4 @@
-"""Overload control: rejections by rule, retry times and priorities."""
+"""Overload control: rejected requests, retry times and priorities."""
 
 import pytest
 

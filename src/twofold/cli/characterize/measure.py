@@ -51,7 +51,7 @@ def measure(settings: CharacterizeSettings, catalog: Catalog) -> list[Characteri
 def _measured(
     settings: CharacterizeSettings, target: Target, model: Model, power: PowerSource | None, cap: float | None
 ) -> Characterization:
-    """Measure the target under a power cap in watts (None: no cap), and fit its profile."""
+    """Measure the instance under a power cap in watts (None: no cap), and fit a profile to the measurements."""
     hardware = settings.hardware[0] if settings.hardware else HOST
     pair = (model.name, hardware if cap is None else f"{hardware}-{cap:g}w", settings.tp or 1)
     capacity = settings.kv_capacity_tokens or target.limits.kv_capacity_tokens

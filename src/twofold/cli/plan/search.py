@@ -17,7 +17,9 @@ from twofold.planning.search import Objective
 
 @dataclass(frozen=True, slots=True)
 class OpenSearch:
-    """Search for each design's highest request rate, its simulations, and a progress display."""
+    """Open resources of a plan: search for the highest request rate of a design, evaluator by simulation, progress
+    display.
+    """
 
     rates: RateSearch
     evaluator: Evaluator

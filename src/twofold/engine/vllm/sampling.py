@@ -15,7 +15,7 @@ SAMPLING = "twofold_sampling"  # key in a request's extra_args
 
 
 class SampledRequest:
-    """A request that needs sampling or `min_tokens`."""
+    """A request with a temperature above 0 or with `min_tokens`."""
 
     def __init__(self, extra: dict[str, Any], prompt: list[int], output: list[int]) -> None:
         self._sampling: SamplingParams = extra["sampling"]

@@ -139,7 +139,7 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 def consistent_batches(rows: Sequence[ProfileRow]) -> tuple[list[ProfiledBatch], list[Dropped]]:
-    """Return the consistent measurements, and the number of rows dropped for each reason."""
+    """Return the measurements that do not contradict each other, and the number of rows dropped for each reason."""
     positive = [row for row in rows if _positive(row)]
     dropped = []
     if len(positive) < len(rows):

@@ -83,7 +83,7 @@ def balanced(
     node: int | None = None,
 ) -> list[Candidate]:
     """Return designs with nearly equal goodput in prefill and decode, highest goodput per accelerator first. If `node`
-    is set, both phases run on the same nodes, of `node` accelerators each.
+    is set, nodes have `node` accelerators, and both phases run on the same nodes.
     """
     found = {
         candidate.design: candidate

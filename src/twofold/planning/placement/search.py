@@ -47,7 +47,8 @@ async def most_goodput(
     search: RateSearch, kinds: Sequence[MachineKind], most_accelerators: int, *, node: int | None = None
 ) -> PlacementResults:
     """Find the placements with the highest goodput per accelerator. If `node` is None, instances may be on any node
-    (DistServe's Algorithm 1); otherwise, both phases run on the same nodes, of `node` accelerators each (Algorithm 2).
+    (DistServe's Algorithm 1). Otherwise nodes have `node` accelerators, and both phases run on the same nodes
+    (Algorithm 2).
     """
     prefills, decodes = await goodputs(search, kinds, shared=node is not None)
     candidates = balanced(prefills, decodes, most_accelerators, node=node)

@@ -94,7 +94,7 @@ def _cells(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) -> t
 
 
 class MarginalGain(msgspec.Struct, frozen=True, kw_only=True):
-    """Savings from enlarging a cache tier, per added GB and per added dollar."""
+    """Accelerator time and dollars that each added GB or dollar of a cache tier saves."""
 
     accelerator_s_per_gb_h: float  # accelerator seconds saved per hour by each added GB
     returns: float | None  # dollars saved by each dollar spent; None for a free tier

@@ -116,7 +116,7 @@ class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacedReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A simulated placement."""
+    """JSON output for one placement and its simulated goodput."""
 
     name: str
     split: bool

@@ -252,7 +252,7 @@ class PrefillQueue:
         self._begin(ended)
 
     def _learn(self, tokens: int, squares: int) -> None:
-        """Update the speed factor with the time of the ended iteration."""
+        """Update the ratio of actual to predicted prefill times after an iteration."""
         # Only if the start time of the iteration is certain.
         if self._measures and self._ended is not None and self._ended > self._began:
             self._speed.observe(self._model.prefill_s(tokens, squares), self._ended - self._began)

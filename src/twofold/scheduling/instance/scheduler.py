@@ -103,8 +103,8 @@ class InstanceScheduler(KvReceiver):
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False) -> None:
-        """Queue a request for prefill and, if `decodes_here`, for decode. With `fetching`, the prompt waits until
-        `fetched` is called.
+        """Queue a request for prefill and, if `decodes_here`, for decode. If `fetching`, cached KV of the prompt is
+        being fetched, and the prompt waits for a call of `fetched`.
         """
         # The KV of the first `reused_tokens` prompt tokens is cached, or a part of it is still being fetched. Later
         # prompts wait too, because a long prompt could delay this prompt for longer than the fetch.

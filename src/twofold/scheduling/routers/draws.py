@@ -66,7 +66,7 @@ def _lesser(pool: Pool, draw: int, measure: LoadMeasure) -> InstanceLoad | None:
 
 
 class InTurn(Router):
-    """Picks the instances of each pool in a given order, such as round-robin."""
+    """Picks instances by a function from the number of the request to an index in the pool, without regard to load."""
 
     repeats_routes: ClassVar[bool] = False
 

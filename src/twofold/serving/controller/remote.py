@@ -65,8 +65,8 @@ class JoinResult(msgspec.Struct, frozen=True):
 class Hosts(ProcessControl):
     """Starts and kills the workers of all hosts.
 
-    `own` has the names of the workers on Ray; the launcher `local` starts one host process for each of them. `model` is
-    the fingerprint of the served model.
+    `local` starts workers of this host. Workers named in `own` run on Ray. `model` is the fingerprint of the served
+    model, which joining hosts must have too.
     """
 
     def __init__(

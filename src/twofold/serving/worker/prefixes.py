@@ -1,4 +1,4 @@
-"""Sources of cached prompt prefixes, loaded and stored layer by layer during prefill (Mooncake, section 5.2)."""
+"""Load and store cached prefixes layer by layer during prefill (Mooncake, section 5.2)."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -118,7 +118,7 @@ def power_units(design: Design, catalog: Catalog) -> float:
 
 
 def within(name: str, catalog: Catalog) -> Allows:
-    """Return a test that a design needs at most the power (or, for `iso-cost`, the cost) of 40 DGX-H100."""
+    """Return a predicate of designs: at most the power of 40 DGX-H100, or at most their cost for `iso-cost`."""
     h100 = catalog.machine(H100)
     if name == "iso-cost":
         return lambda design: design.price_per_h <= H100_MACHINES * h100.price_per_h

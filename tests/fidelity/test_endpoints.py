@@ -1,4 +1,4 @@
-"""A simulated service, for comparison with a running service."""
+"""`SimulatedEndpoint`, the simulation with which a running service is compared."""
 
 import msgspec
 import pytest

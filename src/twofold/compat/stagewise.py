@@ -30,7 +30,7 @@ _LAST: Final = EventOrder.FAILURE + (1 << 40)  # after everything else at the sa
 
 
 class StagewiseScheduler(InstanceScheduler):
-    """Scheduler of a pipeline before its first stage: queues and KV blocks. Each stage forms its own batches."""
+    """Queues requests and allocates KV blocks for a pipeline in which each stage forms its own batches."""
 
     def __init__(
         self, blocks: BlockAllocator, leases: LeaseTable, max_num_seqs: int, max_tokens: int, reservation: KvReservation

@@ -23,7 +23,7 @@ class Series(msgspec.Struct):
     peaks: list[float] = []  # maximum by bin
 
     def set(self, at: int, value: float) -> None:
-        """Set the value from picosecond `at` on. Raise ValueError if time runs backwards."""
+        """Set the value that holds from time `at` (picoseconds). Raise ValueError if `at` is before the last change."""
         if at != self.at_ps:
             self.finish(at)
         self.value = value

@@ -28,7 +28,7 @@ def handoffs(fleet):
 
 
 async def settled(fleet):
-    """Return whether all KV blocks of every server become free."""
+    """Wait until all KV blocks of all servers are free; return False on timeout."""
     free = [await asyncio.to_thread(server.frees_all_blocks) for server in fleet.servers]
     return all(free)
 

@@ -18,7 +18,7 @@ _ROWS = 12
 
 
 def capacity_tables(plan: CapacityPlan, title: str) -> Group:
-    """Return a table of hit rates and savings by capacity for each cache tier, and a summary in words."""
+    """Return, for each cache tier, a table of hit rates and saved accelerators by capacity, and a summary in words."""
     parts: list[RenderableType] = [_table(plan, each, title) for each in plan.tiers]
     return Group(*parts, Text(capacity_text(plan), style="bold"))
 

@@ -213,7 +213,9 @@ class InstanceScheduler(KvReceiver):
         return batch
 
     def _start_idle_lane(self) -> RunningBatch | None:
-        """Start a batch on an idle lane that has work, the longest idle first; None if there is no such lane."""
+        """Start and return a batch on the lane with work that is idle for longest; return None if there is no such
+        lane.
+        """
         turns = self._turns
         for turn in range(self._running, self.stages):
             batch = self._start_lane(turns[turn])

@@ -49,7 +49,7 @@ class ReplanAction(StrEnum):
 
 
 class ReplanStep(msgspec.Struct, frozen=True):
-    """Re-planning step of one instance."""
+    """One step of a re-plan: an instance changes its role, starts or retires."""
 
     action: ReplanAction
     instance: str
@@ -158,8 +158,8 @@ class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replanner:
-    """Monitors the traffic, determines when a search for a better split is due, and decides on its result. Call
-    `arrived` and `ended` for each request, and `query` after arrivals.
+    """Monitors the traffic, decides when to search for a better split, and whether to adopt the split found. Call
+    `arrived` and `ended` for each request. After arrivals, call `query`, which returns the traffic to plan for.
     """
 
     def __init__(self, monitor: TrafficMonitor, rules: ReplanRules | None = None) -> None:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class RemoteWorker:
-    """Desired state of a worker on a joined host."""
+    """Role of a worker on another host, its number of starts, and whether it should run."""
 
     def __init__(self, role: Role) -> None:
         self.role = role

@@ -84,7 +84,9 @@ class DegradedMode:
         return self._messages[-_SHOWN:]
 
     def update(self, waiting: Collection[str]) -> None:
-        """Continue without the workers in `waiting`, or restore the original plan if `waiting` is empty."""
+        """Continue without the workers in `waiting`, for which the cluster has no room. If there are none, restore the
+        original plan.
+        """
         roles = {each.instance: each.home for each in self._control.pools() if each.state != "retired"}
         if not waiting:
             self._log(f"all workers have room: {', '.join(self._restore(roles)) or 'the plan is complete again'}")

@@ -44,7 +44,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(instances: int, requests: int) -> Case:
-    """Run one case."""
     prefill = round(instances * 5 / 8)
     pools = tuple(
         PoolSpec(machines=machines, machine="dgx-h100", role=role)

@@ -69,7 +69,7 @@ class Prompts:
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds of `times` calls of one operation on `blocks` blocks in total."""
+    """CPU seconds of `times` calls of one operation, which process `blocks` blocks together."""
 
     what: str
     times: int

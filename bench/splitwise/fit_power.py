@@ -43,7 +43,7 @@ def fit_decode(pairs: Sequence[Pair]) -> tuple[Floats, float]:
 
 
 def fit_prefill(pairs: Sequence[Pair]) -> tuple[int, float]:
-    """Return the number of tokens at which prefill reaches TDP, and the mean relative error."""
+    """Return the number of tokens at which prefill reaches TDP, and the mean relative error of the fitted power."""
     points = []
     for pair in pairs:
         base = decode_power(pair.kept)

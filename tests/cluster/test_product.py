@@ -1,4 +1,4 @@
-"""Exact products of integers of any size."""
+"""`product` is exact for integers of any size, also in compiled code."""
 
 from hypothesis import given
 from hypothesis import strategies as st

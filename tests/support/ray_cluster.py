@@ -51,7 +51,7 @@ class RayNodes:
 
 
 def patient(get_node):
-    """Return Ray's `get_node` with more retries."""
+    """Wrap Ray's `get_node` so that it waits longer for a node."""
 
     def found(*arguments):
         try:

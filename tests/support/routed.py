@@ -47,7 +47,7 @@ def numbers(load: InstanceLoad | LoadTotals) -> SimpleNamespace:
 
 
 def predicted(prefill: str, decode: str, reused_tokens: int = 0, fetch: PrefixFetch | None = None) -> Route:
-    """Return an expected route that compares equal for any predicted TTFT."""
+    """Return an expected route for comparisons that ignore the predicted TTFT."""
     return Route(prefill, decode, (), reused_tokens, fetch, ANY)
 
 

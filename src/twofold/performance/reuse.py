@@ -28,7 +28,7 @@ _ATTENTION = 4  # FLOPs per token pair and head value: scores and weighted sum
 
 
 class PrefixCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of a cached prefix: bytes to load, and FLOPs to compute."""
+    """Bytes to load a cached prefix, and FLOPs to compute it instead."""
 
     kv_bytes: float  # per token
     flops: float  # per token

@@ -15,7 +15,9 @@ from twofold.simulation.result import Check
 
 
 def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -> None:
-    """Raise ConfigurationError if the budget excludes all designs or, with `bounded`, allows designs of any size."""
+    """Raise ConfigurationError if the budget allows no design. If `bounded`, also raise it if the budget does not limit
+    the size of designs.
+    """
     budget.require_sensible()
     if bounded and not all(budget.bounds(family) for family in families):
         raise ConfigurationError(

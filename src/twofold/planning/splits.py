@@ -75,7 +75,7 @@ class SplitPlanner:
 
 
 class _Search:
-    """Simulated forecasts of splits, all with the same requests."""
+    """Search for the best split of instances into prefill and decode, by simulations with the same requests."""
 
     def __init__(self, spec: ClusterSpec, catalog: Catalog, slo: Slo, requests: list[Request]) -> None:
         self.known: dict[RoleSplit, SplitForecast] = {}
@@ -106,7 +106,9 @@ class _Search:
         return max(forecasts, key=lambda each: (each.attainment, -self._strain[each.split]))
 
     def _bisected(self, instances: int) -> list[int]:
-        """Bisect for the best number of prefill instances; return all numbers tried and the neighbours of the last."""
+        """Bisect for the best number of prefill instances; return the numbers tried, and those one above and below the
+        last.
+        """
         # Each step gives more instances to the phase closer to missing the SLO; both neighbours of the last are tried.
         low, high, tried = 1, instances - 1, list[int]()
         while low <= high:

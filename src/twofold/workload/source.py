@@ -46,7 +46,7 @@ class Replay:
         take((), self.num_requests)
 
     def requests(self, reopen: Callable[[], Iterator[Request]]) -> Iterator[Request]:
-        """Return the requests to replay. Each call of `reopen` returns an iterator over the whole trace."""
+        """Return the requests to replay. The function `reopen` returns an iterator over the whole trace."""
         if self.rate is not None:
             scaled = to_rate(lambda: self._part(reopen), self.rate)
         else:

@@ -66,7 +66,7 @@ def test_echoes_safe_request_ids(client, path):
 
 
 def test_continues_the_clients_trace(client):
-    """A request without a traceparent header starts a new trace."""
+    """A request with a traceparent header continues its trace; other requests start a new one."""
     trace = "0af7651916cd43dd8448eb211c80319c"
     given = client.post("/v1/completions", json=ASK, headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
     assert re.fullmatch(rf"00-{trace}-(?!b7ad6b7169203331)[0-9a-f]{{16}}-01", given.headers["traceparent"])

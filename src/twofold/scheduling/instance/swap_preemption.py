@@ -67,7 +67,7 @@ class SwapPreemption:
         return 0 if self.queues.paused.size else max(0, self.blocks.num_free - self._headroom())
 
     def offer(self, sequence: ScheduledSequence) -> bool:
-        """Reserve host blocks for a selected prompt; return False if too few are left."""
+        """Reserve host blocks for a prompt that the batcher selected to run; return False if too few are left."""
         if not sequence.decodes_here:
             return True
         if self._promised + self._offered + self._full_blocks(sequence) > self.host.num_blocks:

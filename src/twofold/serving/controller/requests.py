@@ -27,8 +27,9 @@ MAX_FAILED_ATTEMPTS = 8  # consecutive attempts without a token: the request its
 class LiveRequests:
     """All live requests of a service. Each placement of a request on a pair of workers is one attempt.
 
-    With `announces`, decode blocks are reserved when the prefill starts, otherwise at placement. With `recomputes`, the
-    decode instance also receives the prompt. With `reuses`, metrics include prefix cache hits.
+    If `announces`, decode blocks are reserved when the prefill worker reports its start, otherwise at placement. If
+    `recomputes`, decode workers may recompute KV, so they also receive the prompt. If `reuses`, metrics include prefix
+    cache hits.
     """
 
     def __init__(

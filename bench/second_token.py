@@ -20,7 +20,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS, TIMES = 512, 24, 4
 
 
 class SecondToken(msgspec.Struct, frozen=True, kw_only=True):
-    """Median time from the first to the second token by service, and median decode step, in seconds."""
+    """Median time between the first two output tokens in each service, and of a decode step in the split service."""
 
     gap_s: dict[str, float]
     step_s: float

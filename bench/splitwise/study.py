@@ -126,7 +126,7 @@ class Study:
 
 @contextmanager
 def study(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Iterator[Study]:
-    """Create a study and its worker processes; close them on exit."""
+    """Create a search for the best cluster designs and its worker processes; stop them on exit."""
     problem = problem_of(timing, workload, settings, catalog)
     path = settings.store or Path(":memory:")
     with EvaluationStore(path) as store, LocalExecutor(problem, settings.jobs) as executor:

@@ -66,7 +66,9 @@ def arguments() -> argparse.Namespace:
 
 
 def merge_earlier(path: Path, report: Report) -> Report:
-    """Return the earlier report in `path`, else `report`. Raises ConfigurationError if their settings differ."""
+    """Return the report in the file `path`, or `report` if there is no such file. Raises ConfigurationError if the two
+    reports have different settings.
+    """
     if not path.exists():
         return report
     before = msgspec.json.decode(path.read_bytes(), type=Report)

@@ -57,7 +57,7 @@ def test_prompt_length_is_taken_from_usage():
 
 
 def test_several_tokens_in_a_chunk_are_counted_from_usage():
-    """If two stream chunks carry six tokens, six tokens are recorded."""
+    """If a stream of two chunks reports a usage of six tokens, six output tokens are recorded."""
     with endpoint(lambda _: [Send(chunk("abc")), Send(chunk("def", "length") + usage(3, 6) + DONE)]) as scripted:
         timeline, outcome = send(scripted)
     assert outcome.chunks == 2

@@ -24,7 +24,7 @@ def silent(_name, _share):
 
 
 def swept(monkeypatch, tmp_path, budget_s, **settings):
-    """Sweep a simulated instance for `budget_s` simulated seconds."""
+    """Profile a simulated instance for `budget_s` simulated seconds."""
     stepper = PacedStepper(**settings)
     keep_time(monkeypatch, stepper)
     file = ProfileFile(tmp_path / "p.csv", PAIR)

@@ -1,4 +1,4 @@
-"""Planning problems: cluster specs of designs, and parsing of design families."""
+"""Cluster specs of planned designs, and parsing of design names such as `h100+a100`."""
 
 import msgspec
 import pytest

@@ -58,7 +58,7 @@ def conversations(draw, most=16):
 
 @st.composite
 def caching(draw):
-    """Strategy for clusters with small prefix caches."""
+    """Generate a random cluster with small prefix caches."""
     spec, batchers, model, _ = draw(clusters())
     spec = msgspec.structs.replace(
         spec,

@@ -102,7 +102,7 @@ async def _stream(session, url, body):
 
 
 def answers_of(model):
-    """Return the outputs of colocated workers on this machine for the test prompts."""
+    """Return the outputs for the test prompts from local workers that run both prefill and decode."""
 
     async def ask(url):
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:

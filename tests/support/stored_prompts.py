@@ -48,7 +48,7 @@ def kill(process, name):
 
 
 def moved(url, way, host="home"):
-    """Return how many blocks a host's KV store has transferred in one way, such as `peer_read` or `disk_written`."""
+    """Return how many blocks a host's KV store has moved; `way` is for example `peer_read` or `disk_written`."""
     return metric(url, f'kv_store_bytes_total{{host="{host}",way="{way}"}}') / BLOCK_BYTES
 
 
@@ -57,5 +57,5 @@ def hits(url, tier, host="home"):
 
 
 def stored(url, host):
-    """Return how many blocks the memory tier of a host's KV store has."""
+    """Return the number of blocks stored in the memory tier of a host's KV store."""
     return metric(url, f'kv_store_blocks{{host="{host}",tier="memory"}}')

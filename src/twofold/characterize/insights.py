@@ -49,7 +49,7 @@ Workloads = Mapping[str, Sequence[Request]]
 def insights(
     found: Characterization, workloads: Workloads, activity: Sequence[Activity], others: Sequence[Characterization]
 ) -> list[Insight]:
-    """Check Splitwise's insights for one instance, `found`, by comparison with other instances, `others`."""
+    """Check whether Splitwise's insights hold for the instance of `found`, compared with the instances of `others`."""
     return [
         _distributions(workloads),
         _few_active(activity),

@@ -73,7 +73,7 @@ class _UntypedHelp:
 
 
 class Command(_UntypedHelp, TyperCommand):  # type: ignore[misc]
-    """Typer command without a type next to `--help` in its help text."""
+    """Typer command whose help text lists `--help` without a value type."""
 
 
 class Group(_UntypedHelp, TyperGroup):  # type: ignore[misc]

@@ -67,7 +67,7 @@ class StagewiseScheduler(InstanceScheduler):
         return ready
 
     def prefilled(self, chunks: list[PrefillChunk]) -> list[StepResult]:
-        """Record the first output token of each completed prompt, and return the results."""
+        """Record computed prompt chunks, and return a result with the first token of each completed prompt."""
         results: list[StepResult] = []
         self.finish_prefills(self.queues, chunks, (), results)
         return results

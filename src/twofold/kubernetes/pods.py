@@ -21,7 +21,7 @@ _TMP: Final = "/tmp"  # noqa: S108  (a volume of the pod, and its only writable 
 
 
 def workers_of(values: Values) -> dict[Role, WorkerValues]:
-    """Map each role with replicas to the values of its workers."""
+    """Map each role with at least one replica to the Helm values of its workers."""
     if values.engine == "emulated":
         return {}
     workers = values.workers

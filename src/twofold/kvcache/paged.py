@@ -110,7 +110,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return sum(self._owners[block] == owners for block, owners in leaving.items())
 
     def copied(self, allocation: BlockAllocation) -> None:
-        """Record that the engine has finished the block copy of an allocation, and release the source block."""
+        """Release the shared block of an allocation after the engine has copied it (copy-on-write)."""
         source = self._copies.pop(allocation, None)
         if source is not None:
             self._leave(source)
@@ -185,7 +185,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
                 self.cache.release(key)
 
     def _rewrite_last(self, allocation: BlockAllocation, key: BlockKey) -> tuple[int, int] | None:
-        """Append a cached block to an allocation for writing. Return (source, target) if a copy is needed, or None."""
+        """Append a cached block, or a copy if it is in use, to an allocation. Return (source, copy), or None."""
         source, table = self._cached[key], self._tables[allocation]
         if not self._owners[source]:  # the cached block itself becomes writable
             self.cache.remove(key, RemovalReason.REWRITTEN)

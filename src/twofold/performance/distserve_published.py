@@ -41,7 +41,7 @@ class LatencyCoefficients(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PublishedLatency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Published coefficients of one LLM, tensor parallelism and engine."""
+    """Coefficients of DistServe's prefill and decode time formulas for an LLM, engine and tensor-parallel degree."""
 
     engine: str
     model: str

@@ -86,7 +86,7 @@ def saved_s(model: PerformanceModel, prefix: int, rest: int = REST) -> float:
 
 
 def reuse_s(model: PerformanceModel, prompt: int, reused: int, load_s: float) -> float:
-    """Return the prefill seconds of a prompt whose first `reused` tokens are loaded instead of computed."""
+    """Return the prefill time (s) of a prompt if `reused` tokens are loaded while the rest is computed."""
     # The load overlaps with computation layer by layer.
     return max(load_s, model.prefill_s(prompt - reused, prompt * prompt - reused * reused))
 

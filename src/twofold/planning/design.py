@@ -13,7 +13,7 @@ _SPLIT = (Role.PREFILL, Role.DECODE)
 
 
 class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Type of machine or instance in a design, with its accelerators, price and power."""
+    """Hardware of a pool in a cluster design: a machine or an LLM instance on part of it, with price and power."""
 
     name: str
     price_per_h: float

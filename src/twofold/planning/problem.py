@@ -95,7 +95,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return Slo(ttft_s=slo.ttft_s) if judged is Phase.PREFILL else Slo(tpot_s=slo.tpot_s)
 
     def reference_model(self) -> PerformanceModel | None:
-        """Return the baseline performance model of slowdowns; None for an SLO in seconds."""
+        """Return the performance model whose latencies are the baseline of slowdowns; None for an SLO in seconds."""
         if isinstance(self.slo, Slo):
             return None
         machine = self.catalog.machine(self.reference)

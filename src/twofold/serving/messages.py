@@ -157,7 +157,7 @@ class StepDone(Message, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """Report of a worker's changed numbers of sequences and blocks, for example after an abort."""
+    """Report of a worker's current numbers of sequences and KV blocks, sent when they change."""
 
     instance: str
     epoch: int

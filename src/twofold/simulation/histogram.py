@@ -1,4 +1,4 @@
-"""Histograms in constant memory, created from the bucket counts of a `Tally`."""
+"""Histograms of simulation results, whose memory use does not grow with the number of recorded values."""
 
 import math
 from bisect import bisect_right

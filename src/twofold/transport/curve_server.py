@@ -1,6 +1,6 @@
 """Server of the transport `curve`: messages, lease checks, and the thread that serves remote peers.
 
-A message with KV data has two more frames per layer: the keys and the values of all blocks.
+KV data follows a message as two frames per layer: the keys and the values of all blocks.
 """
 
 import logging

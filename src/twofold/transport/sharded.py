@@ -165,7 +165,7 @@ class ShardedTransport(Transport):
 
 
 class RankServer:
-    """Server in the process of another rank than the first: executes the first rank's requests to move KV."""
+    """Server of a tensor-parallel rank, which moves the rank's KV when the first rank requests it."""
 
     def __init__(self, own: SharedMemoryTransport, first: Pipe) -> None:
         self._own, self._first = own, TypedPipe[RankRequest](first, RankRequest)

@@ -36,7 +36,7 @@ def test_the_layout_counts_every_byte():
 
 
 def test_all_views_write_to_the_pool():
-    """After `move_caches`, writes through any view of a cache reach the pool."""
+    """After `move_caches`, a write through any view of a KV cache tensor changes the memory of the `KvPool`."""
     tensors, others, pool = moved()
     for layer, (one, other) in enumerate(zip(tensors, others, strict=True)):
         one[3].fill_(float(layer + 1))

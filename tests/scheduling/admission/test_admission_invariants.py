@@ -115,7 +115,7 @@ TestDoor.settings = settings(max_examples=50, stateful_step_count=30, deadline=N
 
 
 class Steady:
-    """Service with a constant service time and an always full queue."""
+    """Admission queue that is always full, with a constant service time per request."""
 
     def __init__(self, servers, waiting, service_s, stagger_s, rounds):
         self.door = admission(max_running=servers, max_waiting=waiting, timeout_s=1e9)

@@ -55,7 +55,7 @@ class AttentionPlanner:
         self._group_bytes = _CPU_GROUP_BYTES * torch.get_num_threads() if on_cpu else _DEVICE_GROUP_BYTES
 
     def plan(self, steps: Sequence[SequenceStep]) -> list[kernels.BatchPart]:
-        """Return the attention calls for `steps`, in which decodes come before prompts."""
+        """Return the attention calls of a batch. In `steps`, decodes must precede prompts."""
         decodes = [self._span(step) for step in steps if is_decode(step)]
         parts: list[kernels.BatchPart] = list(self._decode_groups(decodes))
         row = len(decodes)
@@ -180,7 +180,7 @@ class PackedBatch:
         self._slots = self._pool.index([slot for step in self._steps for slot in self._slots_of(step)])
 
     def sampled(self) -> tuple[list[int], Tensor]:
-        """Return the indices of the steps that sample a token, and the index in the batch of each one's last token."""
+        """Return the indices of the sequences that sample a token, and the batch rows of their last input tokens."""
         steps, rows, end = [], [], 0
         for original, step in zip(self.order, self._steps, strict=True):
             end += len(step.token_ids)

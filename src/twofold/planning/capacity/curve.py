@@ -157,7 +157,7 @@ class CapacityCurve:
         )
 
     def best(self) -> CapacityPoint:
-        """Evaluate the tier at the capacity with the highest net savings."""
+        """Return the hit rate, savings and price of the cache tier at the capacity with the highest net savings."""
         terms = self.terms
         saved = self._saved_s / terms.duration_s * terms.second_price * 3600
         paid = np.arange(len(saved)) * (terms.caches * terms.block_gb * terms.gb_price)

@@ -1,4 +1,4 @@
-"""Results of a simulation as labels and texts, with the errors of the performance models used."""
+"""Results of a simulation as labeled texts, with the prediction errors of the performance models."""
 
 from collections.abc import Iterator
 

@@ -211,7 +211,7 @@ class SwapPreemption:
         self.blocks_copied += host.blocks
 
     def _step_of(self, sequence: ScheduledSequence) -> int:
-        """Return the number of KV tokens in the next block allocation of a sequence."""
+        """Return the number of tokens for which a sequence allocates KV blocks next."""
         full = sequence.prompt_tokens + sequence.output_tokens - 1  # the last output token needs no KV
         return min(self._step, full - sequence.computed)
 

@@ -1,8 +1,8 @@
 """Traffic monitoring: detect shifts in the request rate and in prompt and output lengths.
 
-The tests compare means over batches of requests, which limits the effect of bursts and heavy tails. They use logarithms
-of lengths, and cube roots of mean gaps between arrivals, which are nearly normal even for bursty arrivals (Wilson and
-Hilferty, 1931).
+The statistical tests compare means over sets of consecutive requests, which limits the effect of bursts and heavy
+tails. They use logarithms of lengths, and cube roots of mean gaps between arrivals, which are nearly normal even for
+bursty arrivals (Wilson and Hilferty, 1931).
 
 Estimates of output lengths include running requests as censored observations (Kaplan and Meier, 1958), because finished
 requests alone are biased towards short outputs.
@@ -181,7 +181,7 @@ class TrafficMonitor:
         return len(self._alarmed) > 0
 
     def shifts(self) -> list[TrafficShift]:
-        """Test detected traffic shifts again more precisely, and return the significant ones. This is slow."""
+        """Return the detected traffic shifts that a slower, more precise test confirms."""
         found: list[TrafficShift] = []
         for quantity in Quantity:
             if quantity in self._alarmed:

@@ -75,13 +75,13 @@ class Put(msgspec.Struct, frozen=True, tag=True):
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
-    """Notice that a client has written these `blocks` of its Put request."""
+    """Message from a client that it has written these `blocks` of its Put request."""
 
     blocks: list[Block]
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Request to unpin `slots` that a Load request has pinned. If `slots` is None, the Load or Put request ends."""
+    """Request to release some slots of a Load request or, if `slots` is None, all slots of a Load or Put request."""
 
     slots: list[int] | None = None
 

@@ -12,7 +12,7 @@ _EVENTS = ("events", "replay")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of a vLLM server. `events` is the address of its KV events; `replay` sends missed events again."""
+    """Configuration of a vLLM server; `events` and `replay` are the endpoint and replay endpoint of its KV events."""
 
     instance: str
     role: Role

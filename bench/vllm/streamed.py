@@ -11,7 +11,7 @@ PATIENCE_S = 300.0
 
 
 class Streamed(msgspec.Struct, frozen=True):
-    """Streamed answer: seconds from sending to the first and to the second token, and all tokens."""
+    """Tokens of a streamed answer, and the times from sending to the first and second token in seconds."""
 
     first_s: float
     second_s: float

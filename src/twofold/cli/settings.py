@@ -47,7 +47,7 @@ class Flag:
 
 
 def flag(help: str, default: object = None, unset: str | None = None, **how: Any) -> Any:  # noqa: A002, ANN401
-    """Return a dataclass field with a new flag."""
+    """Return a dataclass field for a command-line flag."""
     return Flag(help, **how).field(default, unset)
 
 

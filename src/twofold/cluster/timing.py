@@ -90,7 +90,7 @@ class Timing:
         return self._stages
 
     def batch(self, batch: RunningBatch) -> RunTiming:
-        """Return the timing of consecutive iterations of a batch."""
+        """Return the duration and power of successive iterations of a batch."""
         sequences, context = batch.decode_sequences, batch.context_tokens
         if batch.prefills:
             squares = 0

@@ -28,7 +28,7 @@ class CacheObserver(ABC):
 
     @abstractmethod
     def stored(self, key: BlockKey) -> None:
-        """A block was stored in the memory and can be read."""
+        """Called when a block is in the cache and can be read."""
 
     @abstractmethod
     def removed(self, key: BlockKey, reason: RemovalReason) -> None:

@@ -14,7 +14,7 @@ CLIENTS = ("a", "b", "c")
 
 
 class Server:
-    """Stub of the block server, which records replies."""
+    """Stub of the server that sends blocks to other hosts; records the replies."""
 
     def __init__(self):
         self.events, self.replies = [], []

@@ -1,4 +1,4 @@
-"""Queues of an instance's sequences by state (waiting, prefilling, decoding), running batches and results."""
+"""Data structures of an instance scheduler: queues of sequences by state, running batches, iteration results."""
 
 from typing import Final
 

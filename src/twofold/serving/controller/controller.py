@@ -113,7 +113,7 @@ class Controller(Service):
         self._remote.exited(instance)
 
     def workers_waiting(self, instances: Collection[str]) -> None:
-        """Run without the workers `instances`, which wait for resources."""
+        """Re-plan the service without the workers `instances`, for which the cluster has no room."""
         self._degraded.update(instances)  # if none waits, restores all workers and roles
 
     def shutdown(self) -> None:

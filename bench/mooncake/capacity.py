@@ -1,8 +1,7 @@
-"""Compute LRU hit rates of KV caches of several sizes, in one pass over a trace and by simulation.
+"""Compare two computations of LRU hit rates by cache size: one pass over a trace, and a simulation for each size.
 
-The simulation runs the service's prefix cache once per size. Also compares one cache shared by all nodes with a
-separate cache on each node under round-robin routing, as in Mooncake (FAST'25). Each node has memory for `--tokens`
-tokens.
+The simulation runs the service's prefix cache. Also compares one cache shared by all nodes with a separate cache on
+each node under round-robin routing, as in Mooncake (FAST'25). Each node has memory for `--tokens` tokens.
 """
 
 import argparse

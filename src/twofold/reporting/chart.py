@@ -102,5 +102,5 @@ def labelled(run: str, text: str, runs: int) -> str:
 
 
 def rounded(values: Iterable[float]) -> list[float]:
-    """Round values to six significant digits, for a small page."""
+    """Round values to six significant digits, so that the HTML file stays small."""
     return [float(f"{value:.6g}") for value in values]

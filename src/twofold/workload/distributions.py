@@ -20,7 +20,7 @@ from twofold.errors import require
 
 
 class RandomStream(IntEnum):
-    """Random streams of a workload: arrival times, prompt lengths and output lengths."""
+    """Independent random number streams: for arrival times, for prompt lengths and for output lengths."""
 
     # The numbers are part of seeds: a changed number would change all workloads.
     ARRIVALS = 0

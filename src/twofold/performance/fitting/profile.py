@@ -168,7 +168,7 @@ def _positive(row: ProfileRow) -> bool:
 
 
 def _most_at_odds(kept: Sequence[ProfiledBatch]) -> tuple[ProfiledBatch, int] | None:
-    """Return the batch that contradicts the most others and the number of these, or None if no batches conflict."""
+    """Return the batch that contradicts the largest number of other batches, and this number; None if none does."""
     odds = [(sum(_contradict(one, other) for other in kept), one.prefill_tokens, one) for one in kept]
     others, _, worst = max(odds, key=lambda entry: entry[:2], default=(0, 0, None))
     return (worst, others) if worst is not None and others else None

@@ -49,7 +49,7 @@ class ChangePoint:
         self._count += 1
 
     def strongest(self) -> MeanChange | None:
-        """Return the most significant change at the window lengths in `WINDOWS`; None if numbers are too few."""
+        """Return the most significant change, tested at the window lengths of `WINDOWS`; None with too few numbers."""
         return self._least_likely(WINDOWS)
 
     def located(self) -> MeanChange | None:

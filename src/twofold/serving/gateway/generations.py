@@ -43,7 +43,9 @@ class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFields, *, prompts: int) -> ResponseSpec:
-    """Check a request; return the id, deadline and cache retention of its response. Raises RequestError."""
+    """Check a request, and return what its response needs: id, deadline, and how long its prompt stays cached. Raises
+    RequestError.
+    """
     _check_fields(gateway, fields, prompts)
     arrival: Arrival = request.state.arrival
     if arrival.key is not None:

@@ -1,4 +1,4 @@
-"""Process that runs one worker on a Ray node, as a host that joins the service. Its input is a HostJob."""
+"""Program of a Ray worker: it joins the service as a host with one worker. Its input is a HostJob."""
 
 import asyncio
 import os

@@ -120,7 +120,7 @@ def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, StartupFacts]]
 
 
 def measure(hosts: TwoHosts, model: Path, bits_per_s: int, rounds: int) -> LinkReport:
-    """Measure all prompt lengths and hand-off modes over a link of `bits_per_s`, for `rounds` rounds."""
+    """Measure hand-offs by prompt length and hand-off mode over a link of `bits_per_s`, repeated `rounds` times."""
     hosts.limit(bits_per_s)
     seen: dict[tuple[int, HandoffMode], list[HandoffTimes]] = {}
     with two_ends(hosts, model) as (prefill, facts):

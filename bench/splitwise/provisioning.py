@@ -27,7 +27,9 @@ def provisioning(
     decode: Sequence[int],
     html: Path | None,
 ) -> None:
-    """Print the smallest multiple of the SLO that a cluster meets, by its number of prefill and decode machines."""
+    """Print, by the number of prefill and of decode machines, how far the SLO bounds must be scaled for a cluster to
+    meet them.
+    """
     kind = next(each for each in KINDS if each.split and each.name.lower().endswith(f"-{kind_name.lower()}"))
     planes: dict[str, Plane] = {}
     for timing in timings(settings, catalog).values():

@@ -45,7 +45,7 @@ class KvContents:
         self.shared_copies += len(self._shared_copies)
 
     def ends(self, batch: Batch, gone: Iterable[str]) -> None:
-        """Execute a batch, and check that its requests, except ended ones (`gone`), read their own KV."""
+        """Execute a batch, and check that each of its requests reads its own KV. Requests in `gone` are not checked."""
         for copy in self._copies:
             for here, there in zip(copy.device_blocks, copy.host_blocks, strict=True):
                 if copy.out:

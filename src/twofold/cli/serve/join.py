@@ -1,4 +1,4 @@
-"""`twofold join` and `twofold keygen`: run workers on this host for a service on another host."""
+"""`twofold join`, which runs workers on this host for a service on another host, and `twofold keygen`."""
 
 import asyncio
 import os

@@ -122,7 +122,7 @@ class CompletionRate:
             self._open = 0.0
 
     def set_saturated(self, saturated: bool, now: float) -> None:
-        """Record whether the service is saturated, so that new requests must wait."""
+        """Record whether new requests must wait because the service is saturated."""
         self._advance(now)
         self._saturated = saturated
 

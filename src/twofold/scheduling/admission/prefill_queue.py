@@ -230,7 +230,7 @@ class PrefillQueue:
                 yield request_id, end
 
     def _requeue_late(self, now: float) -> None:
-        """Move prompts that an ended iteration did not compute to the next iteration."""
+        """When an iteration ends without computing some of its prompts, move these prompts to the next iteration."""
         if self._ended is None or now <= self._ended or not self._iterations:
             return
         late, ended = self._iterations.popleft(), self._ended

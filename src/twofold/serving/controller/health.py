@@ -61,7 +61,7 @@ class WorkerHealth(RequestSubscriber):
         self._resumed = False
 
     def take_resumed(self) -> bool:
-        """Return whether a worker with a half-open circuit breaker has become available since the last call."""
+        """Return whether any worker that its circuit breaker had excluded became available since the last call."""
         resumed, self._resumed = self._resumed, False
         return resumed
 

@@ -23,7 +23,7 @@ from twofold.transport.base import Transport
 
 
 class RankPipe(NamedTuple):
-    """Pipes between two ranks of a worker: `steps` for iterations to run, `memory` for copies of KV blocks."""
+    """Pipes between two ranks of a worker: `steps` for iterations to run, `memory` for commands to copy KV blocks."""
 
     steps: Connection
     memory: Connection

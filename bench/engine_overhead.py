@@ -87,7 +87,7 @@ def _make_model(directory: Path) -> Path:
 
 
 def measure(directory: Path, threads: int, rounds: int) -> Result:
-    """Load the model into the torch engine and into transformers, and compare their times in all cases."""
+    """Load the model into the torch engine and into transformers, and compare their times for prefill and decode."""
     torch.set_num_threads(threads)
     loaded, load_s = _timed(lambda: load_model(directory))
     blocks = 16 * (CONTEXT + PREFILL) // BLOCK_SIZE

@@ -36,7 +36,7 @@ APPLICATIONS = (
 
 
 def quantiles(mean: float, variation: float, shares: list[float]) -> list[float]:
-    """Return the quantiles of a log-normal distribution, clipped to `LONGEST` tokens, with the given mean."""
+    """Return quantiles of a log-normal distribution clipped to `LONGEST` tokens. The mean after clipping is `mean`."""
     low, high = 0.1 * mean, 10.0 * mean
     for _ in range(60):
         middle = (low + high) / 2

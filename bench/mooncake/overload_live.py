@@ -85,7 +85,7 @@ class Load:
 
 
 def median_error(exposition: str) -> float | None:
-    """Return the median error of predicted TTFT from the service's metrics; None without samples."""
+    """Return the median TTFT prediction error that the metrics of a service show; None without samples."""
     name = "twofold:ttft_prediction_error_ratio"
     counts = [
         (float(line.split('le="')[1].split('"')[0]), float(line.split()[-1]))

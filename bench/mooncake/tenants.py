@@ -45,7 +45,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers to a prompt of tenant A sent by tenant B, to a new prompt of B, and to a repeated prompt of A."""
+    """Answers of one round: tenant B sends a prompt that only tenant A has sent, then a new prompt; A repeats its
+    prompt.
+    """
 
     sent: Answer
     unsent: Answer

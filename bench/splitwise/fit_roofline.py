@@ -49,7 +49,7 @@ def fit(pairs: Sequence[Pair]) -> RooflineConstants:
 
 
 def fit_decode(pairs: Sequence[Pair]) -> list[float]:
-    """Fit the constants of decode times."""
+    """Fit the coefficients of the decode time in the roofline model."""
     lines, targets, times = [], [], []
     for pair in pairs:
         needs = _needs(pair)
@@ -63,7 +63,7 @@ def fit_decode(pairs: Sequence[Pair]) -> list[float]:
 
 
 def fit_prefill(pairs: Sequence[Pair], floors: Sequence[float]) -> list[float]:
-    """Fit the constants of prefill times."""
+    """Fit the coefficients of the prefill time in the roofline model."""
     lines = []
     for pair, floor in zip(pairs, floors, strict=True):
         needs = _needs(pair)

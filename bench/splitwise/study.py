@@ -25,7 +25,9 @@ from twofold.slo import SPLITWISE
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Variant of the simulation: cluster spec with performance model and scheduling, and batchers of mixed pools."""
+    """Variant of the simulations: a cluster spec with its performance model and scheduling, and the batchers of mixed
+    pools to try.
+    """
 
     name: str
     template: ClusterSpec
@@ -95,7 +97,7 @@ class Study:
         return await self.best(kind, within(equal, self.problem.catalog))
 
     async def best(self, kind: Kind, allows: Allows) -> BestDesign:
-        """Return the design of a kind with the highest rate, among the designs that `allows` accepts."""
+        """Return the design with the highest request rate among those of a kind that `allows` accepts."""
         frontiers = [frontier(each, allows) for each in self._families(kind)]
         found = await asyncio.gather(*(most_throughput(self.search, designs) for designs in frontiers))
         return max(map(self._found, found), key=lambda each: each.rate)

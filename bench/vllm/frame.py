@@ -29,7 +29,7 @@ def model_directory(model: Path | None, folder: Path, *flags: str) -> Path:
 
 
 def run_and_exit(name: str, run: Callable[[Path], tuple[T, list[str]]], show: Callable[[T], None]) -> NoReturn:
-    """Call `run` in a temporary folder, print its result and problems, and end the process."""
+    """Call `run` in a temporary folder, print its result and its failed checks, and end the process."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind the stack to stop the processes
     with tempfile.TemporaryDirectory(prefix=f"twofold-{name}-") as folder:
         try:

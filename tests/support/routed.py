@@ -33,7 +33,7 @@ def cluster(roles: list[Role], router: str = "jsq", capacity_tokens: int | None 
 
 
 def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int) -> InstanceLoad:
-    """Return an instance load with the given counts; `name` starts with the first letter of the instance's role."""
+    """Return the load of an instance with these numbers. The first letter of `name` gives its role, such as `p`."""
     made = InstanceLoad(name, _ROLES[name[0]], capacity)
     made.queued = partial(int, queued)
     made.replace(NO_LOAD, LoadTotals(**numbers))

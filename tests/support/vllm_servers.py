@@ -116,7 +116,9 @@ class VllmServer:
 
 
 def _metadata() -> str:
-    """Return a directory with metadata of a package `vllm`, or "" if the package itself is installed."""
+    """Make package metadata for `vllm` if it is installed under another name; return their directory, or "" if not
+    needed.
+    """
     try:
         version("vllm")
     except PackageNotFoundError:

@@ -40,7 +40,9 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Mean difference between two live replays; relative to the live mean, but absolute for SLO attainment."""
+        """Mean absolute difference between two live replays: relative to the live mean or, for SLO attainment,
+        absolute.
+        """
         gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
         return fmean(gaps) / self._unit if gaps else 0.0
 

@@ -99,7 +99,7 @@ class LayerTraffic(NamedTuple):
 
 
 def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[LayerTraffic]:
-    """Return the KV heads and transfers of each layer in a hand-off, each as the maximum over the sending ranks."""
+    """Return, for each layer of a hand-off, the largest numbers of KV heads and of transfers that a rank sends."""
     found = []
     for layer in range(num_layers):
         sent: dict[int, list[int]] = {}

@@ -67,7 +67,7 @@ NAMED: tuple[str, ...] = ("azure-code", "azure-conv", "distserve-chat", "distser
 
 
 def is_named(spec: str) -> bool:
-    """Return whether `spec` is the name of a generated workload, or fixed lengths such as 512+64."""
+    """Return whether `spec` describes a generated workload: by a name, or by prompt and output length as in 512+64."""
     return spec in NAMED or uniform_lengths(spec) is not None
 
 

@@ -78,7 +78,7 @@ def _read(path: Path, chosen: TraceFormat, notes: ReadNotes) -> Iterator[Request
 
 @dataclass(slots=True)
 class WriteResult:
-    """Numbers of requests written in total, without id, without prefix blocks, and with a rounded arrival time."""
+    """Number of requests written, and of those that lost their id, prefix blocks or arrival time digits."""
 
     requests: int = 0
     lost_ids: int = 0

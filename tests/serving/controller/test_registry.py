@@ -33,7 +33,7 @@ class Outbox:
 
 
 class Orders:
-    """Process control stub that records commands."""
+    """Stub launcher that records the commands to start, kill, free and refuse workers."""
 
     def __init__(self):
         self.started, self.killed, self.freed, self.refused = [], [], [], []

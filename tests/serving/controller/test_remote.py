@@ -170,7 +170,7 @@ def test_workers_of_a_silent_host_are_presumed_dead_after_the_watchdog_term():
 
 
 def test_a_returning_host_kills_workers_presumed_dead():
-    """A killed worker is restarted only after the exit of its old process."""
+    """When an unreachable host returns, its old worker is killed, and restarted only after the exit of its process."""
     scene = Scene()
     scene.joins()
     scene.hosts.sweep(LONG, lambda _: 0.0)

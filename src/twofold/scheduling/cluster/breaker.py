@@ -39,7 +39,7 @@ class Breaker:
         return now + wait_s
 
     def back(self, now: float) -> None:
-        """Record that the instance has started; after a failure, the breaker becomes half-open."""
+        """Record that the instance has started. If it had failed before, the breaker becomes half-open."""
         if self.failures:
             self.state, self.probe = BreakerState.HALF_OPEN, None
         else:

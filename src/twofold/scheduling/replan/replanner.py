@@ -143,7 +143,9 @@ class ReplanSearch(Protocol):
     """Interface of searches for the best split under given traffic."""
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """Return forecasts of the best split of at most `stock` instances and of the `running` split."""
+        """Return the forecast SLO attainment of the `running` split into prefill and decode instances, and of the best
+        split of at most `stock` instances.
+        """
 
 
 class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):

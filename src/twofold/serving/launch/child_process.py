@@ -36,7 +36,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Command of a launcher: start or kill a worker, free its Ray resources, or exit after the last worker."""
+    """Command from a launcher to its child process: start or kill a worker, free its Ray resources, or exit once no
+    worker runs.
+    """
 
     start: str | None = None
     kill: str | None = None

@@ -129,7 +129,7 @@ def check_servable(spec: ClusterSpec) -> None:
 
 
 def with_splits(workers: Sequence[WorkerConfig], splits: Mapping[Role, Sharding]) -> tuple[WorkerConfig, ...]:
-    """Return the workers with the sharding that `splits` defines for their roles."""
+    """Set the sharding of each worker to that of its role in `splits`."""
     if all(split == UNSHARDED for split in splits.values()):
         return tuple(workers)
     divided, ranks = [], 0

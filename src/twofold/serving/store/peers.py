@@ -33,7 +33,7 @@ class PeerRequest(NamedTuple):
 
 
 class PeerReply(NamedTuple):
-    """Blocks to send to another store, by index in its request."""
+    """Answer to a PeerRequest: the blocks to send, by index in the request."""
 
     load: int  # number of the Load request that pins the blocks
     caller: PeerCaller

@@ -83,7 +83,7 @@ class LatencyWindow:
         self._taken: dict[str, int] = {}
 
     def take(self, timeline: Timeline) -> None:
-        """Add the tokens that a request has generated since the last call."""
+        """Add the latencies of the tokens that a request has generated since the last call."""
         times, request_id = timeline.token_times_s, timeline.request.id
         taken = self._taken.get(request_id, 0)
         before_s = times[taken - 1] if taken else timeline.moments[Moment.ARRIVED]

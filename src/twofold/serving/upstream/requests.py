@@ -1,6 +1,7 @@
 """Runs requests on vLLM servers, with prefill and decode on one server or on two. With two servers, both generate the
-first token, because vLLM always computes the last position of a prompt. The client gets the prefill server's token. If
-the decode server's token differs, the request is retried from the second token on.
+first token, because vLLM always computes the last position of a prompt. The client gets the token of the prefill
+server. If the decode server generates another one, its answer is discarded and the rest of the output is requested
+again.
 """
 
 import asyncio

@@ -42,7 +42,7 @@ class LayerSync:
         self._num_layers, self._loads, self._computed = num_layers, loads, computed
 
     def wait_for(self, layer: int) -> None:
-        """Wait until this layer is loaded for all cached prefixes of the iteration."""
+        """Wait until the KV of layer `layer` is loaded for all cached prefixes of the iteration."""
         for load in self._loads:
             load.wait(layer)
 

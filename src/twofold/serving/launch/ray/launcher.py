@@ -11,7 +11,7 @@ from twofold.serving.launch.launcher import Launcher
 
 
 class HostJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of a process that joins the service with one worker on a Ray node."""
+    """Input of the process that runs one worker of the service on a Ray node."""
 
     controller: str
     key: str

@@ -1,4 +1,4 @@
-"""Derive the demo's request rate and SLO from sequential requests, and compare split and colocated serving."""
+"""Measure single requests, choose the request rate and SLO of the demo, and compare split and colocated serving."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -211,7 +211,7 @@ def sizes(workers: int) -> list[tuple[str, int]]:
 
 
 def sockets(context: zmq.Context[zmq.Socket[bytes]]) -> str:
-    """Open as many connections to worker inboxes as the system allows, and return a sentence with their number."""
+    """Open as many connections to worker inboxes as the system allows, and describe the limit as text."""
     most, why = MOST_SOCKETS, "no more were tried"
     with tempfile.TemporaryDirectory() as directory:
         outbox, before = Outbox(context), len(list(Path("/proc/self/fd").iterdir()))

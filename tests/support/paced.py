@@ -1,4 +1,4 @@
-"""An emulated engine whose iterations take the times of a performance model on a simulated clock."""
+"""An emulated engine on a simulated clock, whose iterations last as long as a performance model predicts."""
 
 import time
 

@@ -9,7 +9,7 @@ _TIMEOUT_S = 30.0
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Address and model of an OpenAI-compatible server. Other values are None if the server does not report them."""
+    """Address and model of an OpenAI-compatible server. Facts that the server does not report are None."""
 
     base_url: str
     model: str

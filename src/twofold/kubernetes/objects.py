@@ -24,7 +24,7 @@ def check(values: Values) -> None:
 
 
 def objects_of(name: str, values: Values) -> list[Json]:
-    """Return all Kubernetes objects of the release `name`. Raises ConfigurationError as `check` does."""
+    """Return all Kubernetes objects of the release `name`. Raises ConfigurationError for invalid values."""
     check(values)
     return list(_objects(name, values))
 

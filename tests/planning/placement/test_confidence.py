@@ -1,4 +1,4 @@
-"""Confidence that the median goodput lies in the range measured on several random workloads."""
+"""Confidence that the median goodput lies between the lowest and highest goodput of several random workloads."""
 
 import asyncio
 

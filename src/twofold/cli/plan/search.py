@@ -28,7 +28,9 @@ class OpenSearch:
 
 @contextmanager
 def open_search(problem: Problem, objective: Objective, grid: RateGrid, settings: RunSettings) -> Iterator[OpenSearch]:
-    """Open the result store and the simulation processes. Raises ConfigurationError for an invalid workload."""
+    """Open the result store, and start simulation processes and a progress display. Raises ConfigurationError if the
+    workload of the problem is invalid.
+    """
     bounds, keys = AnalyticBounds(problem), Keys(problem)  # both read the workload
     with (
         EvaluationStore(settings.store) as store,

@@ -31,7 +31,9 @@ class SampledRequest:
 # vLLM's random generator depends on earlier requests, so vLLM decodes greedily, and this logits processor masks all
 # tokens except the sampled one.
 class KeyedSampling(LogitsProcessor):
-    """Logits processor that samples tokens by seed and position, for requests that are not greedy."""
+    """Logits processor that samples tokens of requests that are not greedy. Random numbers depend only on seed and
+    position.
+    """
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, SampledRequest] = {}

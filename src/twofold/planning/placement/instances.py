@@ -103,7 +103,7 @@ def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
 
 
 def shares_nodes(design: Design, node: int) -> bool:
-    """Return whether both phases of a design fit on the same nodes, each with `node` accelerators."""
+    """Return whether nodes with `node` accelerators each can hold a design so that every node runs both phases."""
     if design.accelerators <= node:
         return True
     # A larger design needs one node per pipeline stage.

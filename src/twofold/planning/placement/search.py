@@ -139,7 +139,9 @@ async def _colocated(
 
 
 async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> list[Family]:
-    """Return the pairs of instance type and batcher with the highest colocated goodput per accelerator."""
+    """Return the `BREADTH` best pairs of instance type and batcher by goodput per accelerator of one colocated
+    instance.
+    """
     # Single instances are compared.
     alone = [_alone(kind, batcher, budget) for kind in kinds for batcher, budget in search.colocated_batching]
     return [each.design.family for each in (await _highest(search, alone))[:BREADTH]]

@@ -28,7 +28,7 @@ def grid() -> npt.NDArray[np.float64]:
 
 
 def derive(trace: Path, name: str) -> LengthDistribution:
-    """Return the named workload with the prompt and output length distributions of a trace file."""
+    """Return the distributions of prompt and output lengths of a trace file, as a generated workload called `name`."""
     requests = list(open_trace(trace))
     shares = grid()
 

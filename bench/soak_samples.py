@@ -25,7 +25,7 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """Sample of all processes, and the KV blocks in use by instance."""
+    """Resource use of each process, and KV blocks in use on each instance, at one time."""
 
     at_s: float
     processes: dict[str, ProcessSample]

@@ -1,8 +1,9 @@
 """Measure false alarms and detection delay of the traffic shift detector.
 
-False alarms are counted on stationary traffic with several rates and burstinesses, and the lengths of the Azure traces.
-The delay from a step in rate, prompt length or output length to the alarm is measured in requests and in seconds. With
-`--trace`, the detector also reads recorded traces, where alarms may be correct.
+False alarms are counted on stationary traffic: several rates and burstinesses, prompt and output lengths of the Azure
+traces. The delay from a step in rate, prompt length or output length to the alarm is measured in requests and in
+seconds. With `--trace`, the alarms on recorded traces are counted too; traffic does shift there, so these alarms need
+not be false.
 """
 
 import argparse

@@ -33,7 +33,7 @@ GOAL_SHARE, GOAL_RATIO = 0.95, 0.2
 
 
 class Reuse(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFTs in seconds at one prompt length, uncached and by cached share of the prompt."""
+    """TTFTs in seconds at one prompt length: without cached KV, and for each cached fraction of the prompt."""
 
     prompt_tokens: int
     cold_s: list[float]

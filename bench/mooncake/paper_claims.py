@@ -235,7 +235,9 @@ def _best(shares: Mapping[str, Share], names: Sequence[str], place: int) -> floa
 
 
 class Job:
-    """Runner of the simulations; each public method prints a table and yields the checked claims."""
+    """Simulations for claims of the Mooncake paper. Each public method prints a table and yields claims with the
+    results.
+    """
 
     def __init__(self, pool: ProcessPoolExecutor, given: argparse.Namespace, console: Console) -> None:
         self._pool, self._given, self._console = pool, given, console

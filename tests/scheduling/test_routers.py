@@ -63,7 +63,7 @@ def test_no_route_without_both_phases(router):
 
 
 def test_no_route_in_an_empty_cluster():
-    """Routers that may change roles reject every request in a cluster without instances."""
+    """Routers that change roles of instances cannot place requests in a cluster without instances."""
     for router in ("splitwise", "splitwise-sim"):
         assert cluster([], router).place(request(), 0.0) is None
 

@@ -77,7 +77,9 @@ def resident_kv_bytes_per_token(model: Model, tensor_parallel: int) -> int:
 
 
 class Pipeline(PerformanceModel):
-    """Performance model of a pipeline that runs one iteration at a time."""
+    """Performance model of a pipeline-parallel instance with one batch at a time, which passes all stages before the
+    next.
+    """
 
     def __init__(
         self, name: str, error: ModelAccuracy, first: PerformanceModel, later: PerformanceModel, stages: int

@@ -270,7 +270,7 @@ class Host:
 
 
 class HostCores(HostTask):
-    """Simulated CPU cores of one worker, which compute its batches."""
+    """Simulated CPU cores on which one worker runs its model."""
 
     def __init__(self, host: Host, cores: Sequence[int], profile: MeasuredProfile) -> None:
         super().__init__(cores, len(cores))

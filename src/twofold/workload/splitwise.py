@@ -1,6 +1,6 @@
 """Trace format of SplitwiseSim: csv with arrival_timestamp in seconds, prompt_size, token_size and other columns.
 
-Every row is one request, so `batch_size` must be 1.
+Every row is one request. Rows with a `batch_size` other than 1 are errors.
 """
 
 import csv

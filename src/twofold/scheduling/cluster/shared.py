@@ -23,7 +23,7 @@ class OwnLoad(StrEnum):
 
 
 class LoadReport:
-    """Load of an instance or cell, sent to a controller: the total, and the load from this controller's requests."""
+    """Load of an instance or cell, sent to one of several controllers: in total, and from the receiver's requests."""
 
     def __init__(self, instance: str, total: LoadTotals, yours: LoadTotals) -> None:
         self.instance = instance

@@ -485,7 +485,7 @@ class InstanceScheduler(KvReceiver):
 
     @property
     def queued(self) -> int:
-        """Number of sequences outside running batches, as a load measure for routers."""
+        """Number of sequences that wait for a batch. Routers use it as a measure of load."""
         if self.stages == 1:
             return self.batcher.num_queued(self.queues)
         queued = self.batcher.num_queued(self.queues)

@@ -109,7 +109,7 @@ class StoreSession:
             request.replies.put(message.what)
 
     def end(self) -> None:
-        """End all pending requests."""
+        """End the session. Pending requests get no reply."""
         if not self._ended:
             self._ended = True
             for request in list(self._pending.values()):

@@ -232,7 +232,9 @@ class SharedWorkerState:
     def tell_step(
         self, report: Status, started_s: float, started: list[str], tokens: list[tuple[str, TokenOutput]]
     ) -> None:
-        """Send the results of an iteration to the controller: tokens, started prompts and the worker's status."""
+        """Send the results of an iteration to the controller: tokens, ids of prompts whose prefill began, and the
+        worker's status.
+        """
         self.tell(
             StepDone(
                 instance=self.instance,

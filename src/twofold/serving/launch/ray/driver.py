@@ -85,7 +85,7 @@ def main() -> None:
 
 
 class PlacedWorker:
-    """Ray actor of a worker, its placement group and its node."""
+    """Record of a worker on Ray: its actor, placement group and node."""
 
     def __init__(self, group: Any, actor: Any, end: Any, node: str | None, now: float) -> None:  # noqa: ANN401  (Ray's)
         # `end` is ready when the actor has ended; `node` is None while no node has room.

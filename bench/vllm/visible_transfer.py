@@ -155,7 +155,7 @@ def arguments() -> argparse.Namespace:
 
 
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
-    """Measure all services. Return the report and the failures."""
+    """Measure all services. Return the report and the messages of failed checks."""
     longest = max(given.lengths) + 2 * OUTPUT
     model = model_directory(given.model, folder, "--max-model-len", str(longest))
     given.vocabulary = msgspec.json.decode((model / "config.json").read_bytes())["vocab_size"]

@@ -18,7 +18,7 @@ def caches():
 
 
 def moved():
-    """Move vLLM's KV cache tensors into new memory; return the tensors, a view of each, and the `KvPool`."""
+    """Return KV cache tensors after `move_caches`, another view of each of them, and the `KvPool` that they share."""
     made = caches()
     layout, num_blocks = read_layout(made, HEADS)
     others = [cache.view(cache.shape) for cache in made.values()]

@@ -92,7 +92,7 @@ class _RunningIteration(NamedTuple):
 
 
 class SplitEngine:
-    """Engine of a worker with several ranks, which runs on rank 0."""
+    """Engine of a sharded instance. It runs on rank 0, and sends iterations to the other ranks."""
 
     def __init__(self, own: TorchEngine, layout: KvLayout, split: Sharding, others: Sequence[Connection]) -> None:
         self.layout, self.num_blocks = layout, own.num_blocks  # the layout is that of all ranks together

@@ -61,7 +61,9 @@ def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFiel
 def plan(
     gateway: Gateway, fields: GenerationFields, spec: ResponseSpec, prompts: list[list[int]]
 ) -> list[PlannedChoice]:
-    """Create the inputs of `n` choices for each prompt. Raises RequestError for invalid fields."""
+    """Return what the service needs to generate each choice: `n` choices for each prompt. Raises RequestError for
+    invalid fields.
+    """
     n = fields.n or 1
     stops = _stop_strings(fields, gateway.limits)
     planned = []

@@ -131,7 +131,7 @@ class RouteService(Service):
 
 
 class RoutedGateway:
-    """HTTP gateway of `twofold route`, and the service behind it."""
+    """Application of `twofold route`: runs the HTTP gateway and the service that sends its requests to vLLM servers."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ class KvContents:
         return isinstance(self._instance.blocks, PagedBlockAllocator)
 
     def leased(self, request_id: str, blocks: Iterable[int], *, torn: bool = False) -> None:
-        """Record that a peer has written a request's KV, completely or in part."""
+        """Record that a peer has written the KV of a request into leased blocks, completely or in part."""
         for place, block in enumerate(blocks):
             self._here[block] = ("torn", place) if torn else self._whole(request_id, place)
 

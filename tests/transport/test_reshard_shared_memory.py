@@ -42,7 +42,7 @@ class Instance:
         return ours
 
     def views(self, layer):
-        """Yield the KV heads of a layer that each rank holds, with their keys and values."""
+        """Yield, for each rank that holds `layer`, the range of its KV heads, and the keys and values of these heads."""
         for rank, own in enumerate(self.ranks):
             held = self.split.layers(rank, len(ALL))
             if layer in held:

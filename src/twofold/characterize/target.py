@@ -33,7 +33,7 @@ class StreamTimes(msgspec.Struct, frozen=True):
 
 
 class TargetLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of a characterization target; None if unknown."""
+    """Limits of the instance or endpoint to characterize; None if unknown."""
 
     max_model_len: int
     max_num_seqs: int | None = None

@@ -130,7 +130,7 @@ def role_lines(result: SimulationResult, kind: str, where: dict[str, object], *,
 
 
 def steps(series: Series) -> tuple[list[float], list[float], list[float]]:
-    """Return the times, means and maxima of a time series, for plotting it as steps."""
+    """Return, for each step of a time series, its start, mean and maximum, as three lists to plot."""
     points = series.points()
     if points:  # the last step lasts until the end of the series
         points.append((series.at_ps / _PS_PER_S, points[-1][1], points[-1][2]))

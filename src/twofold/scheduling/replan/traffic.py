@@ -193,7 +193,9 @@ class TrafficMonitor:
         return found
 
     def settled(self, shifts: Sequence[TrafficShift]) -> bool:
-        """Return whether enough requests have arrived and ended after the latest shift to estimate the new traffic."""
+        """Return whether enough requests have arrived and ended since the latest traffic shift to estimate the new
+        traffic.
+        """
         since = self._since(shifts)
         return self._count - since >= _SETTLED and len(self._ended_since(since)) >= _SETTLED_OUTPUTS
 

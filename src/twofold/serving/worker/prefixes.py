@@ -78,5 +78,7 @@ class PrefixSource:
         queue()
 
     def begin(self, batch: Batch) -> LayerSync | None:
-        """Return a `LayerSync` for the next batch, or None if it needs none. Requires the worker's lock."""
+        """Return the `LayerSync` with which the next batch waits for loaded KV, or None if it loads none. Requires the
+        worker's lock.
+        """
         return None

@@ -33,7 +33,7 @@ class RayJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerHost:
-    """Ray actor with a child process, which joins the service with one worker."""
+    """Ray actor that runs a child process, in which one worker of the service runs."""
 
     def run(self, job: bytes) -> tuple[int, str]:
         """Run a child process with the input `job` (a HostJob in JSON); return its exit status and its output."""

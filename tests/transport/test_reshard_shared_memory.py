@@ -42,7 +42,7 @@ class Instance:
         return ours
 
     def views(self, layer):
-        """Yield, for each rank that holds `layer`, the range of its KV heads, and the keys and values of these heads."""
+        """Yield, for each rank that holds `layer`, the range of its KV heads, and their keys and values."""
         for rank, own in enumerate(self.ranks):
             held = self.split.layers(rank, len(ALL))
             if layer in held:

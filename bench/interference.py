@@ -56,7 +56,9 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """ITL of the streams and TTFT of the long prompts in one phase, in seconds."""
+    """Results of one part of a round, in seconds: ITL of the running streams, and TTFT of the long prompts sent beside
+    them.
+    """
 
     itl_s: LatencyDistribution
     gaps: int

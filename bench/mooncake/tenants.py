@@ -100,7 +100,7 @@ async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Comparison of paired TTFTs: p-value, probability that the first TTFT is shorter, and median difference."""
+    """Comparison of two TTFTs per round: p-value, probability that the first one is lower, and median difference."""
 
     p: float
     told: float  # 0.5: indistinguishable

@@ -1,4 +1,4 @@
-"""`twofold trace`: display, conversion and generation of traces, reports of lost fields, and errors."""
+"""`twofold trace`: display, conversion and generation of traces, warnings about fields that a conversion drops."""
 
 import msgspec
 import pytest

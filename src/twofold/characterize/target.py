@@ -44,13 +44,15 @@ class TargetLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Target(Protocol):
-    """An instance that can be characterized."""
+    """An instance or endpoint whose prefill and decode times can be measured."""
 
     engine: str  # name and version of its software
     limits: TargetLimits
 
     def run(self, streams: Sequence[ProbeStream]) -> list[StreamTimes]:
-        """Run the requests together; return their times in the order of `streams`. Raises TargetError if one fails."""
+        """Run the requests of `streams` together; return their times in the same order. Raises TargetError if one
+        fails.
+        """
 
     def close(self) -> None:
         """Release the target's resources."""

@@ -81,7 +81,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return kind.tensor_parallel or self.tensor_parallel or self.catalog.machine(kind.name).count
 
     def instances_on(self, kind: MachineKind) -> int:
-        """Return the number of instances on a machine of type `kind`; 1 if `kind` is itself an instance type."""
+        """Return the number of instances on a machine of type `kind`. If `kind` is the part of a machine that one
+        instance uses, this is 1.
+        """
         if kind.tensor_parallel is not None:
             return 1
         return self.catalog.machine(kind.name).count // self.tensor_parallel_on(kind)

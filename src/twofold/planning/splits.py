@@ -29,8 +29,8 @@ _HEADROOM = 0.03
 
 
 class SplitPlanner:
-    """Finds the best split into prefill and decode instances by simulating the cluster `spec`. With `replicas`, it also
-    minimizes the number of instances.
+    """Finds the split into prefill and decode instances with the highest SLO attainment, by simulating the cluster
+    `spec`. If `replicas` is true, it finds the fewest instances that reach `attainment`.
     """
 
     def __init__(

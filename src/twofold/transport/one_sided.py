@@ -78,7 +78,9 @@ class CacheMemory:
 
 
 class OneSidedConnection:
-    """Connection to one epoch of a peer. Each write first calls `ready`, if given, with its layers and local blocks."""
+    """Connection to one epoch of a peer. If `ready` is given, each write first calls it with the layers and local
+    blocks to write; it copies them to registered memory.
+    """
 
     def __init__(
         self,

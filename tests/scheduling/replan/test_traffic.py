@@ -1,4 +1,4 @@
-"""Detection of shifts in the traffic, and false alarms."""
+"""Traffic shifts are detected, and false alarms are rare."""
 
 import random
 from math import exp

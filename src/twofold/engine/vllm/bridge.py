@@ -23,7 +23,7 @@ class SettledTransfers(NamedTuple):
 
 
 class ConnectorBridge(Protocol):
-    """Interface of the worker for vLLM's KV connector. All methods are called on the thread that runs vLLM."""
+    """Methods of a worker that vLLM's KV connector calls, all on the thread that runs vLLM."""
 
     def place_cache(self, layout: KvLayout, num_blocks: int) -> torch.Tensor:
         """Return memory for vLLM's KV cache that peers can access, as a uint8 tensor."""

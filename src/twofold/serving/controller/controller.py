@@ -92,7 +92,7 @@ class Controller(Service):
         return self._monitor is not None
 
     def _open(self) -> None:
-        """Start health checks and admit requests if enough workers have registered."""
+        """If enough workers have registered, start health checks and admit requests."""
         if self._registry.complete:
             if self._monitor is None:
                 self._monitor = asyncio.create_task(self._monitor_health())

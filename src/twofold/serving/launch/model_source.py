@@ -49,7 +49,7 @@ def find_model(source: str) -> Path:
 
 
 class ModelFacts(NamedTuple):
-    """Properties of a model: context length and vocabulary size in tokens, and the fingerprint."""
+    """Context length and vocabulary size of a model in tokens, and a hash of its configuration and weights."""
 
     max_model_len: int
     vocab_size: int

@@ -1,8 +1,9 @@
 """Measure overload control of a live service at twice its capacity: SLO attainment and latency of rejections.
 
-Serves MODEL by one prefill and one decode worker on this host. Capacity is the highest rate at which 90% of requests
-meet the SLO in a simulation with the host's profile (`twofold calibrate live`, by default measured first). Sends a
-workload open-loop at `--load` times the capacity. Exits with 1 unless:
+Serves MODEL by one prefill and one decode worker on this host. The capacity is the highest rate at which 90% of
+requests meet the SLO in a simulation of this service. The simulation needs a profile of the host: without one, the
+benchmark first measures it (`twofold calibrate live`). Sends a workload open-loop at `--load` times the capacity.
+Exits with 1 unless:
 - at least 90% of admitted requests are within the SLO, measured at the client
 - 90% of rejections are answered within 50 ms
 - the median error of predicted TTFT, from the service's metrics, is at most 15%

@@ -173,7 +173,7 @@ class RankServer:
         self._first.send(RankAddress(own.descriptor.address))
 
     def serve(self, beat: Callable[[], None], beat_s: float) -> None:
-        """Execute requests until the first rank exits. Call `beat` at least every `beat_s` seconds."""
+        """Execute requests of rank 0 until it exits. Calls `beat` at least every `beat_s` seconds."""
         while True:
             try:
                 if self._first.connection.poll(beat_s):

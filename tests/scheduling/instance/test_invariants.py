@@ -131,7 +131,7 @@ def test_equal_inputs_give_equal_results(world, sizes, per_token, transfer, budg
 @settings(max_examples=300)
 @given(worlds, sizes, milliseconds, milliseconds, budgets)
 def test_runs_end_requests_when_single_iterations_do(world, sizes, per_token, transfer, budget):
-    """Repeating a batch gives the same results as selecting a batch for each iteration."""
+    """Running a batch for several iterations at once gives the same results as scheduling each iteration."""
     how = {"budget": budget}
     single = run(world, sizes, per_token, transfer, **how)[2]
     together = run(world, sizes, per_token, transfer, runs=True, accounts=BlockAllocator, **how)[2]

@@ -220,7 +220,6 @@ def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[f
 
 
 def _unbettered(splits: Iterable[StockDivision]) -> list[StockDivision]:
-    """Keep the divisions that are Pareto-optimal in prefill and decode goodput."""
     # Of divisions with equal goodputs, one with the fewest accelerators is kept.
     kept: list[StockDivision] = []
     for split in sorted(splits, key=lambda each: (-each.prefill, -each.decode, each.accelerators)):

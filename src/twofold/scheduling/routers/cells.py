@@ -29,7 +29,7 @@ class Cell:
 
 
 class _CombinedPool(Pool):
-    """The instances of one role in all cells, as one pool."""
+    """The instances of one role in all cells (groups of instances), as one pool."""
 
     def __init__(self, cells: dict[str, Cell], role: Role) -> None:
         super().__init__()

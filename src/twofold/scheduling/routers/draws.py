@@ -41,8 +41,8 @@ class TwoChoices(Router):
     """Picks the less loaded of two random instances for each phase.
 
     Choosing from two balances load nearly as well as choosing from all instances (Mitzenmacher, The Power of Two
-    Choices in Randomized Load Balancing, IEEE TPDS 2001). With outdated loads, it balances better (How Useful Is Old
-    Information?, IEEE TPDS 2000).
+    Choices in Randomized Load Balancing, IEEE TPDS 2001). If loads are outdated, choosing from two balances better than
+    choosing from all (How Useful Is Old Information?, IEEE TPDS 2000).
     """
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:

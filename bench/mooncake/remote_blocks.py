@@ -60,7 +60,7 @@ class LengthResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Service:
-    """Client of a live service whose workers are on two hosts."""
+    """Client of a live service with workers on two hosts."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession, model: str) -> None:
         self._url, self._session, self._model = url, session, model

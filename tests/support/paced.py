@@ -1,4 +1,4 @@
-"""An emulated engine on a simulated clock, whose iterations last as long as a performance model predicts."""
+"""An emulated engine on a simulated clock, with the iteration times of a performance model."""
 
 import time
 

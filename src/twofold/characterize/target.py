@@ -44,7 +44,7 @@ class TargetLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Target(Protocol):
-    """An instance or endpoint whose prefill and decode times can be measured."""
+    """An instance or endpoint that runs probes, which measure its prefill and decode times."""
 
     engine: str  # name and version of its software
     limits: TargetLimits

@@ -51,7 +51,7 @@ def set_role(settings: SetSettings) -> None:
 
 
 def ask(url: str, api_key: str | None, *, instance: str | None = None, role: Role | None = None) -> PoolsResponse:
-    """Return the workers of the service at `url`. If `instance` is given, first change the role of this worker."""
+    """Return the workers of the service at `url`. With `instance`, first change the role of this instance to `role`."""
     if not url.startswith(("http://", "https://")):
         raise ConfigurationError(f"--base-url {url!r} is not a URL: write it as in http://127.0.0.1:8000")
     body = None if instance is None else msgspec.json.encode({"instance": instance, "role": role})

@@ -73,11 +73,11 @@ class _UntypedHelp:
 
 
 class Command(_UntypedHelp, TyperCommand):  # type: ignore[misc]
-    """Typer command whose help text lists `--help` without a value type."""
+    """Typer command with `--help` listed without a value type."""
 
 
 class Group(_UntypedHelp, TyperGroup):  # type: ignore[misc]
-    """Typer command group without a type next to `--help` in its help text."""
+    """Typer command group with `--help` listed without a value type."""
 
 
 def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typer:

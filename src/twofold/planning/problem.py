@@ -97,7 +97,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return Slo(ttft_s=slo.ttft_s) if judged is Phase.PREFILL else Slo(tpot_s=slo.tpot_s)
 
     def reference_model(self) -> PerformanceModel | None:
-        """Return the performance model whose latencies are the baseline of slowdowns; None for an SLO in seconds."""
+        """Return the performance model of the reference latencies for slowdowns; None for an SLO in seconds."""
         if isinstance(self.slo, Slo):
             return None
         machine = self.catalog.machine(self.reference)
@@ -185,8 +185,8 @@ def parse_families(
 
 
 def fitting(problem: Problem, families: Iterable[Family]) -> tuple[tuple[Family, ...], tuple[str, ...]]:
-    """Return the design families whose machine types all have enough memory for the LLM. Also return an error message
-    for each machine type that has not. Raises ConfigurationError if no family remains.
+    """Return the design families with enough memory for the LLM on each of their machine types. Also return an error
+    message for each machine type with too little. Raises ConfigurationError if no family remains.
     """
     reasons: dict[str, str] = {}
     fit = []

@@ -91,8 +91,8 @@ class SimulatedHandoffs:
             self._send(life, life.first_layer)
 
     def prefilled(self, life: SimulatedRequest) -> None:
-        """Continue the hand-off of a request whose prefill has ended: ask for a lease, send all layers, or wait for the
-        last ones.
+        """After the prefill of a request, continue its hand-off: ask for a lease, send all layers, or wait for the last
+        ones.
         """
         if life.lease is None:
             if self._retry is not None:

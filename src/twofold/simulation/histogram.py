@@ -1,4 +1,4 @@
-"""Histograms of simulation results, whose memory use does not grow with the number of recorded values."""
+"""Histograms of simulation results. Their memory use does not grow with the number of recorded values."""
 
 import math
 from bisect import bisect_right

@@ -78,7 +78,7 @@ class CacheMemory:
 
 
 class OneSidedConnection:
-    """Connection to one epoch of a peer. If `ready` is given, each write first calls it with the layers and local
+    """Connection to one epoch of a peer. Each write first calls `ready`, unless it is None, with the layers and local
     blocks to write; it copies them to registered memory.
     """
 

@@ -165,7 +165,7 @@ class ShardedTransport(Transport):
 
 
 class RankServer:
-    """Server of a tensor-parallel rank, which moves the rank's KV when the first rank requests it."""
+    """Server of a rank other than rank 0. It moves KV of its rank when rank 0 requests it."""
 
     def __init__(self, own: SharedMemoryTransport, first: Pipe) -> None:
         self._own, self._first = own, TypedPipe[RankRequest](first, RankRequest)

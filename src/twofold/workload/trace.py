@@ -78,7 +78,7 @@ def _read(path: Path, chosen: TraceFormat, notes: ReadNotes) -> Iterator[Request
 
 @dataclass(slots=True)
 class WriteResult:
-    """Number of requests written, and of those that lost their id, prefix blocks or arrival time digits."""
+    """Number of requests written, and numbers of requests without their id, prefix blocks or exact arrival time."""
 
     requests: int = 0
     lost_ids: int = 0

@@ -8,7 +8,7 @@ from twofold.serving.upstream.config import parse_servers
 
 
 def test_parses_servers():
-    """A server is given by its URL or by its URL and the endpoints of its KV events."""
+    """A server is configured by its URL, with or without the endpoints of its KV events."""
     one, two = parse_servers(Role.PREFILL, ["http://a:8000/v1/", "https://b,events=tcp://b:5557, replay=tcp://b:5558"])
     assert (one.instance, one.role, one.url, one.events) == ("prefill-0", Role.PREFILL, "http://a:8000", None)
     assert (two.url, two.events, two.replay) == ("https://b", "tcp://b:5557", "tcp://b:5558")

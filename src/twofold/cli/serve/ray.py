@@ -27,7 +27,7 @@ def ray_network(settings: ServeSettings) -> HostNetwork:
 
 
 def launcher_of(settings: ServeSettings, config: ServiceConfig) -> tuple[ServiceConfig, Launcher]:
-    """Return the launcher that `--launcher` selects, and the service configuration for it."""
+    """Return the service configuration for the launcher that `--launcher` selects, and this launcher."""
     if settings.launcher != "ray":
         return config, LocalLauncher(config)
     config = _with_endpoint(config)

@@ -194,6 +194,6 @@ def decode_power(kept: Iterable[ProfiledBatch]) -> float | None:
 
 
 def consistent_rows(rows: Sequence[ProfileRow]) -> list[ProfileRow]:
-    """Return all rows except prefill and decode rows of batches that contradict others."""
+    """Return the rows of mixed iterations, of KV transfers, and of batches that do not contradict each other."""
     kept = [row for batch in consistent_batches(rows)[0] for row in batch.rows]
     return kept + [row for row in rows if row.mixed_time or row.transfer_time]

@@ -32,7 +32,7 @@ class Router(ABC):
         return Pools()
 
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
-        """Return the role that an instance, whose role the router changed temporarily, gets next. By default, it is the
+        """Return the next role of an instance after the router changed its role temporarily. By default, it is the
         current one.
         """
         return load.role  # `idle`: the instance has no work left

@@ -80,7 +80,7 @@ def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad
 
 
 def degraded_plan(planned: RoleSplit, left: int, running: RoleSplit) -> RoleSplit | None:
-    """Return the split of the `left` remaining instances whose prefill share is closest to that of `planned`; None if
+    """Return the split of the `left` remaining instances with the prefill share closest to that of `planned`; None if
     fewer than two remain.
     """
     splits = (RoleSplit(prefill, left - prefill) for prefill in range(1, left))

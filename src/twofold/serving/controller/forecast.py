@@ -175,7 +175,7 @@ class LiveForecast:
         self.forecast = ClusterForecast(self.stores.index, block_tokens)
 
     def joined(self, load: InstanceLoad, host: str) -> None:
-        """Add a new worker on `host` to the workers whose load is forecast."""
+        """Start to forecast the load of a new worker on `host`."""
         # The store of a host counts as a shared cache, from which other hosts may fetch blocks.
         load.cache = host
         model = self._models.get(load.id) or next(iter(self._models.values()), None)

@@ -65,8 +65,8 @@ class JoinResult(msgspec.Struct, frozen=True):
 class Hosts(ProcessControl):
     """Starts and kills the workers of all hosts.
 
-    `local` starts workers of this host. Workers named in `own` run on Ray. `model` is the fingerprint of the served
-    model, which joining hosts must have too.
+    The launcher `local` starts workers that have no joined host. For workers named in `own`, which run on Ray, it
+    starts host processes. `model` is the fingerprint of the served model, which joining hosts must have too.
     """
 
     def __init__(

@@ -232,7 +232,7 @@ class SharedWorkerState:
     def tell_step(
         self, report: Status, started_s: float, started: list[str], tokens: list[tuple[str, TokenOutput]]
     ) -> None:
-        """Send the results of an iteration to the controller: tokens, ids of prompts whose prefill began, and the
+        """Send the results of an iteration to the controller: tokens, ids of prompts that began prefill, and the
         worker's status.
         """
         self.tell(

@@ -1,5 +1,6 @@
 """`twofold calibrate live` and `twofold verify`, run with a tiny model and real processes."""
 
+import os
 import subprocess
 import sys
 
@@ -7,6 +8,8 @@ import msgspec
 import pytest
 
 from support.hosts import profile
+from twofold.cli import calibrate as cli
+from twofold.fidelity.service import ServiceDesign, cluster_of
 from twofold.performance.profile import dump_profile, load_profile
 
 
@@ -95,3 +98,17 @@ def test_a_profile_that_cannot_be_written_is_refused_first(twofold, tiny_model_d
     done = twofold("calibrate", "live", tiny_model_dir("llama"), "-o", tmp_path / "no" / "host.yaml")
     assert done.code == 2
     assert "cannot write" in done.err
+
+
+def test_a_calibration_records_the_threads_that_services_have(twofold, tiny_model_dir, tmp_path, monkeypatch):
+    """With `OMP_NUM_THREADS`, a profile is valid for a service on the same host."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(cli, "measure", lambda *_: None)
+    monkeypatch.setattr(cli, "calibrate", lambda *_, cores, threads, **__: profile(cores=cores, threads=threads))
+    path, model = tmp_path / "host.yaml", tiny_model_dir("llama")
+    for limit, threads in (("3", 3), ("", 4)):
+        monkeypatch.setenv("OMP_NUM_THREADS", limit)
+        assert twofold("calibrate", "live", model, "-o", path).code == 0
+        found = load_profile(path)
+        assert found.host.threads == threads
+        cluster_of(ServiceDesign(prefill=1, decode=1), found, path, kv_capacity_tokens=64_000, max_num_seqs=64)

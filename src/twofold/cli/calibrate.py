@@ -26,7 +26,7 @@ from twofold.performance.fitting.fit import FitOptions, fit_profile
 from twofold.performance.fitting.profile import date_of, read_profile
 from twofold.performance.profile import MeasuredProfile, dump_profile
 from twofold.reporting.output import table
-from twofold.serving.launch.worker_plan import available_cores
+from twofold.serving.launch.worker_plan import available_cores, threads_on
 
 _WORKERS: Final = 2  # of each service that is measured
 
@@ -150,7 +150,7 @@ def calibrate_host(settings: LiveSettings) -> None:
         measured,
         known,
         cores=len(cores),
-        threads=len(share_cores(cores, _WORKERS)[0]),
+        threads=threads_on(share_cores(cores, _WORKERS)[0]),
         kv_capacity_tokens=kv_cache_bytes // known.kv_bytes_per_token,
         source=f"twofold calibrate live, {os.uname().machine}, {len(cores)} cores",
         date=f"{datetime.now(UTC):%Y-%m-%d}",

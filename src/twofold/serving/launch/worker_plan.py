@@ -70,20 +70,19 @@ def plan_workers(
 
 
 def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
-    """Assign each worker an equal part of this host's CPU cores. With `pin_cores`, pin workers to their cores. A worker
-    has a thread per core, or fewer if `OMP_NUM_THREADS` is less.
-    """
+    """Assign each worker an equal part of this host's CPU cores. With `pin_cores`, pin workers to their cores."""
     if not workers:
         return ()
     return tuple(
-        msgspec.structs.replace(worker, cores=share if pin_cores else (), threads=_threads(len(share)))
+        msgspec.structs.replace(worker, cores=share if pin_cores else (), threads=threads_on(share))
         for worker, share in zip(workers, share_cores(available_cores(), len(workers)), strict=True)
     )
 
 
-def _threads(cores: int) -> int:
+def threads_on(cores: Sequence[int]) -> int:
+    """Return the number of threads of a worker with these CPU cores: one per core, but at most OMP_NUM_THREADS."""
     most = os.environ.get("OMP_NUM_THREADS", "")
-    return min(cores, int(most)) if most.isdecimal() and int(most) > 0 else cores
+    return min(len(cores), int(most)) if most.isdecimal() and int(most) > 0 else len(cores)
 
 
 def available_cores() -> list[int]:

@@ -1,10 +1,12 @@
 """A service process that belongs to a single test, so that the test may break it."""
 
+import os
 import re
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 
@@ -14,12 +16,13 @@ ROUTE = ("-m", "twofold.cli.main", "route")  # alternative `program`
 
 
 @contextmanager
-def running_service(model, *flags, port=None, program=("-m", "twofold.cli.main", "serve")):
-    """Run `twofold serve` or another program; yield the process and the URL."""
+def running_service(model, *flags, port=None, program=("-m", "twofold.cli.main", "serve"), log=os.devnull):
+    """Run `twofold serve` or another program, with its log in the file `log`; yield the process and the URL."""
     port = free_port() if port is None else port
     given = [] if model is None else [str(model)]
     command = [sys.executable, *program, *given, *flags, "--port", str(port)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    with Path(log).open("ab") as stderr:  # the process has its own descriptor
+        process = subprocess.Popen(command, stderr=stderr)
     try:
         assert wait_ready(process, f"http://127.0.0.1:{port}")
         yield process, f"http://127.0.0.1:{port}"

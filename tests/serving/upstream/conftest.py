@@ -32,25 +32,25 @@ def vllm_pair(tiny_model_dir, tmp_path_factory):
         yield model, servers
 
 
-def routed_fleet(vllm_pair, probe_timeout):
-    """Yield a gateway with one server for prefill and one for decode."""
+def routed_fleet(vllm_pair, probe_timeout, directory):
+    """Yield a gateway with one server for prefill and one for decode; its log is in `directory`."""
     model, (prefill, decode) = vllm_pair
     flags = (
         *("--model", str(model), "--served-model-name", NAME, "--router", "jsq-planned"),
         *("--prefill", prefill.url, "--decode", decode.url),
         *("--max-restart-delay", "1", "--probe-timeout", str(probe_timeout)),
     )
-    with running_service(None, *flags, program=ROUTE) as (process, url):
+    with running_service(None, *flags, program=ROUTE, log=directory / "gateway.log") as (process, url):
         yield RoutedFleet(url, process, prefill, decode)
 
 
 @pytest.fixture(scope="module")
-def fleet(vllm_pair):
+def fleet(vllm_pair, tmp_path_factory):
     """Yield a gateway that does not time out on a busy machine."""
-    yield from routed_fleet(vllm_pair, 600)
+    yield from routed_fleet(vllm_pair, 600, tmp_path_factory.mktemp("fleet"))
 
 
 @pytest.fixture(scope="module")
-def watched_fleet(vllm_pair):
+def watched_fleet(vllm_pair, tmp_path_factory):
     """Yield a gateway with a probe timeout that is short enough to detect a hung server."""
-    yield from routed_fleet(vllm_pair, 20)
+    yield from routed_fleet(vllm_pair, 20, tmp_path_factory.mktemp("watched-fleet"))

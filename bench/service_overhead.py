@@ -1,9 +1,10 @@
-"""Measure the CPU time of a routing decision, and the CPU time of gateway and controller per request and per token.
+"""Measure the CPU time of routing decisions, and of gateway and controller per request and per token.
 
-For decisions, a cluster scheduler of 40 or 1,000 instances holds eight requests per instance on average; one decision
-places a request and finishes another. For gateway and controller, an emulated service with 40 instances runs streams of
-one token and long streams; the difference is the cost per token. A plain Python loop is also timed, to compare
-machines.
+Routing decisions are timed in a cluster of 40 or 1,000 instances with eight requests per instance on average.
+Each timed decision finishes the oldest request and places a new request. Gateway and controller are timed in
+an emulated service of 40 instances, with requests of one output token and of 150 output tokens. The CPU time
+per token is the extra CPU time of the long requests, divided by the number of extra tokens. A plain Python
+loop is also timed, to compare machines.
 """
 
 import argparse

@@ -49,7 +49,9 @@ def chunked(machines: int, *, caches: bool = False) -> ClusterSpec:
 
 
 def inlined(machines: int, tbt_s: float) -> ClusterSpec:
-    """Return a colocated cluster that adds a whole prompt to a decode batch if both together take at most `tbt_s`."""
+    """Return a colocated cluster that adds whole prompts to a decode batch while the predicted iteration
+    time is at most `tbt_s` seconds.
+    """
     return replace(
         BASE,
         pools=(_both(machines, "inlined"),),

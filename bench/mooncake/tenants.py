@@ -45,8 +45,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers of one round: tenant B sends a prompt that only tenant A has sent, then a new prompt; A repeats its
-    prompt.
+    """Three answers from one round of the benchmark.
+
+    Tenant B sends a prompt that tenant A has sent before, and a prompt that nobody has sent before. Tenant A
+    sends one of its own prompts a second time.
     """
 
     sent: Answer

@@ -1,12 +1,8 @@
 """Measure a controller's CPU cost per worker message, request and token, by number of workers.
 
-A live service's controller runs in this process, without an HTTP server. Another process sends the messages of all
-workers as fast as it can, without computing. Figures are CPU seconds of this process, including ZeroMQ's threads. A
-plain loop is also timed, to compare machines.
-
-- The cost of a registration includes the messages that send every worker the addresses of all workers.
-- The cost of a request covers its prompt, reservation, lease, first token and hand-off.
-- Later tokens arrive in iterations of `--batch` requests.
+A live service's controller runs in this process, without an HTTP server. A second process sends the messages of
+all workers as fast as possible, but runs no model. Costs are CPU seconds of the controller's process, including
+ZeroMQ's threads. A plain Python loop is also timed, to compare machines.
 """
 
 import argparse

@@ -27,8 +27,9 @@ def provisioning(
     decode: Sequence[int],
     html: Path | None,
 ) -> None:
-    """Print, by the number of prefill and of decode machines, how far the SLO bounds must be scaled for a cluster to
-    meet them.
+    """Print how far each number of prefill and decode machines is from the SLO. Optionally write a heat map to `html`.
+
+    The printed number is the largest ratio of a latency to its SLO bound; at most 1 meets the SLO.
     """
     kind = next(each for each in KINDS if each.split and each.name.lower().endswith(f"-{kind_name.lower()}"))
     planes: dict[str, Plane] = {}

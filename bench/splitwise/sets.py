@@ -1,4 +1,7 @@
-"""Design sets of Splitwise (section 6): highest rate of each cluster design within the nine SLOs."""
+"""Find the highest request rate at which each Splitwise cluster design meets the paper's nine SLOs.
+
+The cluster designs form sets of equal power or equal cost (section 6).
+"""
 
 import asyncio
 from collections.abc import Sequence

@@ -65,7 +65,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(run: ReferenceRun, checkout: Path, python: str) -> Round:
-    """Compare both simulators on one run. Raises SystemExit if one fails or their results differ."""
+    """Run SplitwiseSim and Twofold on the simulation `run`, and compare the CPU times. Raises SystemExit
+    if a simulator fails or the results differ.
+    """
     with tempfile.TemporaryDirectory() as folder:
         theirs = _cost(
             [python, str(HERE / "splitwise_sim_driver.py"), str(checkout), str(run.trace_path), folder, *run.overrides]

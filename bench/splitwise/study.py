@@ -97,7 +97,9 @@ class Study:
         return await self.best(kind, within(equal, self.problem.catalog))
 
     async def best(self, kind: Kind, allows: Allows) -> BestDesign:
-        """Return the design with the highest request rate among those of a kind that `allows` accepts."""
+        """Return the design of kind `kind` with the highest request rate, among designs for which `allows`
+        returns True.
+        """
         frontiers = [frontier(each, allows) for each in self._families(kind)]
         found = await asyncio.gather(*(most_throughput(self.search, designs) for designs in frontiers))
         return max(map(self._found, found), key=lambda each: each.rate)

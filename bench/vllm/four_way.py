@@ -38,7 +38,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def machine() -> str:
-    """Return the name of the processor from the kernel."""
+    """Return the CPU model name that the operating system reports."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
@@ -96,7 +96,9 @@ def rates(setting: Setting, system: str, given: argparse.Namespace, report: Repo
 
 
 def client_cores(cores: int) -> list[int]:
-    """Return the cores that the systems do not use."""
+    """Return the CPU cores that the benchmarked serving systems leave to the client, or all CPU cores if
+    no core is left.
+    """
     return ALL_CORES[cores:] or ALL_CORES[:cores]
 
 

@@ -26,7 +26,9 @@ from twofold.request import FinishReason, Request
 
 
 class Moment(StrEnum):
-    """Recorded events of a request, in chronological order if the KV is sent layer by layer during the prefill."""
+    """Recorded events of a request. The order of the members is chronological if the KV cache is sent
+    layer by layer during prefill.
+    """
 
     ARRIVED = "arrived"
     ROUTED = "routed"

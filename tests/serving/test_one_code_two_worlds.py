@@ -128,7 +128,10 @@ class VirtualRun:
 
 
 def timed(name, entries):
-    """Yield the entries of a journal as (time, process name, index, entry), with times that never decrease."""
+    """Yield (time, process name, index, entry) for each journal entry.
+
+    The time is the latest time of the entry and all earlier entries.
+    """
     latest = 0.0
     for number, entry in enumerate(entries):
         latest = max(latest, entry.at)

@@ -1,4 +1,4 @@
-"""Cluster plans with constant numbers."""
+"""Functions that build cluster plans for tests from fixed evaluation results, without simulation."""
 
 from support.analytic_cluster import COLOCATED, SPLIT, design
 from support.simulated import FITTED, pool

@@ -39,7 +39,7 @@ def _mappings(pid):
 
 
 def disk_bytes(directory):
-    """Return the bytes of the files in a directory."""
+    """Return the total size in bytes of the files directly in `directory`."""
     apparent = allocated = 0
     for path in directory.glob("*"):
         try:

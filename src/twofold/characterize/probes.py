@@ -1,12 +1,14 @@
-"""Probes of a characterization. A probe is a group of requests (streams) that measures one property of an instance.
+"""Probes for `twofold characterize`.
 
-    kind      streams                                       measures
-    prefill   one prompt alone                              prefill time by prompt length
-    parallel  several prompts at once                       prefill time by batched tokens
-    decode    n streams                                     time of a decode iteration by batch size and context
-    mixed     n streams, and prompts sent while they run    time of iterations that compute a prompt beside decodes
-    cached    a prompt, then the same prompt again          prefill time with a prefix-cache hit
-    transfer  one stream of a disaggregated service         delay of the second token due to the KV transfer
+A probe is a group of requests that measures one property of an instance:
+
+    kind      requests                                        measures
+    prefill   one prompt alone                                prefill time by prompt length
+    parallel  several prompts at once                         prefill time by number of batched tokens
+    decode    requests that decode in one batch               iteration time by batch size and context length
+    mixed     decoding requests, and prompts sent meanwhile   time of an iteration with a prompt and decodes
+    cached    one prompt, sent twice                          prefill time with a prefix-cache hit
+    transfer  one request to a disaggregated service          delay of the second token due to the KV transfer
 
 Most prompt lengths and batch sizes are not powers of two, because kernels are often tuned for powers of two.
 """

@@ -174,7 +174,7 @@ def compare_replays(
     logs: Mapping[str, WorkerLog],  # by name of the worker
     slo: Slo,
 ) -> Comparison:
-    """Simulate the live replays of one load, and compare the results."""
+    """Simulate the requests that were replayed on a live service, and compare the simulated and the live latencies."""
     workers = twin.design.workers()
     slow = tuple(slowness(twin.profile, workers, logs, LoadSpan.of(timelines)) for timelines in live)
     return Comparison(

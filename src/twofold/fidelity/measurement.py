@@ -80,7 +80,7 @@ def shared_groups(max_model_len: int) -> Iterator[RequestGroup]:
 
 
 def mixed_groups(max_model_len: int) -> Iterator[RequestGroup]:
-    """Yield the groups of requests to send for iterations that compute prompts beside decodes."""
+    """Yield groups of requests that make a worker compute prompts and decodes in the same iterations."""
     prompts = [size for size in _PROMPTS if size < max_model_len // 2]
     for number in range(2):
         yield _beside(Purpose.MIXED, f"mixed-{number}", prompts, output=max_model_len // 8)

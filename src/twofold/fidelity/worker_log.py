@@ -140,7 +140,9 @@ AS_CALIBRATED = Slowness(1.0, 1.0)
 def slowness(
     profile: MeasuredProfile, workers: Sequence[WorkerConfig], logs: Mapping[str, WorkerLog], span: LoadSpan
 ) -> Slowness:
-    """Return the slowdown factors of a host since calibration, measured during `span`."""
+    """Return the slowdown factors of a host during the period `span`: measured iteration times divided by
+    the times predicted from the host's calibration.
+    """
     cores = available_cores()
     shared = gateway_cores(cores, ((worker.role, worker.cores) for worker in workers))
     front = _front_share(profile.shared_host.front, logs, span) / len(shared)

@@ -27,7 +27,9 @@ class ConfigJson:
         return ModelError(f"{self.path}: {reason}")
 
     def number(self, *names: str, default: int | None = None) -> int:
-        """Return the first field in `names` that is set, or `default`. Raises ModelError for neither or a value < 1."""
+        """Return the first field in `names` that is set, else `default`. Raises ModelError if no field is set
+        and `default` is None, or if the field is not an integer ≥ 1.
+        """
         value = self.optional_number(*names)
         if value is None and default is None:
             raise self.error(f"field {names[0]} is missing")

@@ -185,7 +185,10 @@ class PrefixBlockAllocator(PagedBlockAllocator):
                 self.cache.release(key)
 
     def _rewrite_last(self, allocation: BlockAllocation, key: BlockKey) -> tuple[int, int] | None:
-        """Append a cached block, or a copy if it is in use, to an allocation. Return (source, copy), or None."""
+        """Append the cached block of `key` to an allocation that will write to it.
+
+        If other requests use the block, append a copy instead, and return the ids of the block and of the copy.
+        """
         source, table = self._cached[key], self._tables[allocation]
         if not self._owners[source]:  # the cached block itself becomes writable
             self.cache.remove(key, RemovalReason.REWRITTEN)

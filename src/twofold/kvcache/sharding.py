@@ -92,7 +92,7 @@ def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 class LayerTraffic(NamedTuple):
-    """KV heads and transfers of a layer in a hand-off, each as the maximum over the sending ranks."""
+    """Maximum traffic of one rank for one layer of a KV hand-off: KV heads sent, and transfers."""
 
     heads: int
     pieces: int

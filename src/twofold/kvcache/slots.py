@@ -67,7 +67,10 @@ class SlotAllocator:
         self._had.setdefault(holder, set()).add(slot)
 
     def release(self, slot: int, holder: Holder) -> None:
-        """Remove one hold of a reader from a slot."""
+        """Remove one of the holds that the reader `holder` has on a slot.
+
+        Raise ValueError if the reader does not hold the slot.
+        """
         holds = self._holds.get(slot, {})
         if holder not in holds:
             raise ValueError(f"{holder} does not hold slot {slot}")

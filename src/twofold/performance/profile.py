@@ -69,7 +69,11 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return seconds + self.prompt_s + (self.mixed_s if sequences else 0.0)
 
     def slower(self, factor: float, decodes: float | None = None) -> "IterationTimes":
-        """Return a copy with times multiplied by `factor`, or by `decodes` in iterations without prompts."""
+        """Return a copy whose iteration times are multiplied by `factor`.
+
+        If a second factor `decodes` is given, the times of iterations without prompts are multiplied by `decodes`
+        instead.
+        """
         times = ("base_s", "square_s", "sequence_s", "context_s", "prompt_s", "mixed_s", "large_s", "cold_s")
         return msgspec.structs.replace(
             self,
@@ -194,7 +198,11 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return self.host
 
     def slower(self, prompts: float, decodes: float) -> "MeasuredProfile":
-        """Return a copy with times multiplied by `prompts` in iterations with prompts, and by `decodes` in others."""
+        """Return a copy with scaled iteration and gateway times.
+
+        The factor `prompts` multiplies gateway times and the times of iterations with prompts. The factor `decodes`
+        multiplies the times of iterations without prompts.
+        """
         host = self.shared_host
         front = {name: getattr(host.front, name) * prompts for name in host.front.__struct_fields__}
         slowed = msgspec.structs.replace(host, front=GatewayTimes(**front))

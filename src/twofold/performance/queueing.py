@@ -71,7 +71,9 @@ def stage_times(model: PerformanceModel, prompt_tokens: int) -> tuple[float, flo
 
 
 def quickest_by_rate(times: Mapping[str, tuple[float, float]]) -> list[tuple[float, str]]:
-    """Return pairs (rate, name): from each rate in prompts/s on, the named option has the lowest mean TTFT."""
+    """Return pairs (rate in prompts/s, option name) by ascending rate. The named option has the lowest
+    mean TTFT between the rate of the pair and the rate of the next pair.
+    """
     # `times` has (seconds in all stages, seconds in the slowest stage) of each option.
     now = min(times, key=lambda name: times[name])
     found = [(0.0, now)]

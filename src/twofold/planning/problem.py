@@ -81,15 +81,19 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return kind.tensor_parallel or self.tensor_parallel or self.catalog.machine(kind.name).count
 
     def instances_on(self, kind: MachineKind) -> int:
-        """Return the number of instances on a machine of type `kind`. If `kind` is the part of a machine that one
-        instance uses, this is 1.
+        """Return the number of LLM instances on the hardware `kind`: 1 if `kind` is a part of a machine, else
+        as many as fit on the whole machine.
         """
         if kind.tensor_parallel is not None:
             return 1
         return self.catalog.machine(kind.name).count // self.tensor_parallel_on(kind)
 
     def slo_of(self, design: Design) -> Slo | SlowdownSlo:
-        """Return the SLO for a design. If it runs one phase, this is only the bound on that phase."""
+        """Return the SLO for a design.
+
+        If the design is evaluated for prefill alone, an SLO in seconds is reduced to the TTFT bound; for decode
+        alone, to the TPOT bound.
+        """
         # A family that judges one phase needs only the bound of this phase.
         slo, judged = self.slo, design.family.judged
         if judged is None or isinstance(slo, SlowdownSlo):
@@ -97,7 +101,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return Slo(ttft_s=slo.ttft_s) if judged is Phase.PREFILL else Slo(tpot_s=slo.tpot_s)
 
     def reference_model(self) -> PerformanceModel | None:
-        """Return the performance model of the reference latencies for slowdowns; None for an SLO in seconds."""
+        """Return the performance model of the reference machine. Return None if the SLO is in seconds rather
+        than relative to the latencies of the reference machine.
+        """
         if isinstance(self.slo, Slo):
             return None
         machine = self.catalog.machine(self.reference)

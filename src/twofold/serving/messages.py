@@ -95,7 +95,7 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
 
 class HeartbeatAck(Message, frozen=True, kw_only=True):
-    """Acknowledgement of the heartbeat sent at `said_s`, on the sender's clock."""
+    """Acknowledgement of a heartbeat. `said_s` is the heartbeat's send time, on the clock of the heartbeat's sender."""
 
     said_s: float
 

@@ -91,8 +91,10 @@ class SimulatedHandoffs:
             self._send(life, life.first_layer)
 
     def prefilled(self, life: SimulatedRequest) -> None:
-        """After the prefill of a request, continue its hand-off: ask for a lease, send all layers, or wait for the last
-        ones.
+        """Continue the hand-off of a request whose prefill has just ended.
+
+        If a KV transfer is already running, let the transfer finish. Otherwise, start the transfer once the decode
+        instance has leased blocks to the request.
         """
         if life.lease is None:
             if self._retry is not None:

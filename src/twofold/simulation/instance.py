@@ -26,7 +26,7 @@ class InstanceEnvironment(ABC):
 
     @abstractmethod
     def loading(self, batch: RunningBatch, timing: RunTiming) -> RunTiming:
-        """Return the duration of a batch including the loading of cached prefixes; `timing` excludes it."""
+        """Return the duration of a batch with loading of cached prefixes. `timing` is the duration without loading."""
 
     @abstractmethod
     def started(self, instance: "SimulatedInstance", batch: RunningBatch, end: int) -> None: ...
@@ -103,8 +103,10 @@ class SimulatedInstance(ABC):
 
 
 class VirtualInstance(SimulatedInstance):
-    """Simulated instance that runs the batches of its scheduler on the virtual clock. For speed, one event covers up to
-    `max_run` iterations of the same batch. `cores`, if given, are the CPU cores that compute the batches.
+    """Simulated instance that runs the batches of its scheduler on the virtual clock.
+
+    For speed, one event covers up to `max_run` iterations of the same batch. If `cores` is given, the batches run
+    on these simulated CPU cores.
     """
 
     def __init__(

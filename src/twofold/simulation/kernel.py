@@ -124,8 +124,9 @@ class MachineLink:
 
 
 class PacedWork:
-    """Simulated work whose speed can change, such as a KV transfer. `left` is the amount left at the last change, at
-    picosecond `since`. The event `end` happens on completion.
+    """Simulated work whose speed can change, such as a KV transfer.
+
+    The speed last changed at picosecond `since`; the amount of work left at that time was `left`.
     """
 
     __slots__ = ("end", "left", "rate", "since", "version")

@@ -33,9 +33,9 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Each arrived request has completed, was rejected, has failed, or is unfinished. A slowdown is a latency divided by
     the latency of the same request alone on a reference machine. `slo_scale` has, for each completed request, the
-    smallest factor on all SLO bounds at which the request meets them. `duration_s` is the time from the first arrival
-    to the end of the last request. `series` has `power_w` and, for each role, `queue/ROLE` and `batch/ROLE` in
-    sequences, and `pool/ROLE` in instances.
+    largest ratio of a latency to the SLO's bound on that latency. `duration_s` is the time from the first arrival
+    to the end of the last request. `series` contains the power in watts (`power_w`) and, for each role, the number of
+    queued sequences (`queue/ROLE`), of sequences per batch (`batch/ROLE`) and of instances (`pool/ROLE`).
     """
 
     spec: ClusterSpec

@@ -201,7 +201,9 @@ class PrefixReuse(RequestSubscriber):
         )
 
     def loading(self, iteration: RunningBatch, pace: RunTiming) -> RunTiming:
-        """Return the duration of an iteration including the layer-wise loading of cached blocks; `pace` excludes it."""
+        """Return the timing of a batch that loads cached prefix blocks layer by layer. `pace` is the timing of
+        the batch without loading.
+        """
         loading = 0
         for part in iteration.prefills:
             use = self._uses.get(part.sequence.id)

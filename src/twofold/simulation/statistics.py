@@ -265,7 +265,8 @@ class RunStatistics:
     def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
         """Record the inter-token latencies of `count` iterations that each decode `decodes` sequences.
 
-        The sequences received their previous token at picosecond `start`; those in `joined` received it earlier.
+        The sequences in `joined` start or resume decoding in the first iteration. The remaining sequences of the batch
+        received their previous token at picosecond `start`.
         """
         first, itl = pace.first_ps, self.itl
         if not joined:

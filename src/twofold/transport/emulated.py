@@ -13,7 +13,7 @@ from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor, Tr
 
 
 class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
-    """Network link of an instance: its machine, latencies in seconds and bandwidths in bytes per second."""
+    """Emulated network link of an instance, with latencies in seconds and bandwidths in bytes per second."""
 
     machine: str
     bytes_per_s: float

@@ -13,7 +13,7 @@ SOON = 0.05
 
 
 class Items:
-    """Asynchronous generator of `ready` numbers that then ends or waits forever."""
+    """Asynchronous generator that yields the integers from 0 to `ready` − 1, then ends or waits forever."""
 
     def __init__(self, ready, *, ends=False):
         self.ready, self.ends, self.closed = ready, ends, False

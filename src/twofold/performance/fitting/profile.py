@@ -107,7 +107,7 @@ class ProfiledBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def group_batches(rows: Iterable[ProfileRow]) -> list[ProfiledBatch]:
-    """Group rows by prompt size and batch size, and compute the medians."""
+    """Group profile rows by prompt size and batch size, and compute the median of the measured times in each group."""
     groups: dict[tuple[int, int], list[ProfileRow]] = defaultdict(list)
     for row in rows:
         if row.prompt_time or row.token_time:

@@ -21,7 +21,10 @@ NEVER = np.iinfo(np.int64).max
 
 
 def least_capacities(prompts: Sequence[Sequence[BlockKey]]) -> Blocks:
-    """For each block of each prompt, return the smallest LRU capacity, in blocks, at which it hits, or NEVER."""
+    """For each block of each prompt, return the smallest LRU cache capacity at which the block is a hit.
+
+    Capacities are in blocks. For a block that is never a hit, the capacity is the largest 64-bit integer.
+    """
     # The result is approximate for caches smaller than a prompt.
     keys = list(chain.from_iterable(prompts))
     distances = np.minimum(stack_distances(keys), len(keys) + 1)
@@ -108,7 +111,10 @@ class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
         return int(gb_per_node * self.nodes / self.caches / self.block_gb + _ROUNDING)
 
     def gb_of(self, blocks: int) -> float:
-        """Return the capacity of a tier in GB per node, if each cache has `blocks` blocks."""
+        """Return the capacity in GB per node of a cache tier whose caches hold `blocks` blocks each.
+
+        A tier has either one cache per node or one cache for all nodes.
+        """
         return blocks * self.block_gb * self.caches / self.nodes
 
 

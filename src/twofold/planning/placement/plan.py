@@ -44,7 +44,10 @@ class Confidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def level(self) -> float:
-        """Probability that the median goodput over all seeds is between the lowest and the highest of `rates`."""
+        """Probability that the median goodput over all possible seeds is within the range of `rates`.
+
+        `rates` contains the goodput of each simulated seed.
+        """
         # For n draws from any distribution: 1 − 2^(1−n).
         return 1.0 - 2.0 ** (1 - len(self.rates))
 
@@ -160,7 +163,10 @@ def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlaceme
 
 
 class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
-    """Parallelism of a prefill instance with the lowest mean TTFT at each rate, by queueing theory."""
+    """Best parallelism of prefill instances for each range of request rates.
+
+    The best parallelism is the parallelism with the lowest mean TTFT, calculated by queueing theory.
+    """
 
     accelerators: int
     prompt_tokens: int

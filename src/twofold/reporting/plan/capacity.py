@@ -110,7 +110,11 @@ def added_by(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) ->
 
 
 class CapacityPointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Hit rate, savings and price of a cache tier at one capacity, and the savings over the next smaller capacity."""
+    """Hit rate, savings, price and marginal gain of a cache tier at one capacity.
+
+    The marginal gain is what each GB or dollar added to the next smaller capacity saves: accelerator time and
+    dollars.
+    """
 
     point: CapacityPoint
     added: MarginalGain

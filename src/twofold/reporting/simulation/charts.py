@@ -40,7 +40,10 @@ DASHED: Final[Layout] = {"width": 1, "dash": "dash"}
 
 
 def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart:
-    """Plot the cumulative distributions of TTFT, TPOT, ITL and E2E latency. An SLO in seconds adds its bounds."""
+    """Plot the cumulative distributions of TTFT, TPOT, ITL and E2E latency.
+
+    If the SLO has bounds in seconds, also draw each bound as a dashed line.
+    """
     known = [latency for latency in LATENCIES if latency.label in _TITLES]
     axes = [(log_axis(_TITLES[latency.label]), _SHARE) for latency in known]
     traces = [trace for plot, latency in enumerate(known) for trace in cumulative(results, latency, plot)]

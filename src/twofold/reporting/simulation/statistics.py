@@ -47,7 +47,10 @@ SLOWDOWNS: Final = (
 
 
 class DistributionSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of a distribution: latencies in seconds, slowdowns as multiples."""
+    """Count, mean, extremes and percentiles of a latency or slowdown distribution.
+
+    Latencies are in seconds. Slowdowns are multiples of the uncontended latency on a reference machine.
+    """
 
     count: int
     mean: float

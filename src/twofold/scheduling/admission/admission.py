@@ -129,7 +129,7 @@ class Admission(RequestSubscriber):
         return queued
 
     def put_back(self, queued: QueuedRequest, now: float) -> None:
-        """Requeue a request that could not be placed or lost its instance."""
+        """Requeue a request after a failed placement or after the loss of the instance that ran the request."""
         del self._running[queued.id]
         self._keys[queued.key].waiting += 1
         self._queue.join(queued)  # at its former position

@@ -1,4 +1,4 @@
-"""Predicted prefill queue of an instance, and averages over recent measurements, for overload control."""
+"""Predicted prefill queue of an instance, for overload control."""
 
 from bisect import insort
 from collections import deque
@@ -206,7 +206,10 @@ class PrefillQueue:
         return before_s + model_s * self._speed.factor
 
     def oldest_companion(self, prompt: QueuedPrompt, now: float) -> str | None:
-        """Return the id of the oldest request in the iteration that `prompt` would join; None for a new iteration."""
+        """Return the id of the oldest request in the queued iteration that `prompt` would join.
+
+        Return None if `prompt` would start a new iteration.
+        """
         self._requeue_late(now)
         joined = self._open_iteration(prompt)
         return None if joined is None else next(iter(joined.prompts))

@@ -32,7 +32,8 @@ class Router(ABC):
         return Pools()
 
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
-        """Return the next role of an instance after the router changed its role temporarily. By default, it is the
-        current one.
+        """Return the role that an instance with a temporary role should have from now on.
+
+        By default, return the temporary role.
         """
         return load.role  # `idle`: the instance has no work left

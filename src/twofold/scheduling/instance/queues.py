@@ -112,7 +112,7 @@ class DecodeSet(SequenceQueue):
         self._ends.insert(self._place(sequence), sequence)
 
     def remove(self, sequence: ScheduledSequence) -> None:
-        """Remove a sequence from the set, and store its numbers of computed and generated tokens in it."""
+        """Remove a sequence from the set, and update the sequence's counts of computed and generated tokens."""
         super().remove(sequence)
         self._ends.pop(self._place(sequence))
         self._update(sequence)

@@ -127,7 +127,7 @@ class InstanceScheduler(KvReceiver):
         self._end_fetches()
 
     def _end_fetches(self) -> None:
-        """Move prompts to the waiting queue in order, until one still waits for its prefix fetch."""
+        """Move prompts to the waiting queue in order, up to the first prompt whose prefix is still being fetched."""
         while (sequence := self._fetching.first) is not None and not sequence.fetching:
             self._fetching.remove(sequence)
             self._enqueue(sequence, self.queues.waiting)
@@ -213,8 +213,8 @@ class InstanceScheduler(KvReceiver):
         return batch
 
     def _start_idle_lane(self) -> RunningBatch | None:
-        """Start and return a batch on the lane with work that is idle for longest; return None if there is no such
-        lane.
+        """Start and return a batch of the longest-idle lane that has work, or return None if no idle lane has
+        work. A lane is a group of sequences that share batches.
         """
         turns = self._turns
         for turn in range(self._running, self.stages):
@@ -228,7 +228,9 @@ class InstanceScheduler(KvReceiver):
         return None
 
     def _start_lane(self, lane: Lane) -> RunningBatch | None:
-        """Start and return the next batch of an idle lane; None if it has nothing to run."""
+        """Start and return the next batch of an idle lane, or return None if the lane has nothing to run. A
+        lane is a group of sequences that share batches.
+        """
         queues, changes = lane.queues, NO_CHANGES
         if self.changed or not lane.remaining:
             self.changed = False

@@ -32,7 +32,7 @@ class KvReservation:
         return output - 1 if self.output_at_decode_start else 0
 
     def in_all(self, prompt: int, output: int) -> int:
-        """Return the largest number of KV tokens reserved for a request on its decode instance."""
+        """Return the peak number of KV tokens reserved for one request on the decode instance of the request."""
         return prompt + output - 1 + self.extra
 
 

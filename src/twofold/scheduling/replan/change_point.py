@@ -49,7 +49,10 @@ class ChangePoint:
         self._count += 1
 
     def strongest(self) -> MeanChange | None:
-        """Return the most significant change, tested at the window lengths of `WINDOWS`; None with too few numbers."""
+        """Return the most significant change of the mean, or None if the sequence has fewer than 12 numbers.
+
+        The mean of the latest 4, 8, 16, 32, 64 or 128 numbers is compared with the mean of all earlier numbers.
+        """
         return self._least_likely(WINDOWS)
 
     def located(self) -> MeanChange | None:

@@ -21,7 +21,7 @@ class CellLoad(InstanceLoad):
 
 
 class Cell:
-    """The instances of a cell, and their summed load."""
+    """Group of nearby instances, with the total load of the group."""
 
     def __init__(self, name: str) -> None:
         self.pools = Pools()
@@ -58,7 +58,7 @@ class _CombinedPool(Pool):
 
 
 class CellPools(Pools):
-    """One pool of instances for each cell and role."""
+    """Pools of instances, one for each cell and role. A cell is a group of nearby instances."""
 
     def __init__(self) -> None:
         super().__init__()

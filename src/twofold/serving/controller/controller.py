@@ -113,7 +113,9 @@ class Controller(Service):
         self._remote.exited(instance)
 
     def workers_waiting(self, instances: Collection[str]) -> None:
-        """Re-plan the service without the workers `instances`, for which the cluster has no room."""
+        """Re-plan the service without the workers named in `instances`, for which the cluster has no free
+        resources. If `instances` is empty, restore the original plan.
+        """
         self._degraded.update(instances)  # if none waits, restores all workers and roles
 
     def shutdown(self) -> None:

@@ -34,7 +34,9 @@ class ParentWatchdog:
 
 
 def presumed_dead(heard_s: float, now: float) -> bool:
-    """Return whether the watchdog has surely ended a process whose last message arrived at `heard_s`."""
+    """Return whether the watchdog timeout and a safety margin have passed since a process's last message
+    arrived at `heard_s`.
+    """
     return now - heard_s > WATCHDOG_S + WATCHDOG_MARGIN_S
 
 

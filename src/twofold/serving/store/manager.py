@@ -88,7 +88,10 @@ class StoreManager:
             disk.put(key, position)
 
     def lookup(self, keys: Sequence[bytes]) -> tuple[int, int]:
-        """Return the length of a prompt's cached prefix in blocks: in the whole store, and in its memory alone."""
+        """Count the leading blocks of a prompt that are in the store.
+
+        Return two counts: the leading blocks in memory or on disk, and the leading blocks in memory alone.
+        """
         return sum(self.tiers.match(keys)), self.tiers.tiers[MEMORY].match(keys)
 
     def incoming(self, key: bytes) -> bool:
@@ -120,7 +123,7 @@ class StoreManager:
         self._advance()
 
     def commit(self, requester: Requester, blocks: Sequence[Block]) -> None:
-        """Store the blocks that a Put request has written, and lease slots for its next blocks."""
+        """Make the written blocks of a Put request available to readers, and lease slots for the remaining blocks."""
         putting = self._requests.get(requester)
         if not isinstance(putting, _PutRequest):
             return

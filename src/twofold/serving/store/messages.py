@@ -38,7 +38,7 @@ class DiskRead(NamedTuple):
 
 
 class DiskSpare(NamedTuple):
-    """Disk operation: allow the disk to replace a block that memory has too."""
+    """Disk operation: mark a block on disk as replaceable, because memory has a copy of the block."""
 
     key: bytes
 
@@ -101,7 +101,11 @@ StoreOperation = Lookup | Load | Put | Commit | Release | FetchBlocks
 
 
 class LookupResult(msgspec.Struct, frozen=True, tag=True):
-    """Reply to Lookup: length in blocks of the prefix that is cached in memory or on disk, and of that in memory."""
+    """Reply to Lookup, a request to count the leading blocks of a prompt that are in the store.
+
+    `blocks` counts the leading blocks in memory or on disk; `in_memory` counts the leading blocks in memory
+    alone.
+    """
 
     blocks: int
     in_memory: int

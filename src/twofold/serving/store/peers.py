@@ -26,7 +26,7 @@ class PeerCaller(NamedTuple):
 
 
 class PeerRequest(NamedTuple):
-    """Message from another store that asks for the blocks with these keys."""
+    """Message in which another KV store asks for the blocks with the keys `keys`."""
 
     caller: PeerCaller
     keys: list[bytes]

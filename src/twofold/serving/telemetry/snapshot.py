@@ -65,7 +65,10 @@ def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, 
 
 
 def stage_of(timeline: Timeline) -> StageName:
-    """Return the current stage of a live request: QUEUE until its worker has reported the prefill."""
+    """Return the current stage of a live request, such as queue, prefill or decode.
+
+    A request stays in the queue stage until a worker reports that the prefill has started.
+    """
     moments = timeline.moments
     if Moment.DECODE_STARTED in moments:
         return StageName.DECODE
@@ -120,7 +123,7 @@ class InstanceSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoleSpan(msgspec.Struct, frozen=True, array_like=True):
-    """A role of an instance, and its start in monotonic seconds."""
+    """Role of an instance, and the time at which the instance took the role, in monotonic seconds."""
 
     role: Role
     since_s: float

@@ -47,7 +47,10 @@ class BlockStored(_Event, frozen=True):
         return self.medium in _ENGINE and self.lora_name is None and not self.group_idx
 
     def salt(self) -> str | None:
-        """Return the request's cache salt, "" without one, or None if the block hashes include other extra keys."""
+        """Return the cache salt of the request, or "" if the request has no salt.
+
+        Return None if the block hashes depend on more than the tokens of the prompt and the salt.
+        """
         extra = (self.extra_keys or [None])[0] or []
         if not extra:
             return ""

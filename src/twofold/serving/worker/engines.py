@@ -60,7 +60,7 @@ def _close(pipes: Sequence[RankPipe]) -> None:
 
 
 class HostSwapSpace(NamedTuple):
-    """Host memory for `num_blocks` swapped-out blocks. `copy` swaps blocks out and in."""
+    """Host memory for `num_blocks` swapped-out KV blocks, and the function `copy` that swaps blocks out and in."""
 
     num_blocks: int
     copy: Callable[[Sequence[BlockCopy]], None]

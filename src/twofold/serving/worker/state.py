@@ -107,7 +107,7 @@ class CacheChanges(CacheObserver):
         self._add(key, stored=False)
 
     def take(self) -> tuple[list[BlockKey], list[BlockKey]]:
-        """Return the keys of cached blocks and of evicted blocks since the last call."""
+        """Return the keys of blocks cached since the last call, and the keys of blocks evicted since the last call."""
         changes, self._changes = self._changes, {}
         stored = [key for key, there in changes.items() if there]
         return stored, [key for key, there in changes.items() if not there]

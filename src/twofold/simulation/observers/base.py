@@ -8,7 +8,11 @@ from twofold.timeline import Timeline
 
 
 class IterationRun(msgspec.Struct, frozen=True):
-    """Consecutive iterations of a batch on an instance. With pipeline parallelism: one iteration, on the last stage."""
+    """One or more consecutive iterations of the same batch on an instance.
+
+    With pipeline parallelism, the number of iterations is 1, and start and end are times on the last pipeline
+    stage.
+    """
 
     instance: str
     start_ps: int

@@ -50,7 +50,7 @@ class VllmEngine:
 
 
 class VllmFactory(EngineFactory):
-    """Creates vLLM workers, each of which loads the model itself."""
+    """Factory of vLLM workers. Every worker loads a separate copy of the model."""
 
     def __init__(self, service: ServiceConfig) -> None:
         config = service.engine

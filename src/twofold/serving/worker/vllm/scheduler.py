@@ -56,7 +56,11 @@ class VllmOrder(Enum):
 
 @dataclass(slots=True, eq=False)
 class VllmRequest:
-    """Request on a vLLM worker. If a peer prefills it, `source` is the peer, and `grant` its leased blocks."""
+    """Request on a vLLM worker.
+
+    If a prefill worker sends the prompt's KV, `source` is the name of the prefill worker. `grant` then contains
+    the local blocks into which the prefill worker writes the KV.
+    """
 
     request: Request
     decodes_here: bool

@@ -79,7 +79,10 @@ def _pool(role: Role, degrees: str) -> PoolSpec:
 
 
 def compare(path: Path, slo_ms: tuple[float, float]) -> Comparison:
-    """Simulate the requests of a run of DistServe's simulator, and compare the latencies with its output."""
+    """Simulate the requests in `path`, an output file of DistServe's simulator, with Twofold's simulator.
+
+    Return the largest relative latency differences, and the SLO attainment in the two simulators.
+    """
     theirs = [msgspec.convert(row, Golden) for row in json.loads(path.read_text())]
     requests = [
         Request(

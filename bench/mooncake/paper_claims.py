@@ -235,8 +235,9 @@ def _best(shares: Mapping[str, Share], names: Sequence[str], place: int) -> floa
 
 
 class Job:
-    """Simulations for claims of the Mooncake paper. Each public method prints a table and yields claims with the
-    results.
+    """Simulations that test claims of the Mooncake paper.
+
+    Each public method prints a table of results, and yields the tested claims, marked as true or false.
     """
 
     def __init__(self, pool: ProcessPoolExecutor, given: argparse.Namespace, console: Console) -> None:

@@ -45,10 +45,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Three answers from one round of the benchmark.
+    """Answers to the prompts of one round.
 
-    Tenant B sends a prompt that tenant A has sent before, and a prompt that nobody has sent before. Tenant A
-    sends one of its own prompts a second time.
+    Tenant B sends a prompt that tenant A has sent before, then a new prompt. Tenant A repeats one of its own prompts.
     """
 
     sent: Answer

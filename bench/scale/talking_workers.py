@@ -1,4 +1,7 @@
-"""Stand-in for the workers in incoming.py: a process that sends their messages without computing."""
+"""Process of fake workers that send the messages of real workers to a controller but run no model.
+
+The benchmark incoming.py starts this process.
+"""
 
 import sys
 from collections import defaultdict

@@ -27,9 +27,10 @@ def provisioning(
     decode: Sequence[int],
     html: Path | None,
 ) -> None:
-    """Print how far each number of prefill and decode machines is from the SLO. Optionally write a heat map to `html`.
+    """Print whether clusters with the given numbers of prefill and decode machines meet the SLO.
 
-    The printed number is the largest ratio of a latency to its SLO bound; at most 1 meets the SLO.
+    For each cluster, the printed number is the largest ratio of a latency to the SLO's bound on that latency. A heat
+    map of the numbers is written to `html`, if given.
     """
     kind = next(each for each in KINDS if each.split and each.name.lower().endswith(f"-{kind_name.lower()}"))
     planes: dict[str, Plane] = {}

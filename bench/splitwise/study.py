@@ -130,7 +130,7 @@ class Study:
 
 @contextmanager
 def study(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Iterator[Study]:
-    """Create a search for the best cluster designs and its worker processes; stop them on exit."""
+    """Yield a search for the best cluster designs, and stop the search's worker processes when the context exits."""
     problem = problem_of(timing, workload, settings, catalog)
     path = settings.store or Path(":memory:")
     with EvaluationStore(path) as store, LocalExecutor(problem, settings.jobs) as executor:

@@ -85,7 +85,10 @@ async def compare(urls: dict[str, str], split: str, given: argparse.Namespace) -
 
 
 def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> Iterator[str]:
-    """Compare each split service with the colocated service. Yield a sentence per failure."""
+    """Measure each split service against the colocated service, and add the results to `report`.
+
+    Yield an error message for each split service that fails.
+    """
     with Processes(logs(across.folder, given, "colocated")) as colocated:
         url = across.stock.colocated(colocated, threads=max(1, across.stock.threads // 2))
         for split in given.only or SPLITS:

@@ -25,7 +25,7 @@ SLO = Slo(ttft_s=0.5, tpot_s=0.1)
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """Return the profile of a two-core host and the path of its file."""
+    """Return the performance profile of a host with two cores, and the path of the profile's file."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     path = tmp_path / "host.yaml"
     path.write_text(dump_profile(profile()))

@@ -128,10 +128,7 @@ class VirtualRun:
 
 
 def timed(name, entries):
-    """Yield (time, process name, index, entry) for each journal entry.
-
-    The time is the latest time of the entry and all earlier entries.
-    """
+    """Yield the entries of a journal with times that never decrease, as (time, process name, position, entry)."""
     latest = 0.0
     for number, entry in enumerate(entries):
         latest = max(latest, entry.at)

@@ -89,7 +89,7 @@ def test_sharing_with_the_other_phase_costs_extra(run):
 
 
 def test_busy_neighbour_slows_a_worker_down(run):
-    """The factor `crowded` slows down workers on separate cores while both run."""
+    """The contention factor `crowded` slows down two workers that run at the same time on separate cores."""
     slower = ContentionFactors(crowded=1.1, shared=3.0)
     one, two = run(profile(prefill=slower), [(0.0, 100, 1), (0.0, 100, 1)], colocated=2)
     assert one == near(0.121, 0.121)

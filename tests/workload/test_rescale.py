@@ -1,4 +1,4 @@
-"""Rescaling of traces to a rate, a window and a context length."""
+"""Rescaling of a trace to a request rate, a time window or a maximum context length."""
 
 from itertools import pairwise
 

@@ -73,7 +73,7 @@ class _UntypedHelp:
 
 
 class Command(_UntypedHelp, TyperCommand):  # type: ignore[misc]
-    """Typer command with `--help` listed without a value type."""
+    """Typer command whose help text lists the option `--help` without a value type."""
 
 
 class Group(_UntypedHelp, TyperGroup):  # type: ignore[misc]

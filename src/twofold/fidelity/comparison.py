@@ -40,8 +40,9 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Mean absolute difference between two live replays: relative to the live mean or, for SLO attainment,
-        absolute.
+        """Mean absolute difference between pairs of live replays, divided by the live mean.
+
+        For SLO attainment, the difference is not divided by the mean.
         """
         gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
         return fmean(gaps) / self._unit if gaps else 0.0
@@ -243,7 +244,10 @@ def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
 
 
 def speed_text(comparison: Comparison) -> str:
-    """Format the host's mean slowdown for prompts and for decodes, as in `x1.04, x1.12`."""
+    """Format the mean factors by which the service's host was slower than at calibration: `x1.04, x1.12`.
+
+    The first factor is for iterations with prompts, the second factor for iterations that only decode.
+    """
     prompts, decodes = (fmean(each) for each in zip(*comparison.slowness, strict=True))
     return f"x{prompts:.2f}, x{decodes:.2f}"
 

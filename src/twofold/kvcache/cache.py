@@ -228,7 +228,7 @@ class PrefixCache:
         return count
 
     def unpin_next(self) -> bool:
-        """Unpin the next block to expire. Return False if no block is pinned."""
+        """Unpin the block whose pin expires first. Return False if no block is pinned."""
         key = self._pins.pop()
         if key is not None:
             self.release(key)

@@ -185,7 +185,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
                 self.cache.release(key)
 
     def _rewrite_last(self, allocation: BlockAllocation, key: BlockKey) -> tuple[int, int] | None:
-        """Append the cached block of `key` to an allocation that will write to it.
+        """Append the cached block of `key` to an allocation that will overwrite the end of the block.
 
         If other requests use the block, append a copy instead, and return the ids of the block and of the copy.
         """

@@ -92,7 +92,7 @@ def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 class LayerTraffic(NamedTuple):
-    """Maximum traffic of one rank for one layer of a KV hand-off: KV heads sent, and transfers."""
+    """Numbers of KV heads and of transfers that the busiest rank sends for one layer of a KV hand-off."""
 
     heads: int
     pieces: int

@@ -30,8 +30,8 @@ class TieredCache:
         return None
 
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Return how many blocks of the cached prefix of a prompt each tier holds. Blocks count for the fastest tier
-        that holds them.
+        """Find the longest cached prefix of a prompt; return the number of prefix blocks in each tier, fastest
+        tier first.
         """
         counts = [0] * len(self.tiers)
         counts[0] = self._first.match(keys)

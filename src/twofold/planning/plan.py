@@ -15,8 +15,9 @@ from twofold.simulation.result import Check
 
 
 def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -> None:
-    """Raise ConfigurationError if the budget allows no design. If `bounded`, also raise it if the budget does not limit
-    the size of designs.
+    """Raise ConfigurationError if no design fits in the budget.
+
+    If `bounded` is true, also raise ConfigurationError for a budget that leaves the number of machines unlimited.
     """
     budget.require_sensible()
     if bounded and not all(budget.bounds(family) for family in families):

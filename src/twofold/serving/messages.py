@@ -299,7 +299,9 @@ class StartWorker(Message, frozen=True, kw_only=True):
 
 
 class KillWorker(Message, frozen=True, kw_only=True):
-    """Command to a host to kill a worker, unless its number of starts differs from `life`."""
+    """Command to a host to kill a worker. The host ignores the command unless the worker has been started
+    exactly `life` times.
+    """
 
     instance: str
     life: int

@@ -17,7 +17,9 @@ Action = Callable[[Any], None]
 
 
 class EventOrder:
-    """Sort keys of simultaneous events: a base value per kind, plus the number of the event's instance or request."""
+    """Constants that order simultaneous events by kind. Adding the number of an instance or request to
+    a constant orders the events of one kind.
+    """
 
     COMPLETION: Final = 0
     TRANSFER: Final = 1 << 40
@@ -139,7 +141,10 @@ class PacedWork:
         self.version = 0
 
     def pace(self, kernel: Kernel, rate: float, unit: float, leave: Action) -> None:
-        """Set the rate of progress to `rate` per `unit` picoseconds. `leave` is called on completion."""
+        """Set the speed of the work: the amount `rate` per `unit` picoseconds.
+
+        The function `leave` is called when the work is complete.
+        """
         if rate == self.rate:
             return
         now = kernel.now

@@ -35,7 +35,9 @@ class TierHits(msgspec.Struct, frozen=True):
 
 
 class HotBlock(msgspec.Struct, frozen=True):
-    """A frequently used block, with its number of prompts (`uses`) and of caches that stored it (`caches`)."""
+    """Frequently used KV block: the number of prompts that contain the block (`uses`), and the number of
+    prefix caches that have stored the block (`caches`).
+    """
 
     uses: int
     caches: int

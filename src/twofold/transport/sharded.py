@@ -141,7 +141,9 @@ class ShardedConnection:
 
 
 class ShardedTransport(Transport):
-    """Transport of a sharded worker, which runs in the process of the first rank."""
+    """KV transport of a worker with several ranks. The transport runs in the first rank's process and
+    sends commands to the other ranks.
+    """
 
     def __init__(self, own: SharedMemoryTransport, ranks: OtherRanks) -> None:
         self.descriptor = msgspec.structs.replace(own.descriptor, others=ranks.addresses)

@@ -46,7 +46,9 @@ class Replay:
         take((), self.num_requests)
 
     def requests(self, reopen: Callable[[], Iterator[Request]]) -> Iterator[Request]:
-        """Return the requests to replay. The function `reopen` returns an iterator over the whole trace."""
+        """Return the selected requests of a trace, with scaled arrival times. Each call of the argument
+        `reopen` returns a new iterator over the whole trace.
+        """
         if self.rate is not None:
             scaled = to_rate(lambda: self._part(reopen), self.rate)
         else:

@@ -78,7 +78,10 @@ def _read(path: Path, chosen: TraceFormat, notes: ReadNotes) -> Iterator[Request
 
 @dataclass(slots=True)
 class WriteResult:
-    """Number of requests written, and numbers of requests without their id, prefix blocks or exact arrival time."""
+    """Number of requests written to a trace file, and numbers of requests that lost information.
+
+    Lost ids, lost prefix blocks and rounded arrival times are counted separately.
+    """
 
     requests: int = 0
     lost_ids: int = 0

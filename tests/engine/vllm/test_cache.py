@@ -18,7 +18,7 @@ def caches():
 
 
 def moved():
-    """Return KV cache tensors after `move_caches`, another view of each of them, and the `KvPool` that they share."""
+    """Return KV cache tensors moved into the memory of a `KvPool`, a second view of each tensor, and the `KvPool`."""
     made = caches()
     layout, num_blocks = read_layout(made, HEADS)
     others = [cache.view(cache.shape) for cache in made.values()]

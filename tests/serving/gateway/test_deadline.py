@@ -62,7 +62,10 @@ def test_the_deadline_ends_the_wait_for_an_item(ready):
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_work_with_an_item_is_not_interrupted(ends):
-    """A deadline that passes while the caller works on an item takes effect at the next wait."""
+    """A deadline does not interrupt a consumer that is processing an item from the stream.
+
+    After the deadline, the wait for another item raises an error, but the end of the stream does not.
+    """
 
     async def check():
         items, deadline_s, got = Items(1, ends=ends), soon(), []

@@ -1,4 +1,4 @@
-"""`twofold characterize` for a model directory or the URL of an OpenAI endpoint, which it measures."""
+"""`twofold characterize DIRECTORY|URL`: measure a local engine or an OpenAI endpoint, and fit performance profiles."""
 
 import sys
 from collections.abc import Iterator

@@ -69,7 +69,11 @@ class KvPool:
 def copy_blocks(
     source: KvPool, layer: int, source_ids: Sequence[int], target: KvPool, target_ids: Sequence[int]
 ) -> None:
-    """Copy one layer of the blocks `source_ids` to the blocks `target_ids` of a pool with the same layout."""
+    """Copy one layer of KV blocks from the pool `source` to the pool `target`.
+
+    The blocks have the ids `source_ids` in the source and `target_ids` in the target. The two pools must have
+    equal KV layouts.
+    """
     if not source_ids:
         return
     # Copies between host and accelerator are complete at the end of `KvPool.copying` or of the iteration.

@@ -111,10 +111,7 @@ class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
         return int(gb_per_node * self.nodes / self.caches / self.block_gb + _ROUNDING)
 
     def gb_of(self, blocks: int) -> float:
-        """Return the capacity in GB per node of a cache tier whose caches hold `blocks` blocks each.
-
-        A tier has either one cache per node or one cache for all nodes.
-        """
+        """Return the GB that a cache tier needs on each node if every cache of the tier holds `blocks` blocks."""
         return blocks * self.block_gb * self.caches / self.nodes
 
 

@@ -146,7 +146,9 @@ class _Trace:
         return CapacityCurve(terms, np.where(least < NEVER, np.maximum(least - above, 0), NEVER), np.concatenate(saved))
 
     def _saved_s(self, request: Request, least: Blocks, above: int, first_s: float, tier_s: float) -> Seconds:
-        """For each block of a prompt, return the prefill seconds saved by a hit in this tier."""
+        """Return the prefill seconds saved per prompt block by a hit in a cache tier that takes `tier_s`
+        seconds to load a block.
+        """
         there, in_first = int((least < NEVER).sum()), int((least <= above).sum())
         saved_s = np.zeros(len(least))
         loads_s = [first_s] * in_first + [tier_s] * (there - in_first)

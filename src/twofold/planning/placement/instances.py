@@ -73,7 +73,11 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def affinity(self) -> Affinity:
-        """Low if links between nodes are slower than both KV production and links within a node, else high."""
+        """Node affinity: high if hand-offs may cross nodes, low if hand-offs must stay within a node.
+
+        The affinity is low if the bandwidth between nodes is below the peak rate of KV production, and also below the
+        bandwidth within a node.
+        """
         narrow = self.between_nodes < self.kv and self.between_nodes < self.within_node
         return Affinity.LOW if narrow else Affinity.HIGH
 

@@ -18,7 +18,10 @@ _ROWS = 12
 
 
 def capacity_tables(plan: CapacityPlan, title: str) -> Group:
-    """Return, for each cache tier, a table of hit rates and saved accelerators by capacity, and a summary in words."""
+    """Return a table for each cache tier, and a summary in words.
+
+    A table lists the hit rate and the number of freed accelerators at several cache capacities.
+    """
     parts: list[RenderableType] = [_table(plan, each, title) for each in plan.tiers]
     return Group(*parts, Text(capacity_text(plan), style="bold"))
 
@@ -94,7 +97,7 @@ def _cells(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) -> t
 
 
 class MarginalGain(msgspec.Struct, frozen=True, kw_only=True):
-    """Accelerator time and dollars that each added GB or dollar of a cache tier saves."""
+    """Savings from enlarging a cache tier: accelerator time per added GB, and dollars saved per dollar spent."""
 
     accelerator_s_per_gb_h: float  # accelerator seconds saved per hour by each added GB
     returns: float | None  # dollars saved by each dollar spent; None for a free tier
@@ -110,10 +113,8 @@ def added_by(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) ->
 
 
 class CapacityPointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Hit rate, savings, price and marginal gain of a cache tier at one capacity.
-
-    The marginal gain is what each GB or dollar added to the next smaller capacity saves: accelerator time and
-    dollars.
+    """Hit rate, savings and price of a cache tier at one capacity, and the marginal gain over the next smaller
+    capacity.
     """
 
     point: CapacityPoint

@@ -122,7 +122,9 @@ def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]
 
 
 def role_lines(result: SimulationResult, kind: str, where: dict[str, object], *, legend: bool) -> Iterator[Trace]:
-    """Yield lines for the mean and the maximum of each role's time series of kind `kind`."""
+    """Yield two chart lines per instance role: the mean and the maximum of the role's time series `kind`,
+    such as `queue`.
+    """
     for role, series in by_role(result, kind):
         colour, group = PHASE_COLOURS[role], {"legendgroup": role.value, **where}
         times, means, highest = steps(series)
@@ -201,7 +203,7 @@ def overload(results: Mapping[str, SimulationResult]) -> ReportChart | None:
 
 
 def power(results: Mapping[str, SimulationResult]) -> ReportChart | None:
-    """Plot drawn and provisioned power over time; None if no simulation measured power."""
+    """Plot each simulation's consumed and provisioned power over time; return None if no simulation measured power."""
     traces: list[Trace] = []
     for index, (name, result) in enumerate(results.items()):
         series = result.series.get("power_w")

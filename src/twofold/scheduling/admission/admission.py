@@ -68,7 +68,10 @@ class AdmissionQueue:
         return queued
 
     def pop(self, now: float) -> QueuedRequest | None:
-        """Remove and return the first request without a passed deadline; None if there is none."""
+        """Remove and return the first queued request, skipping requests whose deadline has passed.
+
+        Return None if no request remains.
+        """
         timely = (each for each in self._turns if each.deadline_s is None or each.deadline_s > now)
         queued = next(timely, None)
         return None if queued is None else self.leave(queued.id)

@@ -171,7 +171,7 @@ class OverloadLedger(RequestSubscriber):
         return _prompt(self._placed[request_id]).tokens
 
     def predicted_ttft_s(self, request_id: str) -> float | None:
-        """Return the prediction of a request's TTFT at its placement, in seconds; None after its prefill."""
+        """Return the TTFT in seconds that was predicted when a request was placed; None after the request's prefill."""
         return self._predicted_ttft_s.get(request_id)
 
     def ttft(self, placed: PlacedRequest, now: float) -> float:

@@ -1,4 +1,4 @@
-"""Admission limits, accounts of API keys, and estimates of waiting times from recent completions."""
+"""Admission limits, accounts of API keys, and estimates of waiting times from recently completed requests."""
 
 from collections import deque
 from enum import StrEnum

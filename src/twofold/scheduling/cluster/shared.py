@@ -23,7 +23,9 @@ class OwnLoad(StrEnum):
 
 
 class LoadReport:
-    """Load of an instance or cell, sent to one of several controllers: in total, and from the receiver's requests."""
+    """Report of the load of an instance or cell (group of instances), sent to one of several controllers.
+    A report has the total load, and the load from requests of the receiving controller.
+    """
 
     def __init__(self, instance: str, total: LoadTotals, yours: LoadTotals) -> None:
         self.instance = instance

@@ -30,8 +30,9 @@ class KvReceiver:
         self.lease_queue.append(self._expect(request, source))
 
     def grant(self, now: float) -> list[Lease]:
-        """Grant and return leases in queue order while blocks are free. Call this after a request was queued or blocks
-        were freed.
+        """Grant leases on free blocks to waiting requests in queue order. Return the list of granted leases.
+
+        Call this method after a request was queued or blocks were freed.
         """
         granted: list[Lease] = []
         queue = self.lease_queue

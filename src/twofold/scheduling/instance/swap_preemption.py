@@ -32,8 +32,8 @@ class BlockCopy:
 
 
 class SwapPreemption:
-    """Swaps sequences of one instance out to `host` blocks and back. The caller must carry out `copies`, in order,
-    before the next batch.
+    """Swaps the KV blocks of one instance's sequences out to host memory and back. The caller must execute
+    the pending block copies in the list `copies`, in order, before the next batch.
     """
 
     def __init__(self, blocks: BlockAllocator, host: BlockAllocator, step_tokens: int = STEP_TOKENS) -> None:
@@ -137,7 +137,9 @@ class SwapPreemption:
         self._returning.clear()
 
     def _make_room(self, sequence: ScheduledSequence, preempted: list[ScheduledSequence]) -> bool:
-        """Swap out sequences until a sequence's next output tokens have blocks; return False if impossible."""
+        """Free blocks for the next output tokens of `sequence` by swapping out sequences admitted later. Return
+        False if swapping cannot free enough blocks.
+        """
         needed, free = self.blocks.blocks_for(self._step_of(sequence)), self.blocks.num_free
         if needed <= free:
             return True

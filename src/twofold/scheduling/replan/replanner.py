@@ -143,8 +143,8 @@ class ReplanSearch(Protocol):
     """Interface of searches for the best split under given traffic."""
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """Return the forecast SLO attainment of the running numbers of prefill and decode instances, and of the best
-        numbers for at most `stock` instances.
+        """Return the forecast SLO attainment of the current cluster, and of the best cluster of at most `stock`
+        instances.
         """
 
 

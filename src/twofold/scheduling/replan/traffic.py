@@ -1,11 +1,11 @@
 """Traffic monitoring: detect shifts in the request rate and in prompt and output lengths.
 
-The statistical tests compare means over sets of consecutive requests, which limits the effect of bursts and heavy
-tails. They use logarithms of lengths, and cube roots of mean gaps between arrivals, which are nearly normal even for
-bursty arrivals (Wilson and Hilferty, 1931).
+The statistical tests compare means over groups of consecutive requests, to limit the effect of bursts and heavy
+tails. The tests use logarithms of lengths, and cube roots of mean gaps between arrivals. Both quantities are
+nearly normal, even for bursty arrivals (Wilson and Hilferty, 1931).
 
-Estimates of output lengths include running requests as censored observations (Kaplan and Meier, 1958), because finished
-requests alone are biased towards short outputs.
+Estimates of output lengths include running requests as censored observations (Kaplan and Meier, 1958), because
+finished requests alone are biased towards short outputs.
 """
 
 from bisect import bisect_left
@@ -125,7 +125,9 @@ class _Stream:
 
 
 class TrafficMonitor:
-    """Detects significant shifts in request rate, prompt or output length by a factor of at least `tolerance`."""
+    """Detector of significant shifts in request rate, prompt length or output length. A shift is a change
+    by a factor of at least `tolerance`.
+    """
 
     def __init__(self, tolerance: float = 1.25, false_alarm_s: float = HOURS_100) -> None:
         self._tolerance, self._false_alarm_s = tolerance, false_alarm_s

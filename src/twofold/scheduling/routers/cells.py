@@ -109,8 +109,8 @@ class CellPools(Pools):
 
 
 class CellSelector(Router):
-    """Picks the less loaded of two random cells (groups of nearby instances). Its routes have the name of the cell in
-    place of instance ids.
+    """Picks the less loaded of two random cells (groups of nearby instances). A returned route contains
+    the cell's name in place of the prefill and decode instance ids.
     """
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:

@@ -175,7 +175,7 @@ class StoreManager:
         self._advance()
 
     def was_read(self, move: DiskRead, checksum: int | None) -> None:
-        """Process the end of a disk read; `checksum` is None if it failed."""
+        """Process the end of a disk read; `checksum` is None if the read failed."""
         waiting = self._reading.pop(move.key)
         if checksum is None:
             self.slots.give_up(move.slot, _DISK)

@@ -53,7 +53,7 @@ class Observer(RequestSubscriber):
         """An instance joined the pool of a role, at the start or by a role change."""
 
     def note(self, at_ps: int, kind: str, subject: str, detail: str) -> None:
-        """A note for the log: the failure of an instance or a re-planning decision."""
+        """Handle a log entry about an instance failure, an instance restart or a re-planning decision."""
 
     def close(self, at_ps: int) -> None:
         """The simulation ended."""

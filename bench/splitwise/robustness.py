@@ -12,7 +12,9 @@ _HEADER = ("cluster", "workload", "tuned for this one", "req/s", "tuned for the 
 
 
 def robustness(settings: Settings, catalog: Catalog) -> None:
-    """For iso-power designs tuned for one workload, print the highest rate with this and with another workload."""
+    """Print the highest request rates of iso-power cluster designs, with the workload that a design was
+    tuned for and with a different workload.
+    """
     for timing in timings(settings, catalog).values():
         own: dict[str, dict[str, BestDesign]] = {}
         for workload in WORKLOADS:

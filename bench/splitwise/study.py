@@ -25,8 +25,8 @@ from twofold.slo import SPLITWISE
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Variant of the simulations: a cluster spec with its performance model and scheduling, and the batchers of mixed
-    pools to try.
+    """Simulation settings of a study variant. `template` is a cluster spec that sets the performance
+    model, and `mixed_batchers` names the batchers to try on colocated instances.
     """
 
     name: str

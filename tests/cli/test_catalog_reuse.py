@@ -44,7 +44,9 @@ def test_json_has_each_machine():
 
 
 def test_an_instance_of_some_accelerators():
-    """The required bandwidth is proportional to the number of accelerators."""
+    """The bandwidth above which loading a prefix is faster than computing the prefix is proportional to an
+    instance's number of accelerators.
+    """
     whole, half = (
         json.loads(run("a100", "--performance", "roofline", "--tp", degree, "--json").stdout) for degree in (8, 4)
     )

@@ -96,7 +96,9 @@ def test_simulates_a_slow_host_at_its_measured_speed(host):
 
 
 def test_each_replay_is_simulated_at_its_own_speed(host):
-    """Each live replay is compared with a simulation at the host's speed during this replay."""
+    """Every live replay is compared with a separate simulation, scaled by the host slowdown measured
+    during the replay.
+    """
     one, path = host
     split = twin(ServiceDesign(prefill=1, decode=1), one, path.parent)
     requests = regular(4.0)

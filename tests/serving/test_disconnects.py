@@ -37,7 +37,7 @@ async def leave(url, body, *, after_tokens=0, after_s=0.0):
 
 
 def occasions(draw, answer_s):
-    """Yield keyword arguments for `leave` that disconnect a client at different moments of a request."""
+    """Yield keyword arguments for a client: whether to stream the response, and when to disconnect."""
     while True:
         yield {"stream": draw.random() < 0.5}
         # Mostly early: decode is by far the longest phase.

@@ -54,7 +54,9 @@ class _BusyTime(Observer):
 
 
 def activities(profile: MeasuredProfile, catalog: Catalog, name: str, requests: Sequence[Request]) -> list[Activity]:
-    """Simulate a colocated instance at several request rates, each a multiple of the 1/s at which `requests` arrive."""
+    """Simulate a colocated instance at 25%, 50% and 75% of the instance's highest throughput. The mean
+    arrival rate of `requests` must be 1 request/s.
+    """
     with tempfile.TemporaryDirectory(prefix="twofold-characterize-") as folder:
         path = Path(folder) / "profile.yaml"
         path.write_text(dump_profile(msgspec.structs.replace(profile, host=None)), encoding="utf-8")

@@ -90,7 +90,9 @@ class Timing:
         return self._stages
 
     def batch(self, batch: RunningBatch) -> RunTiming:
-        """Return the duration and power of successive iterations of a batch."""
+        """Return the predicted timing of a batch: duration of the first iteration and increase per later
+        iteration, in picoseconds, and power in milliwatts.
+        """
         sequences, context = batch.decode_sequences, batch.context_tokens
         if batch.prefills:
             squares = 0

@@ -157,7 +157,9 @@ class _Ends(Observer):
 def cluster_of(
     design: ServiceDesign, profile: MeasuredProfile, path: Path, *, kv_capacity_tokens: int, max_num_seqs: int
 ) -> ClusterSpec:
-    """Return the cluster spec of a service. Raises ConfigurationError if the profile does not fit the host."""
+    """Return a cluster spec for simulating the service `design`. Raises ConfigurationError if the numbers
+    of cores and of threads per worker differ between the performance profile and this machine.
+    """
     workers = design.workers()
     threads, cores = workers[0].threads, len(available_cores())
     host = profile.shared_host

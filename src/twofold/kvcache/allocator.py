@@ -1,4 +1,4 @@
-"""Allocation of the blocks of a paged KV cache to requests, and leases with which peers may write to blocks."""
+"""Allocation of KV cache blocks to requests, and leases that allow peer instances to write to allocated blocks."""
 
 from collections.abc import Sequence
 

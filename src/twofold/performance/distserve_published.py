@@ -1,7 +1,7 @@
 """Latency model of DistServe's simulator, for reproducing the paper's figures.
 
-An iteration runs either prompts of lengths l, or a batch of decodes with known context lengths. In one of PP
-pipeline stages, an iteration takes, in milliseconds,
+An iteration runs either prompts of lengths l, or a batch of decodes with known context lengths. Each of the PP
+pipeline stages takes, in milliseconds,
 
     prefill = (a + b·Σl + c·Σl²) / PP + PP
     decode  = (a + b·Σ(context + 1) + c·batch) / PP

@@ -165,9 +165,10 @@ _CLOSE = 1.1  # precision of the break-even rate
 
 
 async def break_even(search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction) -> float | None:
-    """Return the approximate request rate, at most `rate`, above which a split design is cheaper than
-    every colocated design. Return `rate` if no split design is cheaper at `rate`, and None if a split design is
-    cheaper at every rate.
+    """Return the approximate request rate above which a split design is cheaper than every colocated design.
+
+    Only rates up to `rate` are compared. Return `rate` if a colocated design is cheapest at all of these rates, and
+    None if a split design is cheapest at all of them.
     """
     pays, step = search.grid.step(rate), search.grid.step(_RUNG)
     if not await _splitting_pays(search, families, search.grid.rate(pays), weigh):

@@ -106,8 +106,8 @@ class _Search:
         return max(forecasts, key=lambda each: (each.attainment, -self._strain[each.split]))
 
     def _bisected(self, instances: int) -> list[int]:
-        """Bisect for the best number of prefill instances; return the numbers tried, and those one above and below the
-        last.
+        """Search by bisection for the best number of prefill instances. Return the tried numbers and both
+        neighbours of the last tried number.
         """
         # Each step gives more instances to the phase closer to missing the SLO; both neighbours of the last are tried.
         low, high, tried = 1, instances - 1, list[int]()

@@ -17,9 +17,7 @@ Action = Callable[[Any], None]
 
 
 class EventOrder:
-    """Constants that order simultaneous events by kind. Adding the number of an instance or request to
-    a constant orders the events of one kind.
-    """
+    """Order of simultaneous events: base values of their sort keys, by kind of event."""
 
     COMPLETION: Final = 0
     TRANSFER: Final = 1 << 40

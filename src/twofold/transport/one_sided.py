@@ -44,7 +44,11 @@ class TransferEngine(Protocol):
 
 
 class CacheMemory:
-    """Memory addresses of a cache: KV pool (`base`), epoch number (`life`) and memory for probes (`scratch`)."""
+    """Memory addresses of an instance's KV cache, for one-sided transfers.
+
+    `base` is the address of the KV pool, `life` the address of the instance's epoch number, and `scratch` the
+    address of a buffer for link speed tests.
+    """
 
     def __init__(
         self, layout: KvLayout, num_blocks: int, *, base: int, life: int, scratch: int, device: int | None = None

@@ -18,7 +18,6 @@ def caches():
 
 
 def moved():
-    """Return KV cache tensors moved into the memory of a `KvPool`, a second view of each tensor, and the `KvPool`."""
     made = caches()
     layout, num_blocks = read_layout(made, HEADS)
     others = [cache.view(cache.shape) for cache in made.values()]

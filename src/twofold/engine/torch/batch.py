@@ -157,7 +157,7 @@ class LayerHooks:
 
 
 class PackedBatch:
-    """The steps of an iteration as packed tensors, decodes before prompts."""
+    """Batch of one engine iteration as packed tensors: first the decode tokens, then the tokens of prompt chunks."""
 
     def __init__(
         self,

@@ -123,7 +123,9 @@ def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
 
 
 def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Split pairs (source id, target id) into ranges of consecutive ids: (first source, first target, length) each."""
+    """Group copies of blocks into runs of consecutive source ids and consecutive target ids. Return (first
+    source id, first target id, length) for every run.
+    """
     pairs = list(zip(source_ids, target_ids, strict=True))
     starts = [0] + [i for i, ((a, b), (c, d)) in enumerate(pairwise(pairs), 1) if (c, d) != (a + 1, b + 1)]
     ends = [*starts[1:], len(pairs)]

@@ -142,8 +142,8 @@ async def _colocated(
 
 
 async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> list[Family]:
-    """Return the `BREADTH` best pairs of instance type and batcher by goodput per accelerator of one colocated
-    instance.
+    """Simulate one colocated instance for every pair of machine type and batcher; return the pairs with
+    the highest goodput per accelerator.
     """
     # Single instances are compared.
     alone = [_alone(kind, batcher, budget) for kind in kinds for batcher, budget in search.colocated_batching]

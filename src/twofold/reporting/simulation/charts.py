@@ -122,9 +122,7 @@ def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]
 
 
 def role_lines(result: SimulationResult, kind: str, where: dict[str, object], *, legend: bool) -> Iterator[Trace]:
-    """Yield two chart lines per instance role: the mean and the maximum of the role's time series `kind`,
-    such as `queue`.
-    """
+    """Yield the chart lines of a time series, such as `queue`: for each instance role, its mean and its maximum."""
     for role, series in by_role(result, kind):
         colour, group = PHASE_COLOURS[role], {"legendgroup": role.value, **where}
         times, means, highest = steps(series)

@@ -1,4 +1,4 @@
-"""Admission limits, accounts of API keys, and estimates of waiting times from recently completed requests."""
+"""Admission limits of the service and of API keys, the current usage of each key, and estimated waiting times."""
 
 from collections import deque
 from enum import StrEnum

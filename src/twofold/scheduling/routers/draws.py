@@ -66,9 +66,7 @@ def _lesser(pool: Pool, draw: int, measure: LoadMeasure) -> InstanceLoad | None:
 
 
 class InTurn(Router):
-    """Picks instances without regard to load. The function `number` maps a request counter, negative for
-    decode, to the index of an instance in the pool.
-    """
+    """Picks instances in a fixed order, for example in turn or at random, without regard to load."""
 
     repeats_routes: ClassVar[bool] = False
 

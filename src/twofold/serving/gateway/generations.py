@@ -61,8 +61,10 @@ def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFiel
 def plan(
     gateway: Gateway, fields: GenerationFields, spec: ResponseSpec, prompts: list[list[int]]
 ) -> list[PlannedChoice]:
-    """Return what the service needs to generate each choice: `n` choices for each prompt. Raises RequestError for
-    invalid fields.
+    """Return a service input and an output processor for every choice of a response.
+
+    The request parameter `n` is the number of choices per prompt. Raises RequestError if a request parameter is
+    invalid.
     """
     n = fields.n or 1
     stops = _stop_strings(fields, gateway.limits)

@@ -25,8 +25,10 @@ _DISK: Requester = ("", 0)
 
 @dataclass(frozen=True, slots=True)
 class StoreGrant:
-    """Slots assigned to a request: empty slots to write (`puts`), or slots with blocks to read. `blocks` maps block
-    indices in the prompt to slots.
+    """Memory slots that a KV store assigns to a request.
+
+    If `puts` is true, the request writes KV blocks to the slots; if false, the request reads KV blocks from the
+    slots. `blocks` maps the index of a block in the prompt to the block's slot.
     """
 
     requester: Requester

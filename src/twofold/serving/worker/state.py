@@ -54,7 +54,9 @@ class KvLanding:
     """Copies received KV blocks to the engine's pool. This base class copies nothing: peers write there directly."""
 
     def received(self, request_id: str, blocks: Sequence[int]) -> None:
-        """Register received blocks, to be copied before the next batch. Requires the worker's lock."""
+        """Register received KV blocks for a copy to the engine's pool before the next batch. The caller must
+        hold the worker's lock.
+        """
 
     def take(self) -> list[Sequence[int]]:
         """Remove and return the blocks registered by `received`. Requires the worker's lock."""

@@ -81,7 +81,7 @@ def _pool(role: Role, degrees: str) -> PoolSpec:
 def compare(path: Path, slo_ms: tuple[float, float]) -> Comparison:
     """Simulate the requests in `path`, an output file of DistServe's simulator, with Twofold's simulator.
 
-    Return the largest relative latency differences, and the SLO attainment in the two simulators.
+    Return the largest relative difference of a request's TTFT and TPOT, and the SLO attainment in both simulators.
     """
     theirs = [msgspec.convert(row, Golden) for row in json.loads(path.read_text())]
     requests = [

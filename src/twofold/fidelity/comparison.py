@@ -40,9 +40,10 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Mean absolute difference between pairs of live replays, divided by the live mean.
+        """Mean absolute difference between two replays on the live service, divided by the mean over all of these
+        replays.
 
-        For SLO attainment, the difference is not divided by the mean.
+        For SLO attainment, the difference is not divided.
         """
         gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
         return fmean(gaps) / self._unit if gaps else 0.0

@@ -64,7 +64,7 @@ def test_the_deadline_ends_the_wait_for_an_item(ready):
 def test_work_with_an_item_is_not_interrupted(ends):
     """A deadline does not interrupt a consumer that is processing an item from the stream.
 
-    After the deadline, the wait for another item raises an error, but the end of the stream does not.
+    After the deadline, waiting for one more item raises an error, but reaching the end of the stream raises none.
     """
 
     async def check():

@@ -73,9 +73,9 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def affinity(self) -> Affinity:
-        """Node affinity: high if hand-offs may cross nodes, low if hand-offs must stay within a node.
+        """Node affinity in the terms of DistServe: low if every hand-off must stay within a node, otherwise high.
 
-        The affinity is low if the bandwidth between nodes is below the peak rate of KV production, and also below the
+        The affinity is low if the bandwidth between nodes is below the peak rate of KV production and below the
         bandwidth within a node.
         """
         narrow = self.between_nodes < self.kv and self.between_nodes < self.within_node

@@ -162,7 +162,10 @@ async def stream(session: aiohttp.ClientSession, url: str, model: str, number: i
 
 
 async def live(url: str, requests: Sequence[Request], period_s: float) -> tuple[Outcome, int]:
-    """Run one design live. Return the outcome and the number of stream requests."""
+    """Send `requests` to the live service at `url`, with long-output requests in the background.
+
+    Return the goodput and SLO attainment of `requests`, and the number of background requests.
+    """
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
     config = LoadConfig(

@@ -194,7 +194,10 @@ class Bench:
         self._fill_store(longest)
 
     def measure(self, prompt_tokens: int, share: float, rounds: int, throttle: float | None) -> list[Lanes]:
-        """Measure load, compute and store times of a partly cached prompt, with copies at full speed and throttled."""
+        """Measure how long the KV of a partly cached prompt takes to load, compute and store.
+
+        The measurement runs first with copies at full speed, then with throttled copies.
+        """
         reused = int(prompt_tokens * share) // BLOCK * BLOCK
         begin, begin_keys = self._tokens(reused), self._keys(reused)
         self._has.prefill(begin, begin_keys)

@@ -67,7 +67,7 @@ def outputs(index: int, last: int) -> TokenOutput:
 
 
 class Workers:
-    """Fake workers that send messages to the controller as ordered on stdin."""
+    """Fake workers that read commands from stdin and send the requested messages to the controller."""
 
     def __init__(self, directory: Path, count: int) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -49,7 +49,10 @@ Workloads = Mapping[str, Sequence[Request]]
 def insights(
     found: Characterization, workloads: Workloads, activity: Sequence[Activity], others: Sequence[Characterization]
 ) -> list[Insight]:
-    """Check whether Splitwise's insights hold for the instance of `found`, compared with the instances of `others`."""
+    """Judge each insight of the Splitwise paper (section III) for the measured instance `found`.
+
+    Two of the insights compare `found` with the measured instances `others`.
+    """
     return [
         _distributions(workloads),
         _few_active(activity),

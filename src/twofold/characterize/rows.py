@@ -1,4 +1,4 @@
-"""Conversion of token arrival times to rows of a profile (CSV), and of rows to input for fitting iteration times."""
+"""Functions that convert token arrival times to rows of a profile CSV, and CSV rows to measured iteration times."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence

@@ -136,7 +136,7 @@ class PrefixCache:
         return count
 
     def touch(self, keys: Sequence[BlockKey], count: int) -> None:
-        """Count the first `count` blocks of a prompt, which are cached, as hits."""
+        """Record a cache hit for each of the first `count` blocks of a prompt. These blocks must be cached."""
         eviction = self._eviction
         for position in range(count):
             eviction.hit(keys[position])

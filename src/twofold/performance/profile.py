@@ -1,11 +1,13 @@
 """Measured performance of an instance, stored by `twofold characterize` in a YAML file.
 
-An iteration computes n prompt tokens, with S = Σ ((context + tokens)² − context²) over the prompts, and decodes b
-sequences, which read C KV tokens. It takes
+An iteration that computes n prompt tokens and decodes b sequences takes this time in seconds:
 
     base + p·[n > 0] + m·[n > 0 and b > 0] + f(n + b) + q·S + s·b + l·max(b − large, 0) + c·C
 
-seconds. The piecewise linear function f and the other coefficients are measured.
+The decodes read C tokens of KV cache. S is the sum of (context + tokens)² − context² over the prompts: `context`
+tokens of a prompt were computed before the iteration, and `tokens` tokens are computed in the iteration. A condition
+in brackets counts as 1 if true, else as 0. The piecewise linear function f and the constants base, p, m, q, s, l, large
+and c are fitted to measurements.
 """
 
 from collections import Counter

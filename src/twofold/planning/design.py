@@ -13,7 +13,7 @@ _SPLIT = (Role.PREFILL, Role.DECODE)
 
 
 class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Hardware of a pool in a cluster design: a machine or an LLM instance on part of it, with price and power."""
+    """Hardware type in a cluster design: a machine or the accelerators of one LLM instance, with price and power."""
 
     name: str
     price_per_h: float

@@ -191,8 +191,10 @@ def parse_families(
 
 
 def fitting(problem: Problem, families: Iterable[Family]) -> tuple[tuple[Family, ...], tuple[str, ...]]:
-    """Return the design families with enough memory for the LLM on each of their machine types. Also return an error
-    message for each machine type with too little. Raises ConfigurationError if no family remains.
+    """Select the design families in which every machine type has enough memory for the LLM.
+
+    Return these families, and an error message for each machine type with too little memory. Raises
+    ConfigurationError if no family is selected.
     """
     reasons: dict[str, str] = {}
     fit = []

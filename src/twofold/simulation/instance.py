@@ -35,8 +35,10 @@ class InstanceEnvironment(ABC):
     def ran(
         self, instance: "SimulatedInstance", batch: RunningBatch, timing: RunTiming, count: int, begun: int, since: int
     ) -> None:
-        """Record `count` iterations of a batch that began at picosecond `begun`. Sequences that did not just join the
-        batch got their previous token at picosecond `since`.
+        """Record that an instance ran `count` iterations of a batch, starting at picosecond `begun`.
+
+        Sequences that were already in the batch before these iterations got their previous token at picosecond
+        `since`.
         """
 
     @abstractmethod

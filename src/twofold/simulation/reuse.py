@@ -159,7 +159,10 @@ class _Use:
 
 
 class PrefixReuse(RequestSubscriber):
-    """Simulates the prefix caches of a cluster; `hosts` maps each instance to its cache."""
+    """Simulation of the prefix caches of a cluster.
+
+    `hosts` maps the name of an instance to the prefix cache on the instance's machine.
+    """
 
     def __init__(
         self,

@@ -159,9 +159,9 @@ def cache_memory(layout: KvLayout, num_blocks: int, base: int, device: int | Non
 
 
 class NixlTransport(PooledTransport):
-    """Transport through which peers access the engine's own KV cache directly.
+    """Transport through which peers read and write the engine's own KV cache directly with NIXL.
 
-    The agent's name contains the epoch, so writes to a restarted instance fail.
+    If the instance restarts, writes from peers that are still connected to the old process fail.
     """
 
     writes_outlive_lease = True  # data of an ended process may still be in the network

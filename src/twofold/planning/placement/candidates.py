@@ -205,7 +205,7 @@ def _splits(
 
 
 def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[float, Counts]]:
-    """Choose instances with the highest total goodput on 0, 1, …, `accelerators` accelerators, for one phase."""
+    """For each accelerator count up to `accelerators`, choose one phase's instances with the highest total goodput."""
     # This is an unbounded knapsack problem over the instance kinds.
     best: list[tuple[float, dict[MachineKind, int]]] = [(0.0, {})]
     for given in range(1, accelerators + 1):

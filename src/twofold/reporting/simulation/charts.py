@@ -133,7 +133,7 @@ def role_lines(result: SimulationResult, kind: str, where: dict[str, object], *,
 
 
 def steps(series: Series) -> tuple[list[float], list[float], list[float]]:
-    """Return, for each step of a time series, its start, mean and maximum, as three lists to plot."""
+    """Return three lists to plot a time series: start time in seconds, mean and maximum of each time bin."""
     points = series.points()
     if points:  # the last step lasts until the end of the series
         points.append((series.at_ps / _PS_PER_S, points[-1][1], points[-1][2]))

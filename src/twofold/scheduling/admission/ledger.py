@@ -207,7 +207,10 @@ class OverloadLedger(RequestSubscriber):
         return _mean(prefill), _mean([self._load(each, each.current) for each in decodes])
 
     def decode_relief_s(self, placed: PlacedRequest, limit: float, now: float) -> float:
-        """Predict the seconds until a request's decode load drops to `limit` if no more requests arrive."""
+        """Predict the seconds until a request's decode instance drops to load `limit`, without new requests.
+
+        The load includes the request, and is the predicted time between tokens divided by the SLO bound.
+        """
         decodes = self._decodes[placed.route.decode]
         oldest = next(iter(decodes.members.values()), (now, None))[0]
         # Before any request has finished, the oldest request shows the decode time.

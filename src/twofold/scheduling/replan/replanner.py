@@ -1,7 +1,9 @@
 """Re-planning: decide whether to change the split of the instances into prefill and decode.
 
-    monitoring ── traffic shift ──▶ settling ── new traffic known ──▶ searching ── decided ──▶ monitoring
-                      └─ shift has passed ──▶ monitoring
+    monitoring ── traffic shift detected ──▶ settling
+    settling ── new traffic known ──▶ searching
+    settling ── traffic shift no longer detected ──▶ monitoring
+    searching ── split decided ──▶ monitoring
 
 As in DistServe (OSDI'24, section 4.3), the split is planned again on recent traffic. The caller runs the search for a
 split and executes the decision.

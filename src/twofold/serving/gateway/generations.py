@@ -26,7 +26,10 @@ _SEED_MASK = (1 << _SEED_BITS) - 1
 
 
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Id, deadline (s, monotonic clock) and cache retention (s) of a response, and the arrival of its request."""
+    """Parameters of a response: id, request arrival, deadline, and lifetime of the prompt's KV cache.
+
+    Times are in seconds; the deadline is a time of the monotonic clock.
+    """
 
     id: str
     arrival: Arrival

@@ -31,7 +31,10 @@ class StopStrings:
         self._held = ""
 
     def push(self, piece: str, *, armed: bool = True) -> StopText:
-        """Add text, and return the text to emit. Unless `armed`, a stop string in `piece` does not end the output."""
+        """Add the text `piece`, and return the text to emit.
+
+        A stop string that `piece` completes ends the output only if `armed` is true.
+        """
         if not self._automata:
             return StopText(piece)
         text = self._held + piece

@@ -72,7 +72,7 @@ class Constant(PerformanceModel):
 
 
 class Simulator:
-    """Estimator of an instance's mean TTFT by Twofold's simulator."""
+    """Twofold's simulator as an estimator of an instance's mean TTFT."""
 
     def __init__(self, prefill_s: float, speedup: float, gaps: Gaps) -> None:
         def constant(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:  # noqa: ARG001

@@ -1,13 +1,17 @@
-"""Check by simulation Mooncake's claims that it serves more traffic within the SLO than colocated instances.
+"""Simulate whether Mooncake serves more traffic within the SLO than colocated instances, as claimed.
 
-Prints three tables, with clusters of `systems.py` and workloads of `settings.py`, and whether each claim holds:
-- `arxiv`, `l-eval`, `16k` to `128k`: the highest rate with P90 TTFT and P90 time per output token within the SLO, for
-  3P+1D and 2P+2D against four colocated machines
-- `trace`: the highest replay rate of the conversation trace with a P90 TTFT within 30 s and a P90 time per output token
-  within 0.1 s, for 10P+10D against 20 colocated machines
-- `fast25`: the share of requests of the recorded trace within a TTFT of 30 s and a TBT of 100, 200 or 300 ms, on 16
-  machines
-Exits with 1 if a claim does not hold, unless `EXPLAINED` states the reason.
+Prints a table for each of three experiments, and whether each claim holds. `systems.py` defines the
+clusters.
+
+- Generated prompts (`arxiv`, `l-eval`, `16k` to `128k`, defined in `settings.py`): the highest request rate
+  with P90 TTFT and P90 time per output token within the SLO, for 3 prefill and 1 decode machines (3P+1D)
+  and for 2P+2D against four colocated machines.
+- `trace`: the highest replay rate of the conversation trace with a P90 TTFT within 30 s and a P90 time per
+  output token within 0.1 s, for 10P+10D against 20 colocated machines.
+- `fast25`: the share of requests of the trace with a TTFT within 30 s and a TBT within 100, 200 or 300 ms,
+  for 8P+8D against 16 colocated machines.
+
+Exits with 1 if a claim does not hold, unless the script contains an explanation for the difference.
 """
 
 import argparse

@@ -39,7 +39,10 @@ class Registrations:
         self._blocks[message.host].update(message.stored)
 
     def fetch(self, instance: str, keys: Sequence[BlockKey]) -> StoreFetch | None:
-        """Return an order to fetch a prefix from the host that stores most of it; None if that is the worker's host."""
+        """Return a command to fetch a prompt's prefix from the KV store that has most of the prefix.
+
+        Return None if the store has no known address, or no more of the prefix than the store on the worker's host.
+        """
         own = self._leading(self._hosts[instance], keys)
         best = max(self._stores.values(), key=lambda store: self._leading(store.host, keys), default=None)
         if best is None or best.address is None or self._leading(best.host, keys) <= own:

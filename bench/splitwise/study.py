@@ -87,7 +87,11 @@ class Study:
         return Design(family=self._families(kind)[0], counts=tuple(counts))
 
     async def capacity(self, kind: Kind, counts: Sequence[int]) -> BestDesign:
-        """Return the best batching for machines of `kind` in the numbers `counts`, with its highest request rate."""
+        """Return the design with the highest request rate within the SLOs, and this rate.
+
+        The candidates are designs of kind `kind` with `counts` machines per pool; the candidates differ only in the
+        batching method.
+        """
         designs = [Design(family=each, counts=tuple(counts)) for each in self._families(kind)]
         found = await asyncio.gather(*(self.search.highest(design) for design in designs))
         return max(map(self._found, found), key=lambda each: each.rate)

@@ -119,7 +119,7 @@ class SimulatedEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedService:
-    """Simulation of a service on the host that a measured profile describes."""
+    """Simulated counterpart of a real service, based on the measured performance profile of the service's host."""
 
     design: ServiceDesign
     profile: MeasuredProfile

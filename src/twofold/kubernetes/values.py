@@ -35,7 +35,7 @@ def _flag(settings: type[Settings], name: str) -> Meta:
 
 
 def _serve_fields() -> list[tuple[str, Any, Any]]:
-    """Return struct fields for the flags of `twofold serve`."""
+    """Return the Helm values for the flags of `twofold serve`, as field definitions for `msgspec.defstruct`."""
     hints, flags = get_type_hints(ServeSettings), flags_of(ServeSettings)
     made: list[tuple[str, Any, Any]] = []
     for field in fields(ServeSettings):

@@ -99,7 +99,11 @@ class LayerTraffic(NamedTuple):
 
 
 def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[LayerTraffic]:
-    """Return, for each layer of a hand-off, the largest numbers of KV heads and of transfers that a rank sends."""
+    """Return two maxima over the sending ranks, for each layer of a KV hand-off.
+
+    The first maximum is the number of KV heads that a rank sends; the second is the number of transfers by a
+    rank.
+    """
     found = []
     for layer in range(num_layers):
         sent: dict[int, list[int]] = {}

@@ -82,8 +82,10 @@ class CacheMemory:
 
 
 class OneSidedConnection:
-    """Connection to one epoch of a peer. Each write first calls `ready`, unless it is None, with the layers and local
-    blocks to write; it copies them to registered memory.
+    """Connection for one-sided (RDMA) access to a peer's KV cache, valid until the peer restarts.
+
+    Before a write, the callback `ready` copies the local blocks to registered memory. `ready` is None if the
+    local KV cache is itself in registered memory.
     """
 
     def __init__(

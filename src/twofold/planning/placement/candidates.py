@@ -135,7 +135,11 @@ Counts = tuple[tuple[MachineKind, int], ...]
 
 
 class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of prefill and decode instances by type, and the total goodput of each phase in requests/s."""
+    """Division of a stock of accelerators into prefill instances and decode instances.
+
+    `prefills` and `decodes` are the numbers of instances of each hardware type. `prefill` and `decode` are the
+    total goodputs of the two phases in requests/s.
+    """
 
     prefill: float = 0.0
     decode: float = 0.0

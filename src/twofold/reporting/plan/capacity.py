@@ -34,7 +34,7 @@ def capacity_text(plan: CapacityPlan) -> str:
 
 
 def capacities(each: TierPlan) -> list[float]:
-    """Return the capacities of a cache tier to tabulate, in GB per node."""
+    """Return the cache capacities, in GB per node, at which a report states the hit rate of a cache tier."""
     full = max(curve.full_gb_per_node for curve in _curves(each).values())
     last = math.ceil(math.log2(full)) if full > 0 else 0
     # Zero, and powers of two until the hit rate is at its highest.

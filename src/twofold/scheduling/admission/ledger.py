@@ -194,8 +194,10 @@ class OverloadLedger(RequestSubscriber):
         return ttft_s * self._margin.factor / self.ttft_s
 
     def decode_load(self, placed: PlacedRequest, *, coming: bool = False) -> float:
-        """Return the decode load of a request: its predicted time between tokens divided by the bound. If `coming` is
-        set, requests in prefill count as decoding.
+        """Return the predicted time between tokens on a request's decode instance, divided by the SLO bound.
+
+        The prediction includes the requests that decode on the instance. If `coming` is true, the prediction also
+        includes requests in prefill that will decode on the instance.
         """
         decodes = self._decodes[placed.route.decode]
         return self._load_with(placed, decodes.current + decodes.promised if coming else decodes.current)

@@ -15,7 +15,11 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 
 class OwnLoad(StrEnum):
-    """Ways in which a controller tracks the load of its own requests between load reports."""
+    """Rule for how a controller tracks the load of an instance between two load reports of the instance.
+
+    Possible rules: count all unfinished requests of the controller, count only the requests placed since the
+    last report, or count no requests.
+    """
 
     FOLLOWED = "followed"  # all requests, from placement to end
     SENT = "sent"  # requests placed since the last report; their ends only appear in reports

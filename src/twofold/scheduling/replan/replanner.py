@@ -82,8 +82,9 @@ def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad
 
 
 def degraded_plan(planned: RoleSplit, left: int, running: RoleSplit) -> RoleSplit | None:
-    """Return the split of the `left` remaining instances with the prefill share closest to that of `planned`; None if
-    fewer than two remain.
+    """Split the `left` remaining instances between prefill and decode; None if fewer than two remain.
+
+    The split has the prefill share closest to the prefill share of the split `planned`.
     """
     splits = (RoleSplit(prefill, left - prefill) for prefill in range(1, left))
 

@@ -19,7 +19,7 @@ GONE_MS = 10_000  # a host without TCP acknowledgements for this long is lost, w
 
 
 class PeerCaller(NamedTuple):
-    """Connection and number of a request from another store, used to reply to it."""
+    """Address of a reply to another KV store: the store's connection, and the identifier of the store's request."""
 
     connection: bytes
     number: int

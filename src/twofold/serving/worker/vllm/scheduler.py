@@ -193,7 +193,7 @@ class VllmScheduler:
         return self._here.get(request_id)
 
     def is_remote(self, request_id: str) -> bool:
-        """Return whether a peer will send KV for this request, for which vLLM must allocate blocks."""
+        """Return whether a request waits for vLLM to allocate blocks for the KV that a prefill worker will send."""
         # False after a preemption: vLLM computes the KV itself.
         held = self._here.get(request_id)
         return held is not None and held.stage is VllmRequestState.LEASE_QUEUE

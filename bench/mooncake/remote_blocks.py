@@ -52,7 +52,9 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class LengthResult(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFTs on the second host in seconds for one prompt length, and error messages of failed checks."""
+    """Results for one prompt length: TTFTs in seconds, measured on the second of two hosts, and error
+    messages of failed checks.
+    """
 
     prompt_tokens: int
     cold_s: list[float]

@@ -66,8 +66,10 @@ def arguments() -> argparse.Namespace:
 
 
 def merge_earlier(path: Path, report: Report) -> Report:
-    """Return the report in the file `path`, or `report` if there is no such file. Raises ConfigurationError if the two
-    reports have different settings.
+    """Load an earlier run's report from the file `path`, so that the caller can add new results.
+
+    Return the new `report` if there is no such file. Raises ConfigurationError if the machine, number of cores or
+    load of the earlier report differs from the new `report`.
     """
     if not path.exists():
         return report

@@ -52,7 +52,9 @@ def disk_bytes(directory):
 
 @contextmanager
 def largest(*measures):
-    """Call functions repeatedly in a thread; yield the maximum of each number in the dicts that they return."""
+    """Repeatedly call functions that return dicts of numbers, in a thread. Yield one dict per function,
+    with the maximum value of each key over all calls of the function.
+    """
     most = [{} for _ in measures]
     looks, done = [0], threading.Event()
 

@@ -192,10 +192,10 @@ def compare_replays(
 
 
 def knee(twin: Twin, make: Callable[[float], list[Request]], slo: Slo, attainment: float = 0.9) -> float:
-    """Return the goodput of a simulated service in requests/s (DistServe, section 4.1), within 2%.
+    """Return the goodput of a simulated service in requests/s (DistServe, section 4.1), accurate to 2%.
 
-    Goodput is the highest rate with an SLO attainment of at least `attainment`. Raises ConfigurationError for a goodput
-    below 1/16.
+    Goodput is the highest request rate with an SLO attainment of at least `attainment`. Raises ConfigurationError
+    if the goodput is below 1/16 requests/s.
     """
 
     def kept(rate: float) -> bool:

@@ -73,7 +73,7 @@ def split_groups(max_model_len: int, max_num_seqs: int) -> Iterator[RequestGroup
 
 
 def shared_groups(max_model_len: int) -> Iterator[RequestGroup]:
-    """Yield the request groups that measure how two workers on the same core slow each other down."""
+    """Yield groups of requests for measuring how two workers that share a CPU core slow each other down."""
     prompts = [size for size in _PROMPTS if size < max_model_len // 2]
     for number in range(2):  # in pairs: the first goes to the worker with a core of its own
         yield _beside(Purpose.SHARED, f"shared-{number}", prompts, output=max_model_len // 16, together=2)

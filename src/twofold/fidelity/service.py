@@ -157,8 +157,10 @@ class _Ends(Observer):
 def cluster_of(
     design: ServiceDesign, profile: MeasuredProfile, path: Path, *, kv_capacity_tokens: int, max_num_seqs: int
 ) -> ClusterSpec:
-    """Return a cluster spec for simulating the service `design`. Raises ConfigurationError if the numbers
-    of cores and of threads per worker differ between the performance profile and this machine.
+    """Return a cluster spec for simulating the service `design`.
+
+    Raises ConfigurationError if the profile was measured on another number of cores, or with another number of threads
+    per worker.
     """
     workers = design.workers()
     threads, cores = workers[0].threads, len(available_cores())

@@ -117,7 +117,7 @@ class _Term:
 
 
 class LeaseTable:
-    """Leases on the blocks of one instance, with which peers may write to these blocks."""
+    """Leases that allow peer instances to write to KV cache blocks of one instance."""
 
     def __init__(
         self, blocks: BlockAllocator, instance: str, epoch: int, lease_s: float, watcher: LeaseWatcher | None = None

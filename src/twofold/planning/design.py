@@ -164,8 +164,9 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frontier(family: Family, allows: Allows) -> list[Design]:
-    """Return the designs of a family for which `allows` returns True, and to which no machine can be added. If `allows`
-    returns False for a design, it must also return False for designs with more machines.
+    """Among designs that differ only in their numbers of machines, return the largest designs that the
+    function `allows` accepts. If `allows` rejects a design, `allows` must also reject every design obtained by
+    adding machines.
     """
     # Largest: `allows` refuses one more machine. In ascending order of machines of the first kind.
     if not family.split:

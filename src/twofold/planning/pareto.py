@@ -70,7 +70,10 @@ RateCurve = dict[float, Evaluation]
 
 
 async def rate_curve(search: RateSearch, choice: DesignChoice) -> RateCurve:
-    """Evaluate a design at several rates up to its highest rate."""
+    """Evaluate a design at several rates, up to the highest rate at which the design meets the SLO.
+
+    Return the evaluations by rate in requests/s.
+    """
     steps = sorted({search.grid.step(choice.highest_rate * share) for share in _CURVES_SHARES})
     rates = [search.grid.rate(step) for step in steps]
     told = await asyncio.gather(*(search.evaluate(Trial(choice.design, rate)) for rate in rates))

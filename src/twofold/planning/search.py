@@ -87,7 +87,11 @@ def by_accelerators(design: Design) -> tuple[float, ...]:
 async def cheapest(
     search: RateSearch, family: Family, rate: float, allows: Allows, weigh: CostFunction
 ) -> Design | None:
-    """Find the cheapest design of a family that meets the SLO at `rate`; None if there is none."""
+    """Among the designs of a family, find the cheapest design that meets the SLO at `rate` requests/s.
+
+    The designs of a family differ only in the number of machines of each type. Return None if the search finds no
+    design.
+    """
     # Remove unneeded machines from a design that meets the SLO, look for a cheaper one that meets it, and repeat.
     best = await _first(search, family, rate, allows)
     while best is not None:

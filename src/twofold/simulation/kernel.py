@@ -17,7 +17,7 @@ Action = Callable[[Any], None]
 
 
 class EventOrder:
-    """Order of simultaneous events: base values of their sort keys, by kind of event."""
+    """Sort keys that order simultaneous events by kind."""
 
     COMPLETION: Final = 0
     TRANSFER: Final = 1 << 40

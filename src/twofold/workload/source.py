@@ -46,9 +46,9 @@ class Replay:
         take((), self.num_requests)
 
     def requests(self, reopen: Callable[[], Iterator[Request]]) -> Iterator[Request]:
-        """Return the requests of this part of a trace, with scaled arrival times.
+        """Return the selected requests of a trace, with scaled arrival times.
 
-        `reopen` is a function that returns a new iterator over the whole trace.
+        `reopen` is a function that returns a new iterator over all requests of the trace.
         """
         if self.rate is not None:
             scaled = to_rate(lambda: self._part(reopen), self.rate)

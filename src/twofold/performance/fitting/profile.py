@@ -139,7 +139,9 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 def consistent_batches(rows: Sequence[ProfileRow]) -> tuple[list[ProfiledBatch], list[Dropped]]:
-    """Return the measurements that do not contradict each other, and the number of rows dropped for each reason."""
+    """Drop profile rows that are invalid or contradict other rows. Return the remaining measurements,
+    grouped by prompt size and batch size, and the number of rows dropped for each reason.
+    """
     positive = [row for row in rows if _positive(row)]
     dropped = []
     if len(positive) < len(rows):

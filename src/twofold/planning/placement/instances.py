@@ -110,7 +110,10 @@ def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
 
 
 def shares_nodes(design: Design, node: int) -> bool:
-    """Return whether nodes with `node` accelerators each can hold a design so that every node runs both phases."""
+    """Return whether a design can be placed with both prefill and decode on every node.
+
+    `node` is the number of accelerators per node.
+    """
     if design.accelerators <= node:
         return True
     # A larger design needs one node per pipeline stage.

@@ -90,7 +90,9 @@ class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a placement search: the best split placement, and all simulated placements."""
+    """Result of a placement search: the simulated placements that meet the SLO, and the best placement
+    with separate prefill and decode instances.
+    """
 
     prepared: PreparedPlacement
     placement: PlacementResults

@@ -202,7 +202,10 @@ class TrafficMonitor:
         return self._count - since >= _SETTLED and len(self._ended_since(since)) >= _SETTLED_OUTPUTS
 
     def traffic(self, shifts: Sequence[TrafficShift], made: Callable[[int], int]) -> TrafficSample | None:
-        """Return the traffic since the start of the latest shift; None if too few requests have been seen."""
+        """Return a sample of the traffic since the latest of the detected traffic changes `shifts`.
+
+        Return None if too few requests have been seen.
+        """
         since = self._since(shifts)
         arrivals = list(islice(self._arrivals, max(0, len(self._arrivals) - (self._count - since)), None))
         ended = self._ended_since(since)

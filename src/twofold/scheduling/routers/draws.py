@@ -66,7 +66,7 @@ def _lesser(pool: Pool, draw: int, measure: LoadMeasure) -> InstanceLoad | None:
 
 
 class InTurn(Router):
-    """Picks instances in a fixed order, for example in turn or at random, without regard to load."""
+    """Picks instances by request number, in turn or pseudo-randomly, without regard to load."""
 
     repeats_routes: ClassVar[bool] = False
 

@@ -61,7 +61,7 @@ class WorkerHealth(RequestSubscriber):
         self._resumed = False
 
     def take_resumed(self) -> bool:
-        """Return True if routing to any worker excluded by a circuit breaker has resumed since the previous call."""
+        """Return True if a circuit breaker has readmitted a worker since the previous call."""
         resumed, self._resumed = self._resumed, False
         return resumed
 

@@ -40,7 +40,7 @@ class Launcher(ProcessControl):
         self._send(WorkerCommand(start=instance))
 
     def kill_worker(self, instance: str) -> None:
-        """Tell the child process to kill a worker."""
+        """Tell the launcher's child process, which manages the workers, to kill the worker `instance`."""
         self._send(WorkerCommand(kill=instance))
 
     def release_worker(self, instance: str) -> None:

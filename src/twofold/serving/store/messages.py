@@ -81,7 +81,9 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Request to release some slots of a Load request or, if `slots` is None, all slots of a Load or Put request."""
+    """Request to release the given slots of a Load request. If `slots` is None, the store ends the Load or
+    Put request and releases all slots of the ended request.
+    """
 
     slots: list[int] | None = None
 

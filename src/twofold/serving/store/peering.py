@@ -50,7 +50,9 @@ class Peering:
         return self._server.address
 
     def filenos(self) -> tuple[int, int]:
-        """Return file descriptors that are readable when `turn` has work to do."""
+        """Return the file descriptors that become readable when a background thread has a result. The caller
+        must then call `Peering.turn`.
+        """
         return self._server.fileno(), self._fetcher.fileno()
 
     def wait_s(self, now: float) -> float:
@@ -86,7 +88,9 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """Pass a lease of slots to the background thread that asked for it; return False if none did."""
+        """Pass the memory slots granted to a request to the background thread that made the request. Return
+        False if a client made the request instead.
+        """
         who, number = granted.requester
         if who == _SENDS:
             self._server.put(PeerReply(number, self._callers[number], granted.blocks, granted.last))

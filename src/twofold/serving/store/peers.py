@@ -33,7 +33,7 @@ class PeerRequest(NamedTuple):
 
 
 class PeerReply(NamedTuple):
-    """Answer to a PeerRequest: the blocks to send, by index in the request."""
+    """Answer to a PeerRequest: the blocks to send to the requesting store, by index in the request."""
 
     load: int  # number of the Load request that pins the blocks
     caller: PeerCaller

@@ -54,8 +54,9 @@ class KvLanding:
     """Copies received KV blocks to the engine's pool. This base class copies nothing: peers write there directly."""
 
     def received(self, request_id: str, blocks: Sequence[int]) -> None:
-        """Register received KV blocks for a copy to the engine's pool before the next batch. The caller must
-        hold the worker's lock.
+        """Register received KV blocks, which are copied to the engine's pool before the next batch.
+
+        The caller must hold the worker's lock.
         """
 
     def take(self) -> list[Sequence[int]]:
@@ -66,7 +67,7 @@ class KvLanding:
         """Unregister the blocks of an aborted request. Requires the worker's lock."""
 
     def copy(self, block_lists: Sequence[Sequence[int]]) -> None:
-        """Copy received blocks to the engine's pool. The caller does not hold the worker's lock."""
+        """Copy received KV blocks to the engine's pool. Does not require the worker's lock."""
 
 
 @dataclass(slots=True, eq=False)

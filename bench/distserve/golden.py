@@ -81,7 +81,8 @@ def _pool(role: Role, degrees: str) -> PoolSpec:
 def compare(path: Path, slo_ms: tuple[float, float]) -> Comparison:
     """Simulate the requests in `path`, an output file of DistServe's simulator, with Twofold's simulator.
 
-    Return the largest relative difference of a request's TTFT and TPOT, and the SLO attainment in both simulators.
+    Return how much the results of the two simulators differ: the largest relative difference of TTFT and of TPOT over
+    all requests, and both SLO attainments.
     """
     theirs = [msgspec.convert(row, Golden) for row in json.loads(path.read_text())]
     requests = [

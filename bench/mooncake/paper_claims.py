@@ -1,6 +1,6 @@
 """Simulate whether Mooncake serves more traffic within the SLO than colocated instances, as claimed.
 
-Prints a table for each of three experiments, and whether each claim holds. `systems.py` defines the
+Prints a table for each of three experiments, and whether each claim of the paper holds. `systems.py` defines the
 clusters.
 
 - Generated prompts (`arxiv`, `l-eval`, `16k` to `128k`, defined in `settings.py`): the highest request rate
@@ -11,7 +11,7 @@ clusters.
 - `fast25`: the share of requests of the trace with a TTFT within 30 s and a TBT within 100, 200 or 300 ms,
   for 8P+8D against 16 colocated machines.
 
-Exits with 1 if a claim does not hold, unless the script contains an explanation for the difference.
+Exits with 1 if a claim does not hold and this script does not know why.
 """
 
 import argparse

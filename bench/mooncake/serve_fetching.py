@@ -39,9 +39,9 @@ class Registrations:
         self._blocks[message.host].update(message.stored)
 
     def fetch(self, instance: str, keys: Sequence[BlockKey]) -> StoreFetch | None:
-        """Return a command to fetch a prompt's prefix from the KV store that has most of the prefix.
+        """Return a command to fetch the longest stored prefix of a prompt from another host's KV store.
 
-        Return None if the store has no known address, or no more of the prefix than the store on the worker's host.
+        Return None if the KV store on the worker's own host already has as long a prefix.
         """
         own = self._leading(self._hosts[instance], keys)
         best = max(self._stores.values(), key=lambda store: self._leading(store.host, keys), default=None)

@@ -1,9 +1,14 @@
-"""Test whether the TTFT of a live service reveals to one tenant the prompts of another (timing side channel).
+"""Test for a timing side channel: whether TTFTs reveal the prompts of one tenant to another tenant.
 
-Tenants A and B have an API key each. B sends prompts that A has just sent, and new prompts; as a control, A repeats its
-own prompts. A permutation test compares the TTFTs. Exits with 1 if it finds a difference between B's prompts (p below
-0.01) or none in the control, or if an answer to B reports cached tokens. `--counters` checks reported token counts
-only.
+Tenants A and B of a live service have an API key each. B sends prompts that A has just sent, and new prompts.
+As a control, A repeats its own prompts. A permutation test (significance level 0.01) compares the TTFTs. The
+script exits with 1 in three cases:
+
+- B's prompts that A has sent and B's new prompts differ in TTFT.
+- A's repeated prompts and B's new prompts do not differ in TTFT.
+- The service reports cached tokens to B, or too few cached tokens to A for a repeated prompt.
+
+With `--counters`, only the third case is checked.
 """
 
 import argparse

@@ -118,9 +118,9 @@ def power_units(design: Design, catalog: Catalog) -> float:
 
 
 def within(name: str, catalog: Catalog) -> Allows:
-    """Return a predicate that accepts designs within the budget `name`, `iso-power` or `iso-cost`.
+    """Return a predicate that accepts designs within a budget: the power or the hourly cost of 40 DGX-H100 machines.
 
-    The budget is the power or the hourly cost of 40 DGX-H100 machines.
+    `name` is `iso-power` or `iso-cost`.
     """
     h100 = catalog.machine(H100)
     if name == "iso-cost":

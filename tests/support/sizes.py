@@ -52,8 +52,9 @@ def disk_bytes(directory):
 
 @contextmanager
 def largest(*measures):
-    """Repeatedly call functions that return dicts of numbers, in a thread. Yield one dict per function,
-    with the maximum value of each key over all calls of the function.
+    """Call measuring functions repeatedly in a thread, and record the maximum of each value that they return.
+
+    Yield a list with one dict of maxima for each function.
     """
     most = [{} for _ in measures]
     looks, done = [0], threading.Event()

@@ -77,7 +77,7 @@ class Command(_UntypedHelp, TyperCommand):  # type: ignore[misc]
 
 
 class Group(_UntypedHelp, TyperGroup):  # type: ignore[misc]
-    """Typer command group with `--help` listed without a value type."""
+    """Typer command group whose help text omits the type name after the option `--help`."""
 
 
 def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typer:

@@ -40,10 +40,9 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Mean absolute difference between two replays on the live service, divided by the mean over all of these
-        replays.
+        """Mean absolute difference over all pairs of live replays, relative to the mean of the replays.
 
-        For SLO attainment, the difference is not divided.
+        For SLO attainment, the difference is absolute.
         """
         gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
         return fmean(gaps) / self._unit if gaps else 0.0

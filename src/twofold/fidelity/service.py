@@ -159,8 +159,8 @@ def cluster_of(
 ) -> ClusterSpec:
     """Return a cluster spec for simulating the service `design`.
 
-    Raises ConfigurationError if the profile was measured on another number of cores, or with another number of threads
-    per worker.
+    Raises ConfigurationError if the profile was measured with a different number of cores or threads than this machine
+    and this design have.
     """
     workers = design.workers()
     threads, cores = workers[0].threads, len(available_cores())

@@ -1,13 +1,14 @@
 """Measured performance of an instance, stored by `twofold characterize` in a YAML file.
 
-An iteration that computes n prompt tokens and decodes b sequences takes this time in seconds:
+Let an iteration compute n prompt tokens, and decode b sequences that read C tokens of KV cache in total. Let S be the
+sum of e² − c² over the prompts, where c and e are a prompt's computed tokens before and after the iteration. The
+iteration takes, in seconds,
 
-    base + p·[n > 0] + m·[n > 0 and b > 0] + f(n + b) + q·S + s·b + l·max(b − large, 0) + c·C
+    base + f(n + b) + q·S + s·b + c·C + l·max(b − large, 0)
+         + p, if n > 0
+         + m, if n > 0 and b > 0
 
-The decodes read C tokens of KV cache. S is the sum of (context + tokens)² − context² over the prompts: `context`
-tokens of a prompt were computed before the iteration, and `tokens` tokens are computed in the iteration. A condition
-in brackets counts as 1 if true, else as 0. The piecewise linear function f and the constants base, p, m, q, s, l, large
-and c are fitted to measurements.
+The piecewise linear function f and the constants are fitted to measurements.
 """
 
 from collections import Counter

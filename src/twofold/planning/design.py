@@ -13,7 +13,9 @@ _SPLIT = (Role.PREFILL, Role.DECODE)
 
 
 class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Hardware type in a cluster design: a machine or the accelerators of one LLM instance, with price and power."""
+    """Kind of hardware in a cluster design, with price and power: whole machines, or only the accelerators of one
+    instance.
+    """
 
     name: str
     price_per_h: float
@@ -164,9 +166,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frontier(family: Family, allows: Allows) -> list[Design]:
-    """Among designs that differ only in their numbers of machines, return the largest designs that the
-    function `allows` accepts. If `allows` rejects a design, `allows` must also reject every design obtained by
-    adding machines.
+    """Return the maximal designs that the function `allows` accepts: no machine can be added to any of them.
+
+    The designs differ only in their numbers of machines. If `allows` rejects a design, it must also reject every larger
+    design.
     """
     # Largest: `allows` refuses one more machine. In ascending order of machines of the first kind.
     if not family.split:

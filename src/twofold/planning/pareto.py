@@ -45,7 +45,7 @@ _SHARES = (0.25, 0.5, 0.75)  # of a choice's machines
 async def front_of(
     search: RateSearch, choices: Sequence[DesignChoice], found: Iterable[ParetoPoint]
 ) -> tuple[ParetoPoint, ...]:
-    """Return the Pareto front of a plan over price, power and highest rate of designs, in ascending order of rate."""
+    """Return the Pareto-optimal designs in price, power and highest request rate, in ascending order of rate."""
     # Candidates: the choices, smaller versions of them, and the points found during the search.
     best = pareto_front(ParetoPoint(design=choice.design, rate=choice.highest_rate) for choice in choices)
     smaller = {design: None for point in best for design in _smaller(point.design)}

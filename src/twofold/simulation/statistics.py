@@ -215,8 +215,10 @@ class SlowdownTallies:
 
 
 class RunStatistics:
-    """Counts and latency tallies of a run. TPOT is the time after the first token divided by the number of token gaps.
-    With `over_all_tokens`, it is divided by the number of output tokens, as in SplitwiseSim.
+    """Counts and latency tallies of a simulation run.
+
+    TPOT is the time from the first to the last token, divided by the number of output tokens minus 1. With
+    `over_all_tokens`, the divisor is the number of output tokens, as in SplitwiseSim.
     """
 
     def __init__(self, slo: Slo | None, reference: PerformanceModel | None, *, over_all_tokens: bool) -> None:

@@ -209,7 +209,10 @@ def _splits(
 
 
 def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[float, Counts]]:
-    """For each accelerator count up to `accelerators`, choose one phase's instances with the highest total goodput."""
+    """For each number of accelerators up to `accelerators`, find the set of instances with the highest total goodput.
+
+    All instances are of one phase.
+    """
     # This is an unbounded knapsack problem over the instance kinds.
     best: list[tuple[float, dict[MachineKind, int]]] = [(0.0, {})]
     for given in range(1, accelerators + 1):

@@ -73,9 +73,9 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def affinity(self) -> Affinity:
-        """Node affinity in the terms of DistServe: low if every hand-off must stay within a node, otherwise high.
+        """Node affinity in the terms of DistServe: `low` if hand-offs are too slow between nodes, otherwise `high`.
 
-        The affinity is low if the bandwidth between nodes is below the peak rate of KV production and below the
+        Hand-offs are too slow if the bandwidth between nodes is below the peak rate of KV production and below the
         bandwidth within a node.
         """
         narrow = self.between_nodes < self.kv and self.between_nodes < self.within_node

@@ -209,9 +209,9 @@ class OverloadLedger(RequestSubscriber):
         return _mean(prefill), _mean([self._load(each, each.current) for each in decodes])
 
     def decode_relief_s(self, placed: PlacedRequest, limit: float, now: float) -> float:
-        """Predict the seconds until a request's decode instance drops to load `limit`, without new requests.
+        """Predict the seconds until the load of a request's decode instance falls to `limit`, if no requests arrive.
 
-        The load includes the request, and is the predicted time between tokens divided by the SLO bound.
+        The load is the predicted time between tokens divided by the SLO's bound on this time.
         """
         decodes = self._decodes[placed.route.decode]
         oldest = next(iter(decodes.members.values()), (now, None))[0]

@@ -191,7 +191,7 @@ class PrefillQueue:
             self._iterations.remove(iteration)
 
     def wait_s(self, prompt: QueuedPrompt, now: float) -> float:
-        """Predict the seconds until the end of a prompt's prefill if it joins the queue now."""
+        """Predict the seconds from `now` until the prefill of `prompt` ends, if `prompt` joins the queue at `now`."""
         self._requeue_late(now)
         joined, before_s = self._open_iteration(prompt), self.busy_s(now)
         if joined is not None:

@@ -82,9 +82,10 @@ def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad
 
 
 def degraded_plan(planned: RoleSplit, left: int, running: RoleSplit) -> RoleSplit | None:
-    """Split the `left` remaining instances between prefill and decode; None if fewer than two remain.
+    """Divide `left` instances between prefill and decode, after others have failed.
 
-    The split has the prefill share closest to the prefill share of the split `planned`.
+    The share of prefill instances is as close as possible to the share in the original plan `planned`. Return None if
+    fewer than two instances are left.
     """
     splits = (RoleSplit(prefill, left - prefill) for prefill in range(1, left))
 

@@ -63,10 +63,11 @@ class JoinResult(msgspec.Struct, frozen=True):
 
 
 class Hosts(ProcessControl):
-    """Starts and kills the workers of all hosts.
+    """Starts and kills workers: workers on this machine through the launcher `local`, and workers on
+    joined hosts by messages to the hosts.
 
-    The launcher `local` starts workers that have no joined host. For workers named in `own`, which run on Ray, it
-    starts host processes. `model` is the fingerprint of the served model, which joining hosts must have too.
+    For each worker named in `own`, the launcher starts a process on Ray that joins the service as a host. Hosts
+    must serve the model with the fingerprint `model` to join.
     """
 
     def __init__(

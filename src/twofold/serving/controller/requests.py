@@ -1,4 +1,4 @@
-"""Live requests of the controller: admission, placement on workers, retries after lost workers, and end."""
+"""Lifecycle of requests in the controller: admission, placement on workers, retry after worker loss, and completion."""
 
 import asyncio
 import logging

@@ -81,8 +81,8 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Request to release the given slots of a Load request. If `slots` is None, the store ends the Load or
-    Put request and releases all slots of the ended request.
+    """Release slots of a Load request. If `slots` is None, release all slots of a Load or Put request and end the
+    request.
     """
 
     slots: list[int] | None = None

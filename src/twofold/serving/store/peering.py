@@ -50,8 +50,9 @@ class Peering:
         return self._server.address
 
     def filenos(self) -> tuple[int, int]:
-        """Return the file descriptors that become readable when a background thread has a result. The caller
-        must then call `Peering.turn`.
+        """Return the file descriptors that become readable when a background thread has a result.
+
+        When one of them is readable, the caller must call `Peering.turn`.
         """
         return self._server.fileno(), self._fetcher.fileno()
 
@@ -88,8 +89,9 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """Pass the memory slots granted to a request to the background thread that made the request. Return
-        False if a client made the request instead.
+        """Hand memory slots to the background thread whose request they were granted to.
+
+        Return False if the request came from a client and not from a background thread.
         """
         who, number = granted.requester
         if who == _SENDS:

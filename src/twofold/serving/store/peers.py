@@ -19,7 +19,7 @@ GONE_MS = 10_000  # a host without TCP acknowledgements for this long is lost, w
 
 
 class PeerCaller(NamedTuple):
-    """Address of a reply to another KV store: the store's connection, and the identifier of the store's request."""
+    """Where to send a reply: the connection of another KV store, and the number of that store's request."""
 
     connection: bytes
     number: int
@@ -33,7 +33,7 @@ class PeerRequest(NamedTuple):
 
 
 class PeerReply(NamedTuple):
-    """Answer to a PeerRequest: the blocks to send to the requesting store, by index in the request."""
+    """Answer to a PeerRequest. `blocks` maps the index of a key in the request to the block that is sent."""
 
     load: int  # number of the Load request that pins the blocks
     caller: PeerCaller

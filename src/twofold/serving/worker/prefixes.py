@@ -36,7 +36,7 @@ class ReadyLayers:
 
 
 class LayerSync:
-    """Synchronizes an iteration with loads from and stores to the KV store, layer by layer."""
+    """Layer-by-layer synchronization of an iteration with the threads that load and store cached prefixes."""
 
     def __init__(self, num_layers: int, loads: Sequence[ReadyLayers], computed: ReadyLayers | None) -> None:
         self._num_layers, self._loads, self._computed = num_layers, loads, computed

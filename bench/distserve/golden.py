@@ -79,10 +79,8 @@ def _pool(role: Role, degrees: str) -> PoolSpec:
 
 
 def compare(path: Path, slo_ms: tuple[float, float]) -> Comparison:
-    """Simulate the requests in `path`, an output file of DistServe's simulator, with Twofold's simulator.
-
-    Return how much the results of the two simulators differ: the largest relative difference of TTFT and of TPOT over
-    all requests, and both SLO attainments.
+    """Simulate the requests of an output file of DistServe's simulator, and compare the latencies and the SLO
+    attainment.
     """
     theirs = [msgspec.convert(row, Golden) for row in json.loads(path.read_text())]
     requests = [

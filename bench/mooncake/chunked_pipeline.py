@@ -300,7 +300,7 @@ def engine_command(what: str, directory: Path, longest: int) -> list[str]:
 
 
 def engine_times(directory: Path, longest: int, processes: int) -> IterationTimes:
-    """Run `processes` engines at once, and return iteration times fitted to the measurements of the first."""
+    """Return the iteration times of one engine, measured while `processes` engines run concurrently."""
     command = engine_command("--measure-engine", directory, longest)
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(processes)]
     sentences = [process.communicate()[0] for process in running]

@@ -62,7 +62,10 @@ STORE_PROMPTS = 8  # store capacity in longest prompts
 
 
 class Lanes(msgspec.Struct, kw_only=True):
-    """Seconds to load, compute and store one prompt's KV, one by one and overlapped."""
+    """Seconds per round to load, compute and store a prompt's KV, each step measured separately.
+
+    `overlapped_s` has the seconds per round for all three steps when the steps overlap.
+    """
 
     layers: int
     prompt_tokens: int

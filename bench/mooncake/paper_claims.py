@@ -1,4 +1,4 @@
-"""Simulate whether Mooncake serves more traffic within the SLO than colocated instances, as claimed.
+"""Simulate whether Mooncake serves more traffic within the SLO than colocated instances, as the paper claims.
 
 Prints a table for each of three experiments, and whether each claim of the paper holds. `systems.py` defines the
 clusters.
@@ -11,7 +11,7 @@ clusters.
 - `fast25`: the share of requests of the trace with a TTFT within 30 s and a TBT within 100, 200 or 300 ms,
   for 8P+8D against 16 colocated machines.
 
-Exits with 1 if a claim does not hold and this script does not know why.
+Exits with 1 if a claim does not hold, except for known deviations, which the output explains.
 """
 
 import argparse

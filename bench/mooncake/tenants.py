@@ -106,7 +106,11 @@ async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Comparison of two TTFTs per round: p-value, probability that the first one is lower, and median difference."""
+    """Statistical comparison of two samples of TTFTs.
+
+    The results are a p-value, the probability that a TTFT of the first sample is lower, and the median
+    difference.
+    """
 
     p: float
     told: float  # 0.5: indistinguishable

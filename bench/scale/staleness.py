@@ -1,17 +1,22 @@
 """Simulate the cost of stale load information, by report interval, router and number of controllers.
 
-Simulates BLOOM-176B on DGX-H100 (two prefill machines to three decode machines), with Poisson arrivals of `--rate` per
-second and instance and the lengths of the Azure conversation trace. Instances report their load every `--reports`
-seconds (0: at every change). `--controllers` distributes requests over several independent controllers. Goodput is the
-share of requests within the SLO. The policies choose:
+Simulates BLOOM-176B on DGX-H100, with two prefill machines for every three decode machines. Prompt and
+output lengths come from the Azure conversation trace. Requests arrive as a Poisson process, with a rate
+of `--rate` requests per second times the number of instances. Instances report their load every
+`--reports` seconds (0: at every change). `--controllers` is the number of independent controllers that
+share the requests. Goodput is the share of requests within the SLO. A policy such as `jsq, reports`
+consists of a routing rule and the load information that the controller uses. The routing rule chooses:
 
     jsq     the least loaded instance
     two     the less loaded of two random instances
-    cells   the less loaded of two random cells (groups of instances), then the cell's least loaded instance
+    cells   the less loaded of two random cells (groups of instances), then the least loaded instance in the cell
     random  a random instance
 
-Loads are those of the latest reports. With `+ sent`, a controller adds the requests that it sent since the report; with
-`+ own`, all its own unfinished requests, as a live controller does.
+The load information consists of:
+
+    reports  the latest load reports
+    + sent   the latest load reports, and the requests that the controller has sent since each report
+    + own    the latest load reports, and all unfinished requests of the controller, as in a live service
 """
 
 import argparse

@@ -16,7 +16,11 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Best design of each kind, with the paper's machine counts and with the planner's machine counts."""
+    """Results of one simulation variant, which form the columns of a table.
+
+    For each kind of cluster, the results are the best design with the paper's machine counts and the best
+    design with the planner's machine counts.
+    """
 
     paper: dict[str, BestDesign]
     tuned: dict[str, BestDesign]

@@ -71,7 +71,7 @@ def worker(process, name):
 
 
 def test_requests_are_replayed_when_a_source_outsleeps_its_lease(tiny_model_dir):
-    """No output changes when a prefill worker is suspended during a hand-off until its lease expires."""
+    """If a hand-off's lease expires while the prefill worker is suspended, the request's output is unchanged."""
     model = tiny_model_dir("llama")
     with running_service(model, *ENGINE, *SPLIT, program=(serve_with_lease.__file__, LEASE_S)) as (process, url):
         load = Load(url)

@@ -133,10 +133,12 @@ def _write(out: Path, text: str) -> None:
 
 @command
 def live(settings: LiveSettings) -> None:
-    """Measure MODEL on this host: engine, hand-offs, gateway, and interference between workers.
+    """Measure MODEL on this host, and fit a performance profile to the measurements.
 
-    Serves the model disaggregated and colocated for a few minutes, and prints the error on held-out iterations. The
-    profile is for `twofold simulate --profile`, `twofold serve --profile` and `twofold verify`.
+    Serves the model disaggregated and colocated for a few minutes, to measure the engine, KV hand-offs, the
+    gateway and interference between workers. Writes the profile to a file for `twofold simulate --profile`,
+    `twofold serve --profile` and `twofold verify`. Prints the profile's prediction error on held-out
+    iterations.
     """
     calibrate_host(settings)
 
@@ -165,7 +167,10 @@ def calibrate_host(settings: LiveSettings) -> None:
 
 
 def profile_table(profile: MeasuredProfile) -> Table:
-    """Return a table of a host profile: iteration times, slowdowns on a busy host, gateway and transfer times."""
+    """Return a table of a host's measured performance.
+
+    The table shows iteration times, gateway times, KV transfer speed, and slowdowns by busy cores.
+    """
     engine, host = profile.times, profile.shared_host
     front, prefill, decode = host.front, host.prefill, host.decode
     mixed_s = engine.seconds(512, 512 * 512, 8, 4096)

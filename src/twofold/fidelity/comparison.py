@@ -40,9 +40,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Mean absolute difference over all pairs of live replays, relative to the mean of the replays.
-
-        For SLO attainment, the difference is absolute.
+        """Mean difference between the values of two live replays, relative to their mean; for SLO attainment, in
+        points.
         """
         gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
         return fmean(gaps) / self._unit if gaps else 0.0

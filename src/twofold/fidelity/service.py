@@ -157,10 +157,9 @@ class _Ends(Observer):
 def cluster_of(
     design: ServiceDesign, profile: MeasuredProfile, path: Path, *, kv_capacity_tokens: int, max_num_seqs: int
 ) -> ClusterSpec:
-    """Return a cluster spec for simulating the service `design`.
+    """Return a cluster spec for simulating the service `design` on this machine with the performance profile `profile`.
 
-    Raises ConfigurationError if the profile was measured with a different number of cores or threads than this machine
-    and this design have.
+    Raises ConfigurationError if the number of CPU cores, or of threads per worker, differs from the profile's.
     """
     workers = design.workers()
     threads, cores = workers[0].threads, len(available_cores())

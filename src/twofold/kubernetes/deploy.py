@@ -184,7 +184,7 @@ def as_yaml(value: Json) -> str:
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
-    """YAML dumper that writes multi-line texts as block scalars, and no anchors."""
+    """YAML dumper that writes multi-line text as block scalars and never writes anchors."""
 
     def ignore_aliases(self, _: object) -> bool:
         return True

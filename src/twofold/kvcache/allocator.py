@@ -97,7 +97,9 @@ class BlockAllocator:
                 self._free(allocation)
 
     def _assign(self, allocation: BlockAllocation, blocks: int) -> None:
-        """Hook for subclasses: assign ids to `blocks` new blocks of an allocation."""
+        """Hook for subclasses: assign block ids to the new blocks of an allocation. `blocks` is the number of
+        new blocks.
+        """
 
     def _free(self, allocation: BlockAllocation) -> None:
         self.num_free += allocation.blocks

@@ -21,7 +21,7 @@ def root_key(salt: bytes) -> bytes:
 
 
 def next_key(key: bytes, token_ids: Sequence[int]) -> bytes:
-    """Return the key of a block with the tokens `token_ids` after the block with the key `key`."""
+    """Return the key of a KV block that holds the tokens `token_ids`; `key` is the key of the preceding block."""
     return blake2b(key + array("q", token_ids).tobytes(), digest_size=KEY_BYTES).digest()
 
 

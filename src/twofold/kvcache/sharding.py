@@ -29,7 +29,7 @@ class Sharding(msgspec.Struct, frozen=True):
         return range(-(-stage * num_layers // self.pipeline), -(-(stage + 1) * num_layers // self.pipeline))
 
     def heads(self, rank: int, num_heads: int) -> range:
-        """Return the heads on `rank`, of a layer with `num_heads` heads."""
+        """Return the indices of the heads that rank `rank` holds in a layer with `num_heads` heads."""
         shard, each = rank % self.tensor, num_heads // self.tensor
         return range(shard * each, (shard + 1) * each)
 

@@ -1,14 +1,12 @@
 """Measured performance of an instance, stored by `twofold characterize` in a YAML file.
 
-Let an iteration compute n prompt tokens, and decode b sequences that read C tokens of KV cache in total. Let S be the
-sum of e² − c² over the prompts, where c and e are a prompt's computed tokens before and after the iteration. The
-iteration takes, in seconds,
+The iteration time in seconds is a linear model whose constants are fitted to measurements. It has
 
-    base + f(n + b) + q·S + s·b + c·C + l·max(b − large, 0)
-         + p, if n > 0
-         + m, if n > 0 and b > 0
-
-The piecewise linear function f and the constants are fitted to measurements.
+- a fixed part, and fixed extra parts for iterations with prompts and for iterations with prompts and decodes,
+- a piecewise linear function of the number of tokens in the iteration,
+- a part for attention within prompts: for each prompt, (context + tokens)² − context²,
+- a part for each decode, which is larger from a certain number of decodes,
+- a part for each token of KV cache that the decodes read.
 """
 
 from collections import Counter
@@ -195,7 +193,7 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def shared_host(self) -> SharedHost:
-        """The host that all instances share. Raises ConfigurationError if there is none."""
+        """The CPU host whose cores all instances share. Raises ConfigurationError if the profile describes no host."""
         if self.host is None:
             raise ConfigurationError(f"the profile of {self.source} has no shared host: measure a service on this host")
         return self.host

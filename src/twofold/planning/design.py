@@ -13,8 +13,8 @@ _SPLIT = (Role.PREFILL, Role.DECODE)
 
 
 class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Kind of hardware in a cluster design, with price and power: whole machines, or only the accelerators of one
-    instance.
+    """Hardware that a cluster design counts, with price and power: a machine type, or the part of it that one instance
+    uses.
     """
 
     name: str

@@ -1,4 +1,7 @@
-"""Pareto front of designs in rate, price and power, and latencies of one design at several rates."""
+"""Pareto front of cluster designs in request rate, price and power.
+
+The function `rate_curve` evaluates one design at several request rates.
+"""
 
 import asyncio
 from collections.abc import Iterable, Sequence

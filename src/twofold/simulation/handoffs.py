@@ -60,7 +60,10 @@ class SimulatedHandoffs:
         self._waiting: dict[str, SimulatedRequest] = {}  # requests in the lease queue of their decode instance
 
     def expect(self, life: SimulatedRequest) -> None:
-        """Reserve decode memory for a placed request, if the cluster reserves it at arrival."""
+        """Reserve KV memory on the decode instance of a newly placed request.
+
+        Do nothing if the simulated cluster reserves decode memory later, when the prefill starts or ends.
+        """
         if self._retry is None and self._at_arrival and life.mode is not _PULL:
             self._reserve(life)
 

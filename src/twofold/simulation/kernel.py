@@ -139,7 +139,7 @@ class PacedWork:
         self.version = 0
 
     def pace(self, kernel: Kernel, rate: float, unit: float, leave: Action) -> None:
-        """Set the speed of the work to `rate` per `unit` picoseconds. Call `leave` when the work is complete."""
+        """Set the speed of the work, in units of work per `unit` picoseconds. On completion, `leave` is called."""
         if rate == self.rate:
             return
         now = kernel.now

@@ -96,9 +96,10 @@ class OtherRanks:
         self.addresses = tuple(message.address for message in first if isinstance(message, RankAddress))
 
     def ask(self, request: RankRequest, meanwhile: Callable[[], int] = lambda: 0) -> int:
-        """Send a request to all other ranks, do this rank's part with `meanwhile`, and return the total bytes moved.
+        """Send a request to all ranks except this rank; return the total bytes moved by all ranks.
 
-        Raises the error of a failed rank.
+        While the ranks execute the request, call the function `meanwhile`, which does this rank's part and returns
+        the number of bytes moved. Raises the error of a failed rank.
         """
         with self._lock:
             for other in self._others:

@@ -59,8 +59,9 @@ class ReshardConnection:
     """Connection of one rank to a peer that may be sharded differently."""
 
     def __init__(self, member: RankShard, ours: tuple[KvPool, KvPool], peer: MemoryDescriptor) -> None:
-        """Map the memory of the peer ranks that hold heads and layers of this rank. Raises ConfigurationError on
-        failure.
+        """Map the KV caches of the peer's ranks that exchange KV with this rank.
+
+        Raises ConfigurationError if a KV cache cannot be mapped.
         """
         self._member, self._theirs = member, dict[int, MappedPool]()
         self._engine_pool, self._landing_pool = ours

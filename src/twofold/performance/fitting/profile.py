@@ -47,7 +47,7 @@ class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_context(self) -> float:
-        """Mean number of KV tokens read per decode iteration, summed over the sequences of the batch."""
+        """Mean number of KV tokens that an iteration reads, over the decode iterations of the row."""
         generated = float(self.token_size)
         if self.token_time and self.e2e_time is not None and self.e2e_time > self.prompt_time:
             generated = min(generated, 1 + (self.e2e_time - self.prompt_time) / self.token_time)
@@ -196,10 +196,6 @@ def decode_power(kept: Iterable[ProfiledBatch]) -> float | None:
 
 
 def consistent_rows(rows: Sequence[ProfileRow]) -> list[ProfileRow]:
-    """Return the valid profile rows of consistent batches, and all rows of mixed iterations or KV
-    transfers.
-
-    Two batches are inconsistent if the batch with more prompt tokens had a clearly shorter prefill time.
-    """
+    """Return the usable rows of a profile: drop invalid rows, and rows of batches that contradict other batches."""
     kept = [row for batch in consistent_batches(rows)[0] for row in batch.rows]
     return kept + [row for row in rows if row.mixed_time or row.transfer_time]

@@ -48,7 +48,9 @@ def stack_distances(keys: Sequence[BlockKey]) -> Blocks:
 
 
 def _previous(keys: Sequence[BlockKey]) -> Blocks:
-    """Return the previous position of the key at each position in `keys`; −1 if there is none."""
+    """For each key in `keys`, return the index of the previous occurrence of the key, or −1 for the first
+    occurrence.
+    """
     latest: dict[BlockKey, int] = {}
     previous = []
     for place, key in enumerate(keys):
@@ -126,7 +128,7 @@ class CapacityPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gain_per_h(self) -> float:
-        """Net savings in dollars per hour: price of the freed accelerators minus price of the tier."""
+        """Net savings in dollars per hour: price of the freed accelerators minus price of the cache tier."""
         return self.saved_per_h - self.price_per_h
 
 

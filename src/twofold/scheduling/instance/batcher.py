@@ -14,7 +14,7 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 @mypyc_attr(free_list_len=1)
 class SchedulingBudget:
-    """Free KV blocks and sequence slots from which a batcher can admit sequences to one batch."""
+    """Budget for one batch: the KV blocks and sequence slots that a batcher can still assign to sequences."""
 
     def __init__(self, blocks: BlockAllocator, free_blocks: int, free_seats: int, leases_first: bool = False) -> None:
         self.blocks = blocks

@@ -9,8 +9,9 @@
                                                                    start │    ▲ start
                                                                          └▶ paused
 
-A simulation calls `start` and `advance`, which can repeat a batch of decodes. A live worker calls `next_batch` and
-`complete` for each iteration. The scheduler reads no clock and does no I/O.
+The simulator calls `start`, then `advance` with a number of iterations, because a batch of decodes can run
+several iterations unchanged. A live worker calls `next_batch` and `complete` once per iteration. The
+scheduler reads no clock and does no I/O.
 """
 
 from collections.abc import Collection, Sequence

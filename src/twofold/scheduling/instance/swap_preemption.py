@@ -103,8 +103,9 @@ class SwapPreemption:
         return True
 
     def resume_paused(self) -> list[ScheduledSequence]:
-        """Make paused sequences ready again while blocks are free or can be freed by swapping; return the decodes that
-        were swapped out.
+        """Resume paused sequences in order of admission, as far as KV blocks suffice.
+
+        To free KV blocks, swap out sequences admitted later. Return the swapped-out sequences that were decoding.
         """
         # Called between batches. The oldest sequence always progresses, so all finish.
         queues = self.queues
@@ -213,7 +214,7 @@ class SwapPreemption:
         self.blocks_copied += host.blocks
 
     def _step_of(self, sequence: ScheduledSequence) -> int:
-        """Return the number of tokens for which a sequence allocates KV blocks next."""
+        """Return the number of tokens that a sequence's next allocation of KV blocks must hold."""
         full = sequence.prompt_tokens + sequence.output_tokens - 1  # the last output token needs no KV
         return min(self._step, full - sequence.computed)
 

@@ -1,8 +1,7 @@
 """Controller of a service: places requests on workers, and returns output tokens in order.
 
 Requests wait in the controller while no worker can run them. The requests of a lost worker run again on
-other workers. Only the controller sends messages about requests and their leases to workers, so a request
-always arrives before its lease.
+other workers.
 
     controller.py    the service on its own workers: start-up, worker messages, health checks
     requests.py      live requests: admission, placement, worker reports, retries, end

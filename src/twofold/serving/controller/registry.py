@@ -68,7 +68,7 @@ class RegisteredWorker(Worker):
 
 
 class SweepResult(NamedTuple):
-    """Names of workers that were killed (`lost`) and restarted (`restarted`) in one health check."""
+    """Result of a health check: names of the killed workers (`lost`) and of the restarted workers (`restarted`)."""
 
     lost: list[str]
     restarted: list[str]

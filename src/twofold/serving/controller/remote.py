@@ -63,11 +63,9 @@ class JoinResult(msgspec.Struct, frozen=True):
 
 
 class Hosts(ProcessControl):
-    """Starts and kills workers: workers on this machine through the launcher `local`, and workers on
-    joined hosts by messages to the hosts.
+    """Starts and kills the workers of all hosts: on this machine by the launcher `local`, on joined hosts by messages.
 
-    For each worker named in `own`, the launcher starts a process on Ray that joins the service as a host. Hosts
-    must serve the model with the fingerprint `model` to join.
+    The workers in `own` run on Ray. Hosts must serve the model with the fingerprint `model` to join.
     """
 
     def __init__(

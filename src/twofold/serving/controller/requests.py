@@ -25,11 +25,11 @@ MAX_FAILED_ATTEMPTS = 8  # consecutive attempts without a token: the request its
 
 
 class LiveRequests:
-    """All live requests of a service. Each placement of a request on a pair of workers is one attempt.
+    """Live requests of a service. An attempt is one placement of a request on a pair of workers.
 
-    If `announces`, decode blocks are reserved when the prefill worker reports its start, otherwise at placement. If
-    `recomputes`, decode workers may recompute KV, so they also receive the prompt. If `reuses`, metrics include prefix
-    cache hits.
+    With the flag `announces`, decode blocks are reserved when the prefill starts, instead of at placement.
+    With the flag `recomputes`, decode workers also receive the prompt, to recompute KV. With the flag
+    `reuses`, the metrics include prefix cache hits.
     """
 
     def __init__(

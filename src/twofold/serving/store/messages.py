@@ -68,7 +68,10 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Request for slots to which to write the missing blocks of a prompt, beginning with block `start`."""
+    """Request of a client for store slots, to write the blocks of a prompt that the store lacks.
+
+    `start` is the index of the first block that the client would write.
+    """
 
     keys: list[bytes]
     start: int

@@ -39,7 +39,7 @@ class RankPipes:
         self._others = [RankPipe(steps[1], memory[1]) for steps, memory in pairs]
 
     def of_first(self) -> Sequence[RankPipe]:
-        """Return rank 0's ends of all pipes, in the order of ranks. Close the other ends in this process."""
+        """Return rank 0's pipe ends to ranks 1, 2 and so on, in this order. Close the opposite ends in this process."""
         # A process that keeps no other ends reads EOF when the process at the other end exits.
         _close(self._others)
         return self._first

@@ -115,7 +115,10 @@ class HandoffSender:
             self._outgoing[request_id] = OutgoingHandoff(request_id, target, mode)
 
     def begin(self, request_id: str, blocks: Sequence[int]) -> bool:
-        """Record the KV blocks of a request, before its last prefill batch; return False if it has no hand-off."""
+        """Record the KV blocks of a request whose last prefill batch is about to start.
+
+        Return False if the request has no hand-off.
+        """
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:

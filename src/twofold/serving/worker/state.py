@@ -51,7 +51,10 @@ class WorkerScheduler(Protocol):
 
 
 class KvLanding:
-    """Copies received KV blocks to the engine's pool. This base class copies nothing: peers write there directly."""
+    """No-op handler of received KV blocks, for peers that write directly to the engine's KV pool.
+
+    A subclass copies received KV blocks to the engine's pool from a separate pool in host memory.
+    """
 
     def received(self, request_id: str, blocks: Sequence[int]) -> None:
         """Register received KV blocks, which are copied to the engine's pool before the next batch.

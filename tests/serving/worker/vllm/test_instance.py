@@ -94,7 +94,7 @@ class Instance(RuleBasedStateMachine):
 
     @rule(target=leased, request=consumes(queued))
     def vllm_makes_room(self, request):
-        """Let vLLM allocate blocks for a request, or abort the request if few are free."""
+        """Let vLLM allocate KV blocks for a request, or abort the request if fewer than 8 KV blocks are free."""
         self.vllm.obey()
         if not self.instance.is_remote(request.id) or len(self.vllm.free) < 8:
             self.instance.abort(request.id)

@@ -62,9 +62,9 @@ STORE_PROMPTS = 8  # store capacity in longest prompts
 
 
 class Lanes(msgspec.Struct, kw_only=True):
-    """Seconds per round to load, compute and store a prompt's KV, each step measured separately.
+    """Seconds to load, compute and store a prompt's KV, in each round of the measurement.
 
-    `overlapped_s` has the seconds per round for all three steps when the steps overlap.
+    The steps are first measured one by one. `overlapped_s` has the total seconds of the steps when they overlap.
     """
 
     layers: int

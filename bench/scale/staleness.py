@@ -1,22 +1,22 @@
 """Simulate the cost of stale load information, by report interval, router and number of controllers.
 
-Simulates BLOOM-176B on DGX-H100, with two prefill machines for every three decode machines. Prompt and
-output lengths come from the Azure conversation trace. Requests arrive as a Poisson process, with a rate
-of `--rate` requests per second times the number of instances. Instances report their load every
-`--reports` seconds (0: at every change). `--controllers` is the number of independent controllers that
-share the requests. Goodput is the share of requests within the SLO. A policy such as `jsq, reports`
-consists of a routing rule and the load information that the controller uses. The routing rule chooses:
+BLOOM-176B runs on DGX-H100, with two prefill machines for every three decode machines and the prompt and output
+lengths of the Azure conversation trace. Requests arrive as a Poisson process, with `--rate` requests per second for
+each instance. `--controllers` independent controllers share the requests. Instances report their load every
+`--reports` seconds (0: at every change). Goodput is the share of requests within the SLO.
+
+A policy such as `jsq + own` combines a router with a load estimate. The routers choose
 
     jsq     the least loaded instance
     two     the less loaded of two random instances
-    cells   the less loaded of two random cells (groups of instances), then the least loaded instance in the cell
+    cells   the least loaded instance of the less loaded of two random cells (groups of instances)
     random  a random instance
 
-The load information consists of:
+and the load estimates are
 
     reports  the latest load reports
-    + sent   the latest load reports, and the requests that the controller has sent since each report
-    + own    the latest load reports, and all unfinished requests of the controller, as in a live service
+    + sent   the latest load reports, plus the requests that this controller has sent since then
+    + own    the latest load reports of other controllers' requests, plus all unfinished requests of this controller
 """
 
 import argparse

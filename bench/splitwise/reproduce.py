@@ -6,10 +6,10 @@
     python bench/splitwise/reproduce.py --provisioning [--html PAGE] [--rate 70]         figure 12
     python bench/splitwise/reproduce.py --load [--workload conv] [--rates 40 60 80]      figure 16
     python bench/splitwise/reproduce.py --batch           maximum throughput of batch jobs
-    python bench/splitwise/reproduce.py --robustness      clusters tuned for one workload, with another workload
+    python bench/splitwise/reproduce.py --robustness      designs tuned for one workload run another workload
 
-Results labelled `published` use SplitwiseSim's iteration times and scheduling, and match SplitwiseSim
-request by request. Results labelled `corrected` use Twofold's scheduling, and iteration times fitted to
+Results labelled `published` use SplitwiseSim's iteration times and scheduling, and match SplitwiseSim request
+by request. Results labelled `corrected` use Twofold's scheduling, and iteration times fitted to
 SplitwiseSim's profile. The paper's nine SLOs bound latency percentiles relative to an idle DGX-A100.
 """
 

@@ -16,10 +16,9 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one simulation variant, which form the columns of a table.
+    """Best designs of one simulation variant, by kind of cluster.
 
-    For each kind of cluster, the results are the best design with the paper's machine counts and the best
-    design with the planner's machine counts.
+    `paper` has the best designs with the machine counts of the paper; in `tuned`, the planner chose the machine counts.
     """
 
     paper: dict[str, BestDesign]

@@ -40,9 +40,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Mean difference between the values of two live replays, relative to their mean; for SLO attainment, in
-        points.
-        """
+        """Mean difference between live replays: relative, or in points for SLO attainment."""
         gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
         return fmean(gaps) / self._unit if gaps else 0.0
 

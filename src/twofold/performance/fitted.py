@@ -1,16 +1,20 @@
-"""Performance model fitted to a measured profile of the same LLM and accelerator.
+"""Performance model with coefficients that were fitted to a measured profile.
 
-The model predicts the time of a prefill iteration, a decode iteration and a mixed iteration:
+The times of a prefill iteration, a decode iteration and a mixed iteration are, in seconds,
 
     prefill(n, S) = (floor^p + (a·n)^p)^(1/p) + e·n·w(n) + q·S
     decode(b, C)  = t0 + k·b + k2·max(b − 32, 0) + c·C
     mixed         = max(prefill(n, S), t0) + decode(b, C) − t0
 
-The iteration computes n prompt tokens and decodes b sequences; the decodes read C tokens of KV cache. S
-is the sum of (context + tokens)² − context² over the prompts: `context` tokens of a prompt were computed
-before the iteration, and `tokens` tokens are computed in the iteration. The weight w(n) is 0 up to 2,048
-tokens, rises linearly, and is 1 from 4,096 tokens on. The exponent p is 2.5. The coefficients floor, a,
-e, q, t0, k, k2 and c are fitted.
+with the variables
+
+    n     prompt tokens of the iteration
+    S     sum of (context + n)² − context² over the prompts, for each prompt's n and its context before the iteration
+    b     decoded sequences
+    C     KV tokens that the decodes read
+    w(n)  0 up to 2,048 tokens, 1 from 4,096 tokens on, and linear in between
+
+and p = 2.5. The other coefficients are fitted.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,7 @@
 """Measured performance of an instance, stored by `twofold characterize` in a YAML file.
 
-The iteration time in seconds is a linear model whose constants are fitted to measurements. It has
-
-- a fixed part, and fixed extra parts for iterations with prompts and for iterations with prompts and decodes,
-- a piecewise linear function of the number of tokens in the iteration,
-- a part for attention within prompts: for each prompt, (context + tokens)² − context²,
-- a part for each decode, which is larger from a certain number of decodes,
-- a part for each token of KV cache that the decodes read.
+The time of an iteration is a linear formula of the iteration's tokens, sequences and context. The coefficients of the
+formula are fitted to measurements.
 """
 
 from collections import Counter
@@ -24,6 +19,12 @@ from twofold.performance.base import NO_POWER, InstancePower, PerformanceModel
 from twofold.performance.coefficients import power_law
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 
+# An iteration with n prompt tokens, and b decodes that read C tokens of KV cache, takes
+#
+#     base + f(n + b) + q·S + s·b + l·max(b − large, 0) + c·C + p, if n > 0, + m, if n > 0 and b > 0
+#
+# where S is the sum of (context + tokens)² − context² over the prompts.
+#
 # - f is the time of the linear layers for all tokens together. f is piecewise linear, with measured bends: kernels use
 #   small matrices less efficiently, and CPU libraries switch kernels at certain sizes. No slope is negative.
 # - p is an additional fixed cost of iterations with prompts, for example if only pure decode iterations run as a

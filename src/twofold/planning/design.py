@@ -13,8 +13,9 @@ _SPLIT = (Role.PREFILL, Role.DECODE)
 
 
 class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Hardware that a cluster design counts, with price and power: a machine type, or the part of it that one instance
-    uses.
+    """Type of machine in a cluster design, with price and power.
+
+    For an instance that uses only a part of a machine, a MachineKind describes this part.
     """
 
     name: str

@@ -139,7 +139,10 @@ class PacedWork:
         self.version = 0
 
     def pace(self, kernel: Kernel, rate: float, unit: float, leave: Action) -> None:
-        """Set the speed of the work, in units of work per `unit` picoseconds. On completion, `leave` is called."""
+        """Set the speed of the work: `rate` is the amount of work per `unit` picoseconds.
+
+        `leave` is a function that is called on completion.
+        """
         if rate == self.rate:
             return
         now = kernel.now

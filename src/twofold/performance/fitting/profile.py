@@ -196,6 +196,6 @@ def decode_power(kept: Iterable[ProfiledBatch]) -> float | None:
 
 
 def consistent_rows(rows: Sequence[ProfileRow]) -> list[ProfileRow]:
-    """Return the usable rows of a profile: drop invalid rows, and rows of batches that contradict other batches."""
+    """Drop the rows of a profile that are invalid or contradict other rows; return the remaining rows."""
     kept = [row for batch in consistent_batches(rows)[0] for row in batch.rows]
     return kept + [row for row in rows if row.mixed_time or row.transfer_time]

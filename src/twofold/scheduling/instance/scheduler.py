@@ -1,6 +1,8 @@
 """The instance scheduler: a state machine over queues, running batches and KV blocks.
 
-            submit                    start                          advance
+Arrows are methods; the words between them are states of a sequence.
+
+                submit                    start                          advance
     prefill ──────▶ waiting ────────▶ prefilling ──┬── decodes here ──▶ ready
        └▶ fetching ──▲ fetched                     ├── ends ──────────▶ done
                                                    └── hands off ─────▶ handing off ── handed_off ─▶ done

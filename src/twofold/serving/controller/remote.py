@@ -63,9 +63,9 @@ class JoinResult(msgspec.Struct, frozen=True):
 
 
 class Hosts(ProcessControl):
-    """Starts and kills the workers of all hosts: on this machine by the launcher `local`, on joined hosts by messages.
+    """Starts and kills workers: on this machine through the launcher `local`, and on joined hosts by messages.
 
-    The workers in `own` run on Ray. Hosts must serve the model with the fingerprint `model` to join.
+    Workers whose names are in `own` run on Ray. A host may join if it serves the model with the fingerprint `model`.
     """
 
     def __init__(

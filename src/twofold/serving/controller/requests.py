@@ -25,11 +25,11 @@ MAX_FAILED_ATTEMPTS = 8  # consecutive attempts without a token: the request its
 
 
 class LiveRequests:
-    """Live requests of a service. An attempt is one placement of a request on a pair of workers.
+    """Live requests of a service.
 
-    With the flag `announces`, decode blocks are reserved when the prefill starts, instead of at placement.
-    With the flag `recomputes`, decode workers also receive the prompt, to recompute KV. With the flag
-    `reuses`, the metrics include prefix cache hits.
+    If `announces` is set, decode blocks are reserved when the prefill starts instead of at placement. If `recomputes`
+    is set, decode workers also receive the prompt, to recompute its KV. If `reuses` is set, the metrics include prefix
+    cache hits.
     """
 
     def __init__(

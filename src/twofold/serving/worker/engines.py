@@ -39,7 +39,10 @@ class RankPipes:
         self._others = [RankPipe(steps[1], memory[1]) for steps, memory in pairs]
 
     def of_first(self) -> Sequence[RankPipe]:
-        """Return rank 0's pipe ends to ranks 1, 2 and so on, in this order. Close the opposite ends in this process."""
+        """Return the pipe ends that rank 0 uses, one for each of the other ranks in order.
+
+        Close the ends that belong to the other ranks.
+        """
         # A process that keeps no other ends reads EOF when the process at the other end exits.
         _close(self._others)
         return self._first

@@ -1,4 +1,7 @@
-"""Simulation of active tokens (Splitwise, section III-B): the prompt tokens and decoding sequences of an iteration."""
+"""Simulation of the number of active tokens per iteration (Splitwise, section III-B).
+
+Active tokens are the prompt tokens that an iteration computes, plus one for each sequence that it decodes.
+"""
 
 import tempfile
 from collections import defaultdict

@@ -122,7 +122,8 @@ class LoadSpan:
 
 
 class Slowness(NamedTuple):
-    """Slowdown factors of a host since calibration, for iterations with prompts and for all others."""
+    """Slowdown of a host, relative to its calibration: one factor for iterations with prompts, and one for the others.
+    """
 
     prompts: float
     decodes: float

@@ -71,8 +71,10 @@ def stage_times(model: PerformanceModel, prompt_tokens: int) -> tuple[float, flo
 
 
 def quickest_by_rate(times: Mapping[str, tuple[float, float]]) -> list[tuple[float, str]]:
-    """Return pairs (rate in prompts/s, option name) by ascending rate. The named option has the lowest
-    mean TTFT between the rate of the pair and the rate of the next pair.
+    """Return which option has the lowest mean TTFT at each request rate.
+
+    The result is a list of pairs (rate in prompts/s, name of the option) by ascending rate. An option is best from its
+    rate up to the rate of the next pair.
     """
     # `times` has (seconds in all stages, seconds in the slowest stage) of each option.
     now = min(times, key=lambda name: times[name])

@@ -1,4 +1,4 @@
-"""Twofold's KV connector for vLLM, which reports allocated blocks and computed layers to the worker."""
+"""KV connector by which vLLM reports allocated blocks and computed layers to Twofold's worker."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -50,7 +50,7 @@ _SATURATED, _LONG = 4096, 1024  # tokens of a batch that saturates prefill, and 
 
 
 class Affinity(StrEnum):
-    """Node affinity: high if hand-offs may cross nodes, low if they must stay within a node."""
+    """Node affinity in the terms of DistServe: `high` allows hand-offs between nodes, `low` only within a node."""
 
     HIGH = "high"
     LOW = "low"

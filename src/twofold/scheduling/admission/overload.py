@@ -114,7 +114,7 @@ def _load_limit(priority: int) -> float:
 
 
 class OverloadAdmission(Admission):
-    """Admission control that also rejects requests when the cluster is overloaded."""
+    """Admission control that enforces admission limits, and rejects requests when the cluster is overloaded."""
 
     def __init__(self, limits: AdmissionLimits, cluster: ClusterScheduler, control: OverloadControl) -> None:
         super().__init__(limits)

@@ -231,9 +231,7 @@ class InstanceScheduler(KvReceiver):
         return None
 
     def _start_lane(self, lane: Lane) -> RunningBatch | None:
-        """Start and return the next batch of an idle lane, or return None if the lane has nothing to run. A
-        lane is a group of sequences that share batches.
-        """
+        """Start and return the next batch of an idle lane; return None if the lane has nothing to run."""
         queues, changes = lane.queues, NO_CHANGES
         if self.changed or not lane.remaining:
             self.changed = False

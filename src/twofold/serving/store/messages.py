@@ -11,7 +11,7 @@ from twofold.serving.messages import Message
 
 
 class Block(NamedTuple):
-    """Slot in the store's memory, and the CRC-32 of its block (0 while the slot is empty)."""
+    """Memory slot of a KV block in the store, and the CRC-32 of the block (0 while the slot is empty)."""
 
     slot: int
     checksum: int

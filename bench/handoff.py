@@ -1,10 +1,10 @@
 """Measure the visible transfer, which is the part of a KV hand-off after the first token.
 
 Two network namespaces represent two hosts, so the script needs root. The link between the hosts runs at 1
-Gbit/s, then at 200 Mbit/s. A process on the first host prefills prompts with Twofold's torch engine, and
-writes the KV over NIXL and TCP into the memory of a process on the second host. The script prints median
-times for each hand-off mode and prompt length. The script also measures the delay of the second token in a
-split service with shared memory.
+Gbit/s, then at 200 Mbit/s. A process on the first host prefills prompts with Twofold's torch engine. NIXL
+sends the KV over TCP into the memory of a process on the second host. The script prints median times for each
+hand-off mode and prompt length. The script also measures the delay of the second token in a service whose
+prefill and decode workers share memory.
 
 The script exits with 0 if two conditions hold at every link speed and prompt length, and otherwise with 1:
 - The hand-off mode that `auto` chooses has at most 5% more visible transfer than the best mode.

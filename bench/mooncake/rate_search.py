@@ -1,4 +1,4 @@
-"""Search by simulation for the highest rate at which 90% of requests meet each bound of an SLO."""
+"""Search by simulation for the highest request rate at which P90 TTFT and P90 TBT meet an SLO."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,7 @@
-"""Cluster specs of the systems compared in Mooncake's papers, and of improved colocated baselines.
+"""Cluster specs of the systems compared in Mooncake's papers, and of stronger colocated baselines.
 
-A machine is a DGX-A100 with one LLaMA2-70B instance on its 8 accelerators and a link of 100 GB/s (800 Gb/s). Times are
-roofline estimates, because no measurements of prompts as long as Mooncake's are published.
+Each machine is a DGX-A100 with one LLaMA2-70B instance on 8 accelerators and a link of 100 GB/s (800 Gb/s). Iteration
+times are roofline estimates.
 """
 
 from msgspec.structs import replace

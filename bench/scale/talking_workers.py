@@ -126,7 +126,7 @@ class Workers:
             self.say(number, self._step(number, []))
 
     def requests(self, count: int) -> None:
-        """Answer the controller's messages about `count` requests, up to the end of each hand-off."""
+        """Simulate the prefill and the KV hand-off of `count` requests by answering the controller."""
         while count:
             message = self._decoder.decode(self._pull.recv())
             if isinstance(message, Prefill) and message.target is not None:

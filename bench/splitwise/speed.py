@@ -65,8 +65,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(run: ReferenceRun, checkout: Path, python: str) -> Round:
-    """Run SplitwiseSim and Twofold on the simulation `run`, and compare the CPU times. Raises SystemExit
-    if a simulator fails or the results differ.
+    """Run the same simulation in SplitwiseSim and in Twofold, and return the CPU times of the simulators.
+
+    Raises SystemExit if a simulator fails or the results differ.
     """
     with tempfile.TemporaryDirectory() as folder:
         theirs = _cost(

@@ -60,7 +60,7 @@ class BestDesign(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timings(settings: Settings, catalog: Catalog) -> dict[str, Timing]:
-    """Return the simulation variants: `published` imitates SplitwiseSim, `corrected` uses Twofold's defaults."""
+    """Return two sets of simulation settings: SplitwiseSim's (`published`) and Twofold's defaults (`corrected`)."""
     split = (PoolSpec(machines=1, machine="dgx-h100", role=Role.PREFILL),)
     published = replace(splitwise_sim(split, settings.model, catalog=catalog), pools=())
     return {

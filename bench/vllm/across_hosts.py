@@ -31,10 +31,7 @@ class AcrossHosts:
     folder: Path
 
     def start(self, split: str, processes: Processes) -> str:
-        """Start vLLM with prefill on one host and decode on a second host; return the URL of the service.
-
-        `split` selects the KV transfer: vLLM's NixlConnector, or one of Twofold's hand-off modes.
-        """
+        """Start vLLM with prefill on one host and decode on another; return the service's URL."""
         if split == NIXL:
             places = (self._place(0), self._place(1))
             return self.stock.proxied(processes, check_proxy(self.proxy), places)

@@ -1,4 +1,4 @@
-"""Send a streamed completion and time its first two tokens."""
+"""Client that requests a streamed completion and times the first two tokens."""
 
 import time
 

@@ -29,7 +29,7 @@ class JoinedService:
         self.processes = []
 
     def serve(self, *flags, engine=ENGINE, program=None):
-        """Start the service and return its process without waiting."""
+        """Start the service and return the process, without waiting for the service to be ready."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         listen = ["--listen-workers", self.controller, "--cluster-key", str(self.key)]

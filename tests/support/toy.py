@@ -193,7 +193,7 @@ def clusters(draw, swapping=False, failures=True):
 
 @st.composite
 def pipelines(draw, failures=True):
-    """Strategy for clusters whose instances have two or three pipeline stages."""
+    """Hypothesis strategy for clusters whose instances have two or three pipeline stages."""
     spec, batchers, first, capacity = draw(clusters(failures=failures))
     batchers = {role: "splitwise" if not BATCHERS[name].pipelined else name for role, name in batchers.items()}
     stages = draw(st.integers(2, 3))

@@ -57,8 +57,9 @@ class _BusyTime(Observer):
 
 
 def activities(profile: MeasuredProfile, catalog: Catalog, name: str, requests: Sequence[Request]) -> list[Activity]:
-    """Simulate a colocated instance at 25%, 50% and 75% of the instance's highest throughput. The mean
-    arrival rate of `requests` must be 1 request/s.
+    """Return the seconds that a simulated instance spends with each number of active tokens, at three loads.
+
+    The loads are 25%, 50% and 75% of the highest throughput. The mean arrival rate of `requests` must be 1 request/s.
     """
     with tempfile.TemporaryDirectory(prefix="twofold-characterize-") as folder:
         path = Path(folder) / "profile.yaml"

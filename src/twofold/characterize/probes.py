@@ -70,7 +70,7 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        """Number of prompt and output tokens of all requests."""
+        """Sum of the prompt and output tokens of all requests of the probe."""
         return sum(stream.prompt_tokens + stream.output_tokens for stream in self.streams)
 
 

@@ -15,7 +15,7 @@ _NEVER_S = 1e6  # synchronization of a path on which layer-wise transfer is impo
 
 
 class KvEgress(NamedTuple):
-    """KV transfer model of a prefill instance, and its prefill time in seconds by prompt length."""
+    """Timing models of a prefill instance, one for KV transfers and one for prefills."""
 
     transfer: TransferModel
     prefill_s: Callable[[int], float]

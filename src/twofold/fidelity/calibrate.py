@@ -1,4 +1,4 @@
-"""Fit the performance profile used by the simulator to measurements of a live service."""
+"""Fit the simulator's performance profile to measurements of a live service."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median

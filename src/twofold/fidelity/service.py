@@ -77,7 +77,7 @@ class Twin(Protocol):
         """Number of instances of each role."""
 
     def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
-        """Simulate `requests` on a host with the slowdown `slowness`, and return their timelines."""
+        """Simulate `requests` on a host with the slowdown `slowness`, and return the timelines of the requests."""
 
 
 @dataclass(frozen=True, slots=True)

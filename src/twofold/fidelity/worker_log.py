@@ -56,7 +56,7 @@ class WorkerLog:
         return busy / (end_s - start_s)
 
     def between(self, start_s: float, end_s: float) -> Sequence[TimedIteration]:
-        """Return the iterations that started after `start_s` and not after `end_s`."""
+        """Return the iterations whose start time is after `start_s` and at or before `end_s`."""
         return self.ran[bisect_right(self._starts, start_s) : bisect_right(self._starts, end_s)]
 
 

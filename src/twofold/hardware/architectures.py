@@ -36,7 +36,10 @@ class ConfigJson:
         return value if value is not None else default or 0
 
     def optional_number(self, *names: str) -> int | None:
-        """Return the first field in `names` that is set, or None. Raises ModelError if it is not an integer ≥ 1."""
+        """Return the value of the first field in `names` that is set, or None if no field is set.
+
+        Raises ModelError if the value is not an integer ≥ 1.
+        """
         for name in names:
             value = self._raw.get(name)
             if value is None:

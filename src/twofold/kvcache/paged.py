@@ -59,7 +59,7 @@ class PromptAllocation(NamedTuple):
 # A block with a key is read-only. A cached block counts as free. If no other block is free, the eviction policy chooses
 # a cached block, and pinned blocks last. `num_in_flight` counts a block once for each allocation in transfer with it.
 class PrefixBlockAllocator(PagedBlockAllocator):
-    """Allocator that reuses the full blocks of earlier prompts by key."""
+    """Allocator of KV blocks with prefix caching."""
 
     def __init__(self, block_size: int, cache: PrefixCache) -> None:
         super().__init__(cache.capacity, block_size)
@@ -146,7 +146,10 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return allocation
 
     def _taken(self, total: int, shared: Sequence[int]) -> int:
-        """Return how many free blocks an allocation of `total` blocks takes if it reuses the blocks `shared`."""
+        """Return the number of free blocks that an allocation takes.
+
+        The number is the allocation's `total` blocks minus the blocks in `shared` that are already in use.
+        """
         # Cached blocks without owners count as free.
         return total - sum(self._owners[block] > 0 for block in shared)
 

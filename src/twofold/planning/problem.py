@@ -46,11 +46,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return MachineKind(name=found.name, price_per_h=found.price_per_h, tdp_w=found.tdp_w, accelerators=found.count)
 
     def instance(self, machine: str, tensor_parallel: int, pipeline_parallel: int = 1) -> MachineKind:
-        """Return the hardware type of an LLM instance on a machine of type `machine`.
-
-        Price and power are the machine's, multiplied by the share of the machine's accelerators that the instance
-        uses.
-        """
+        """Return the part of a machine that one LLM instance uses, with the part's share of price and power."""
         whole = self.kind(machine)
         accelerators = tensor_parallel * pipeline_parallel
         share = accelerators / whole.accelerators

@@ -1,4 +1,4 @@
-"""Summary of a run: rates and latencies from the timelines of its requests, and terminal tables."""
+"""Rates and latencies of a run, computed from request timelines and formatted as terminal tables."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -48,7 +48,7 @@ class StoreFetch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prefill(Message, frozen=True, kw_only=True):
-    """Command to prefill a request, and then to hand its KV off to `target` or, without `target`, to decode it."""
+    """Command to prefill a request, then hand off the KV to `target`, or decode locally if `target` is None."""
 
     generation: Generation
     target: str | None = None

@@ -216,7 +216,7 @@ _NONE: Final = ContentionFactors()
 
 
 class HostTask(PacedWork):
-    """CPU task of a worker or the gateway: `threads` threads on the CPU cores with the numbers `cores`."""
+    """CPU work of a worker or the gateway: `threads` threads run on the CPU cores listed in `cores`."""
 
     def __init__(self, cores: Sequence[int], threads: int = 1, contention: ContentionFactors = _NONE) -> None:
         super().__init__()

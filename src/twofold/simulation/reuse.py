@@ -79,9 +79,7 @@ BLOCK_TOKENS: Final = 512  # block size of traces
 
 
 class HostCache:
-    """Access of one instance to the prefix cache of its machine. `block_ps` holds the time to load a block from each
-    tier, in picoseconds.
-    """
+    """Handle with which a simulated instance accesses the prefix cache of the instance's machine."""
 
     def __init__(self, name: str, cache: TieredCache, block_ps: Sequence[int], link: MachineLink) -> None:
         self.name, self.cache, self.link = name, cache, link

@@ -124,10 +124,7 @@ class SharedMemoryConnection(MappedPool):
 
 
 class SharedMemoryTransport(PooledTransport):
-    """Transport whose local cache is in shared memory, which peers on this host map.
-
-    In a sharded instance, the cache holds only the heads and layers of one `rank`.
-    """
+    """Transport that copies KV blocks between processes of one host through shared memory."""
 
     def __init__(self, spec: KvCacheSpec, sharding: Sharding = UNSHARDED, rank: int = 0) -> None:
         self._member = RankShard(sharding, rank, spec.layout)

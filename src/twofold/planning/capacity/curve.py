@@ -149,7 +149,7 @@ class CapacityCurve:
         return self.terms.gb_of(len(self._hits) - 1)
 
     def at(self, gb_per_node: float) -> CapacityPoint:
-        """Evaluate the tier with a capacity of `gb_per_node` GB per node, rounded down to whole blocks."""
+        """Return the hit rate, savings and price of the cache tier at `gb_per_node` GB per node."""
         terms = self.terms
         place = min(terms.blocks_of(gb_per_node), len(self._hits) - 1)
         busy = float(self._saved_s[place]) / terms.duration_s

@@ -122,7 +122,7 @@ def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]
 
 
 def role_lines(result: SimulationResult, kind: str, where: dict[str, object], *, legend: bool) -> Iterator[Trace]:
-    """Yield chart lines of a quantity, such as `queue`: the mean and the maximum for each instance role."""
+    """Yield two chart lines for each instance role: a quantity's mean and maximum in each time bin."""
     for role, series in by_role(result, kind):
         colour, group = PHASE_COLOURS[role], {"legendgroup": role.value, **where}
         times, means, highest = steps(series)

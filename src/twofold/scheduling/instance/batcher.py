@@ -109,7 +109,7 @@ class Batcher(ABC):
     def should_reschedule(
         self, sequence: ScheduledSequence | None, running: RunningBatch | None, blocks: BlockAllocator
     ) -> bool:
-        """Return whether to select a new batch after a sequence was queued or blocks were freed."""
+        """Return whether to select a new batch. Called when a sequence is queued or KV blocks are freed."""
         return True  # `sequence` is None after blocks were freed
 
 

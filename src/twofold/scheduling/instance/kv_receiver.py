@@ -52,12 +52,12 @@ class KvReceiver:
         return None
 
     def kv_received(self, request_id: str, epoch: int) -> bool:
-        """End the lease of a request whose KV has arrived; return True if the request can now decode."""
+        """Record that a request's KV has arrived; return True if the request can now decode."""
         self.leases.end(request_id, epoch)
         return self._arrived(request_id)
 
     def end_lease(self, request_id: str, epoch: int) -> None:
-        """End the lease of a request whose KV is incomplete."""
+        """End the lease that lets a prefill instance write a request's KV into local blocks."""
         if self.leases.end(request_id, epoch):  # the prefill instance gave up or failed
             self.blocks_freed()
 
@@ -80,7 +80,7 @@ class KvReceiver:
         return False
 
     def peer_lost(self, source: str) -> list[str]:
-        """End all leases of the failed instance `source`; return the ids of the affected requests."""
+        """End all leases that let the failed instance `source` write KV; return the ids of affected requests."""
         # The caller must abort those of the requests that hold blocks.
         queued = [sequence for sequence in self.lease_queue if sequence.source == source]
         for sequence in queued:

@@ -536,7 +536,7 @@ def _reused(request: Request, tokens: int) -> int:
 
 
 def _publish(shared: PrefixBlockAllocator, sequence: ScheduledSequence, computed: int, published_tokens: int) -> None:
-    """Publish the full blocks of a sequence's first `computed` prompt tokens for reuse by other requests."""
+    """Let other requests reuse the full KV blocks of the prompt tokens computed so far."""
     size = shared.block_size
     keys = sequence.request.prefix_blocks[: min(computed, sequence.prompt_tokens) // size]
     shared.publish(allocation_of(sequence), keys, published_tokens // size)

@@ -90,7 +90,7 @@ class SwapPreemption:
             self._free_host(sequence, sequence.swapped)
 
     def iterations_left(self, sequence: ScheduledSequence) -> int:
-        """Return the number of decode iterations before a sequence needs more blocks."""
+        """Return how many decode iterations still fit in a sequence's allocated KV blocks."""
         allocation = sequence.allocation  # of a sequence that is not decoding
         return 0 if allocation is None else allocation.blocks * self.blocks.block_size - sequence.computed
 
@@ -214,7 +214,7 @@ class SwapPreemption:
         self.blocks_copied += host.blocks
 
     def _step_of(self, sequence: ScheduledSequence) -> int:
-        """Return the number of tokens that a sequence's next allocation of KV blocks must hold."""
+        """Return how many tokens a sequence's next allocation of KV blocks is for."""
         full = sequence.prompt_tokens + sequence.output_tokens - 1  # the last output token needs no KV
         return min(self._step, full - sequence.computed)
 

@@ -267,7 +267,7 @@ class TrafficMonitor:
         return since
 
     def _ended_since(self, since: int) -> list[int]:
-        """Return the output lengths, in tokens, of completed requests with an arrival number of at least `since`."""
+        """Return the output lengths in tokens of completed requests, starting with request number `since`."""
         later = (tokens for number, tokens in self._ended.items() if number >= since and tokens is not None)
         return [*(tokens for number, tokens in self._outputs if number >= since), *later]
 

@@ -1,4 +1,4 @@
-"""Controller: the service that runs the gateway's requests on its own workers."""
+"""The controller: the service that runs requests on Twofold's workers."""
 
 import asyncio
 import time

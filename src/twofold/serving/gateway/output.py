@@ -108,7 +108,7 @@ class OutputProcessor:
         self._tokens = 0
 
     def push(self, token: TokenOutput) -> Delta:
-        """Add a token; return the text and finish reason that it adds to the output."""
+        """Process an output token; return the text to emit and the finish reason (None before the end)."""
         self._tokens += 1
         offset = self._detokenizer.characters if self._detokenizer else 0
         found = self._stops.push(self._text_of(token), armed=self._tokens > self._min_tokens)

@@ -68,10 +68,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Request of a client for store slots, to write the blocks of a prompt that the store lacks.
-
-    `start` is the index of the first block that the client would write.
-    """
+    """Request to write the KV blocks of a prompt to the store, beginning with the block at index `start`."""
 
     keys: list[bytes]
     start: int

@@ -42,9 +42,7 @@ class PeerReply(NamedTuple):
 
 
 class BlockServer(StoreThread[PeerReply, PeerRequest | PeerReply]):
-    """Thread that sends blocks to other stores that have the cluster's secret key. `take` yields requests that were
-    received and replies that were sent.
-    """
+    """Thread that sends KV blocks to other hosts' KV stores on request."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class BlockStored(_Event, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """Whether the router can use the blocks: in GPU memory, without LoRA, in the first KV cache group."""
+        """Whether the blocks are in GPU memory, in the first KV cache group, and computed without LoRA."""
         return self.medium in _ENGINE and self.lora_name is None and not self.group_idx
 
     def salt(self) -> str | None:

@@ -70,7 +70,7 @@ class HostSwapSpace(NamedTuple):
 
 
 class WorkerDriver(NamedTuple):
-    """A worker's scheduler, and a function that creates its main loop."""
+    """Scheduler of a worker, and a function that creates the worker's main loop."""
 
     scheduler: WorkerScheduler
     loop: Callable[[SharedWorkerState], Callable[[], None]]

@@ -12,9 +12,7 @@ from twofold.serving.worker.peers import PeerDirectory
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class IncomingHandoff:
-    """Incoming hand-off after the end of the prefill. In pull mode, `source_blocks` are read into `blocks`. In the
-    other modes, the prefill worker has already written `blocks`.
-    """
+    """State of an incoming KV hand-off after the prefill has ended."""
 
     request_id: str
     source: str  # the prefill worker

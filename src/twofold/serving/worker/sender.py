@@ -154,7 +154,7 @@ class HandoffSender:
             return True
 
     def taken(self, request_id: str, *, complete: bool) -> None:
-        """Record that the target of a pull-mode hand-off has read all KV, or stopped early if not `complete`."""
+        """Record that the receiver in a pull-mode hand-off stopped reading; `complete` says if all KV was read."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None and outgoing.offered:

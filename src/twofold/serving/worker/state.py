@@ -63,7 +63,10 @@ class KvLanding:
         """
 
     def take(self) -> list[Sequence[int]]:
-        """Remove and return the blocks registered by `received`. Requires the worker's lock."""
+        """Remove and return the received KV blocks that are not yet copied to the engine's pool.
+
+        The caller must hold the worker's lock.
+        """
         return []
 
     def drop(self, request_id: str) -> None:

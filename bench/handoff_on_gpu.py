@@ -37,7 +37,7 @@ SHAPE = {"hidden-size": 4096, "layers": 16, "heads": 32, "kv-heads": 8, "max-mod
 
 
 class TokenTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Median TTFT, gap to the second token and later gaps of one service at one prompt length, in seconds."""
+    """Median TTFT and median gaps between tokens, in seconds, of one service at one prompt length."""
 
     service: str
     prompt_tokens: int

@@ -77,7 +77,7 @@ class Lanes(msgspec.Struct, kw_only=True):
     overlapped_s: list[float] = []
 
     def over_longest(self) -> float:
-        """Return the overlapped time divided by the longest of the load, compute and store times."""
+        """Return the total time with overlap, divided by the longest of the load, compute and store times."""
         lanes = zip(self.load_s, self.compute_s, self.store_s, strict=True)
         return _ratio(self.overlapped_s, [max(lane) for lane in lanes])
 

@@ -157,7 +157,7 @@ def within_at(system: str, path: Path, count: int, rate: float | None) -> Share:
 
 
 def paper_rate(path: Path, count: int) -> float:
-    """Return the replay rate at which the trace has the paper's number of prompt tokens per second."""
+    """Return the request rate at which the trace has as many prompt tokens per second as the paper's workload."""
     replayed = trace(path)[:count]
     return PAPER_TOKENS_PER_S * len(replayed) / sum(request.prompt_tokens for request in replayed)
 

@@ -1,8 +1,9 @@
-"""Run `twofold serve` so that workers always fetch a prompt's prefix from the KV store that has most of the prefix.
+"""Run `twofold serve` so that workers always fetch the longest cached prefix of a prompt.
 
     python bench/mooncake/serve_fetching.py FLAGS OF twofold serve
 
-An unmodified service fetches prefixes only with `--router conductor`, and only if this is faster than computing them.
+Without this script, a worker fetches a prefix from another host only with `--router conductor`, and only if
+the fetch is faster than prefill.
 """
 
 import sys

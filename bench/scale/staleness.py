@@ -1,22 +1,23 @@
 """Simulate the cost of stale load information, by report interval, router and number of controllers.
 
-BLOOM-176B runs on DGX-H100, with two prefill machines for every three decode machines and the prompt and output
-lengths of the Azure conversation trace. Requests arrive as a Poisson process, with `--rate` requests per second for
-each instance. `--controllers` independent controllers share the requests. Instances report their load every
-`--reports` seconds (0: at every change). Goodput is the share of requests within the SLO.
+BLOOM-176B runs on DGX-H100 machines, with two prefill machines for every three decode machines. Requests have
+the prompt and output lengths of the Azure conversation trace. Requests arrive as a Poisson process, with
+`--rate` requests per second for each instance. `--controllers` independent controllers share the requests.
+Instances report their load every `--reports` seconds (0: at every change). Goodput is the share of requests
+within the SLO.
 
-A policy such as `jsq + own` combines a router with a load estimate. The routers choose
+A policy such as `jsq, + own` combines a router with a load estimate. The routers choose
 
     jsq     the least loaded instance
     two     the less loaded of two random instances
     cells   the least loaded instance of the less loaded of two random cells (groups of instances)
     random  a random instance
 
-and the load estimates are
+and a controller estimates the load of an instance as
 
-    reports  the latest load reports
-    + sent   the latest load reports, plus the requests that this controller has sent since then
-    + own    the latest load reports of other controllers' requests, plus all unfinished requests of this controller
+    reports  the latest reported load
+    + sent   the latest reported load, plus the requests sent by the controller since the report
+    + own    the reported load of other controllers' requests, plus the controller's unfinished requests
 """
 
 import argparse

@@ -12,9 +12,7 @@ _HEADER = ("cluster", "workload", "tuned for this one", "req/s", "tuned for the 
 
 
 def robustness(settings: Settings, catalog: Catalog) -> None:
-    """Print the highest request rates of iso-power cluster designs, with the workload that a design was
-    tuned for and with a different workload.
-    """
+    """Print the highest request rates of clusters tuned for the served workload or for another workload."""
     for timing in timings(settings, catalog).values():
         own: dict[str, dict[str, BestDesign]] = {}
         for workload in WORKLOADS:

@@ -16,9 +16,10 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Best designs of one simulation variant, by kind of cluster.
+    """Design and highest request rate of each kind of cluster, in one simulation variant.
 
-    `paper` has the best designs with the machine counts of the paper; in `tuned`, the planner chose the machine counts.
+    `paper` has designs with the machine counts of the paper. In `tuned`, the planner chose the machine counts
+    of disaggregated designs.
     """
 
     paper: dict[str, BestDesign]

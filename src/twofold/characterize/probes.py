@@ -57,7 +57,7 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def injected(self) -> list[ProbeStream]:
-        """Requests that start while the others decode."""
+        """Requests that start while other requests of the probe decode."""
         return [stream for stream in self.streams if stream.after_tokens]
 
     @property
@@ -147,7 +147,7 @@ def _transfers(limits: TargetLimits) -> Iterator[SweepProbe]:
 
 
 def chunks_of(tokens: int, limits: TargetLimits, decodes: int = 0) -> int:
-    """Return the number of chunks in which a prompt is computed beside `decodes` decodes."""
+    """Return the number of prefill chunks of a prompt that shares batches with `decodes` decoding requests."""
     budget = limits.max_num_batched_tokens
     return 1 if budget is None else -(-tokens // max(1, budget - decodes))
 

@@ -1,4 +1,4 @@
-"""Iterations of workers, read from their journals, and the slowdown of the host since calibration."""
+"""Read the iterations of workers from journals, and compare measured with predicted iteration times."""
 
 import math
 from bisect import bisect_right

@@ -219,7 +219,7 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         )
 
     def as_machine(self) -> Machine:
-        """Return the hardware of one instance as a catalog machine."""
+        """Return the hardware of one instance as an entry for the hardware catalog."""
         count, network = self.tensor_parallel, UNKNOWN_LINK if self.link is None else self.link.bytes_per_s
         # Just enough memory for the weights and the KV.
         memory = self.model.weight_bytes + self.kv_capacity_tokens * self.model.kv_bytes_per_token

@@ -81,9 +81,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return kind.tensor_parallel or self.tensor_parallel or self.catalog.machine(kind.name).count
 
     def instances_on(self, kind: MachineKind) -> int:
-        """Return the number of LLM instances on the hardware `kind`: 1 if `kind` is a part of a machine, else
-        as many as fit on the whole machine.
-        """
+        """Return how many LLM instances fit on hardware of the type `kind`."""
         if kind.tensor_parallel is not None:
             return 1
         return self.catalog.machine(kind.name).count // self.tensor_parallel_on(kind)

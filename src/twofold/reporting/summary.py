@@ -34,7 +34,10 @@ class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts, rates and latencies of a run. Tokens, rates and latencies cover only completed requests."""
+    """Request counts, throughput and latencies of a run.
+
+    Throughput and latencies cover only completed requests.
+    """
 
     sent: int  # completed, failed or unfinished
     completed: int

@@ -1,4 +1,4 @@
-"""Step functions of time, such as queue lengths, stored in constant memory."""
+"""Step functions of time, such as queue lengths, with bounded memory use."""
 
 from itertools import pairwise, zip_longest
 from typing import Final

@@ -46,8 +46,7 @@ class TransferEngine(Protocol):
 class CacheMemory:
     """Memory addresses of an instance's KV cache, for one-sided transfers.
 
-    `base` is the address of the KV pool, `life` the address of the instance's epoch number, and `scratch` the
-    address of a buffer for link speed tests.
+    The address `life` holds a number that changes when the instance restarts.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ def conversations():
 
 
 def counted(requests, query, caches, capacity, block_s):
-    """Replay requests on simulated prefix caches. Return the hit rate, and the average number of accelerators saved."""
+    """Return the hit rate of simulated prefix caches, and the mean number of accelerators freed by cache hits."""
     stores = [PrefixCache(capacity, create_eviction("lru")) for _ in range(caches)]
     saved_s = 0.0
     for index, request in enumerate(requests):

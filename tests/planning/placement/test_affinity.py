@@ -1,4 +1,4 @@
-"""DistServe's node affinity, which is low on slow networks."""
+"""DistServe's node affinity of a cluster: low if KV transfers between nodes are too slow."""
 
 import pytest
 from msgspec.structs import replace

@@ -74,7 +74,10 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def capacity_plan(requests: Sequence[Request], query: CapacityQuery) -> CapacityPlan:
-    """Evaluate DRAM and disk sizes for a trace. Raises ConfigurationError for a trace without block ids or duration."""
+    """Evaluate KV cache sizes, in DRAM and on disk, for a trace of requests.
+
+    Raise ConfigurationError if the requests have no block ids or all arrive at the same time.
+    """
     blocks = sum(len(request.prefix_blocks) for request in requests)
     require(blocks > 0, "--kv-capacity needs a trace with block ids, such as Mooncake's: this trace has none")
     duration_s = requests[-1].arrival_s - requests[0].arrival_s

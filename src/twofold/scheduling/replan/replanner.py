@@ -109,7 +109,7 @@ class SplitForecast(msgspec.Struct, frozen=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a search: forecasts of the running split, the best split and all searched splits."""
+    """Result of a search for the best split of instances between prefill and decode."""
 
     running: SplitForecast
     best: SplitForecast

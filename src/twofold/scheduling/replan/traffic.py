@@ -256,7 +256,7 @@ class TrafficMonitor:
         return shift if max(shift.ratio, 1.0 / shift.ratio) >= self._tolerance else None
 
     def _since(self, shifts: Sequence[TrafficShift]) -> int:
-        """Return the number of the oldest request that arrived after all of the traffic shifts `shifts`."""
+        """Return the arrival index of the first request after the latest traffic shift."""
         since = self._count - len(self._arrivals)  # the oldest in memory
         for shift in shifts:
             if shift.quantity is Quantity.OUTPUT:

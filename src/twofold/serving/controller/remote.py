@@ -56,7 +56,7 @@ class RemoteHost:
 
 
 class JoinResult(msgspec.Struct, frozen=True):
-    """New workers of a joining host (`workers`), and workers of its earlier membership to remove (`gone`)."""
+    """Workers to add (`workers`) and old workers to remove (`gone`) when a host joins or rejoins the service."""
 
     workers: Mapping[str, Role] = {}
     gone: Collection[str] = ()

@@ -25,11 +25,11 @@ MAX_FAILED_ATTEMPTS = 8  # consecutive attempts without a token: the request its
 
 
 class LiveRequests:
-    """Live requests of a service.
+    """Live requests of a service, from arrival to completion.
 
-    If `announces` is set, decode blocks are reserved when the prefill starts instead of at placement. If `recomputes`
-    is set, decode workers also receive the prompt, to recompute its KV. If `reuses` is set, the metrics include prefix
-    cache hits.
+        announces   reserve decode blocks when the prefill starts, not as soon as workers are chosen
+        recomputes  send the prompt to decode workers too, to recompute the KV
+        reuses      include prefix cache hits in the metrics
     """
 
     def __init__(

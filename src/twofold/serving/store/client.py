@@ -44,7 +44,7 @@ class BlockCopier(Protocol):
 
 
 class StoreMatch(NamedTuple):
-    """Length of a prompt's cached prefix in blocks: in memory or on disk, and in memory alone."""
+    """Number of a prompt's leading blocks in the KV store (`blocks`), and in the store's memory (`in_memory`)."""
 
     blocks: int
     in_memory: int

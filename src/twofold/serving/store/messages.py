@@ -11,7 +11,7 @@ from twofold.serving.messages import Message
 
 
 class Block(NamedTuple):
-    """Memory slot of a KV block in the store, and the CRC-32 of the block (0 while the slot is empty)."""
+    """Memory slot and CRC-32 checksum of a KV block in the store."""
 
     slot: int
     checksum: int

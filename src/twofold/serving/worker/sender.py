@@ -126,7 +126,7 @@ class HandoffSender:
             return outgoing is not None
 
     def layer_computed(self, request_ids: Iterable[str], layer: int) -> None:
-        """Record that `layer` and all earlier layers of these requests have been computed."""
+        """Record that all layers up to `layer` have been computed for the requests `request_ids`."""
         with self._changed:
             for request_id in request_ids:
                 outgoing = self._outgoing.get(request_id)

@@ -1,10 +1,10 @@
 """Measure the CPU time of routing decisions, and of gateway and controller per request and per token.
 
 Routing decisions are timed in a cluster of 40 or 1,000 instances with eight requests per instance on average.
-Each timed decision finishes the oldest request and places a new request. Gateway and controller are timed in
-an emulated service of 40 instances, with requests of one output token and of 150 output tokens. The CPU time
-per token is the extra CPU time of the long requests, divided by the number of extra tokens. A plain Python
-loop is also timed, to compare machines.
+The oldest request finishes before each decision, so the number of requests stays constant. Gateway and
+controller are timed in an emulated service of 40 instances. The CPU time per token is the difference between
+requests of 150 output tokens and of one output token, divided by 149. A plain Python loop is also timed, to
+compare machines.
 """
 
 import argparse

@@ -97,7 +97,10 @@ class Study:
         return max(map(self._found, found), key=lambda each: each.rate)
 
     async def tuned(self, kind: Kind, equal: str) -> BestDesign:
-        """Return the best design of a kind with at most the power (or the cost) of 40 DGX-H100."""
+        """Return the design of a kind with the highest request rate within the budget `equal`.
+
+        The budget is the power (`iso-power`) or the hourly cost (`iso-cost`) of 40 DGX-H100 machines.
+        """
         return await self.best(kind, within(equal, self.problem.catalog))
 
     async def best(self, kind: Kind, allows: Allows) -> BestDesign:

@@ -21,7 +21,7 @@ def run(*arguments):
 
 
 def test_the_published_figure_is_shown():
-    """The table includes the example of the Mooncake paper: 8,192 tokens of LLaMA-70B on eight A800."""
+    """`twofold catalog reuse` shows the Mooncake paper's example: 8,192 tokens of LLaMA-70B on 8 A800."""
     shown = run().stdout
     assert "8,192 tokens of LLaMA-70B on 8 A800 at their peak: 5.86 GB/s" in shown
     catalog = load_catalog()

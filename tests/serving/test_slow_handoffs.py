@@ -60,7 +60,7 @@ class Load:
             await asyncio.sleep(0.005)
 
     async def more_answers(self):
-        """Wait until the number of responses has grown by half the number of prompts."""
+        """Wait for n/2 more responses, where n is the number of clients."""
         enough = self.answered + len(self.prompts) // 2
         while self.answered < enough:  # noqa: ASYNC110 (what it waits for is many tasks)
             await asyncio.sleep(0.02)

@@ -104,7 +104,7 @@ def _front_share(observed: Sequence[GroupResult]) -> float:
 
 
 def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: float) -> Iterator[Measurement]:
-    """Yield the iterations of colocated workers, corrected for contention with each other and the gateway."""
+    """Yield the workers' iterations, with the slowdown by CPU contention removed from the durations."""
     prefill, decode = crowded
     for log in logs:
         others = [other for other in logs if other is not log]

@@ -163,7 +163,7 @@ class PrefixCache:
         return evicted
 
     def put(self, key: BlockKey, position: int) -> None:
-        """Store a new block with its index in its prompt."""
+        """Store the new block `key`. `position` is the number of preceding blocks in the prompt."""
         # The caller ensures that there is room.
         self._positions[key] = position
         self._eviction.stored(key, position)

@@ -130,7 +130,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             self.cache.hold(key)
 
     def _share(self, owner: str, keys: Sequence[BlockKey], total: int) -> BlockAllocation:
-        """Create an allocation that shares the cached blocks `keys`, and reserve free blocks for the rest."""
+        """Create an allocation of `total` blocks from the cached blocks with keys `keys` and from free blocks."""
         shared = [self._cached[key] for key in keys]
         taken = self._taken(total, shared)
         if taken > self.num_free:

@@ -69,7 +69,7 @@ class ReuseResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Share of the caches that have stored a hot block, averaged over the hottest blocks."""
+        """For the hottest blocks, the average fraction of caches that have stored the block."""
         if not self.hottest:
             return 0.0
         return sum(block.caches for block in self.hottest) / (len(self.hottest) * self.caches)

@@ -9,7 +9,7 @@ from twofold.engine.base import KvLayout
 
 
 class VllmBlockCounts(NamedTuple):
-    """Numbers of all blocks and of free blocks in vLLM's block pool."""
+    """Counts of total and free blocks in vLLM's block pool."""
 
     total: int
     free: int  # including cached blocks that no request uses

@@ -173,7 +173,10 @@ def _positive(row: ProfileRow) -> bool:
 
 
 def _most_at_odds(kept: Sequence[ProfiledBatch]) -> tuple[ProfiledBatch, int] | None:
-    """Return the batch that contradicts the largest number of other batches, and this number; None if none does."""
+    """Return the batch with the most contradictions and the number of contradictions, or None.
+
+    Two batches contradict each other if the batch with more prompt tokens had a clearly shorter prefill time.
+    """
     odds = [(sum(_contradict(one, other) for other in kept), one.prefill_tokens, one) for one in kept]
     others, _, worst = max(odds, key=lambda entry: entry[:2], default=(0, 0, None))
     return (worst, others) if worst is not None and others else None

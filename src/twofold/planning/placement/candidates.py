@@ -82,8 +82,9 @@ def balanced(
     *,
     node: int | None = None,
 ) -> list[Candidate]:
-    """Return designs with nearly equal goodput in prefill and decode, highest goodput per accelerator first. If `node`
-    is set, nodes have `node` accelerators, and both phases run on the same nodes.
+    """Return designs with nearly equal prefill and decode goodput, highest goodput per accelerator first.
+
+    `node` is the number of accelerators per node if prefill and decode must share nodes, otherwise None.
     """
     found = {
         candidate.design: candidate

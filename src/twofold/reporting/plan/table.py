@@ -83,7 +83,10 @@ def effort_text(effort: Effort) -> str:
 
 
 def thinned(front: Sequence[ParetoPoint], most: int = _MOST_POINTS) -> list[ParetoPoint]:
-    """Return at most `most` evenly spaced points of `front`, including the first and the last."""
+    """Return no more than `most` points of a Pareto front, at evenly spaced indices.
+
+    The first and the last point are kept.
+    """
     if len(front) <= most:
         return list(front)
     return [front[round(index * (len(front) - 1) / (most - 1))] for index in range(most)]

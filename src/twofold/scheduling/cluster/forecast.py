@@ -130,7 +130,7 @@ class ClusterForecast:
         return max(self.prefixes.prefix(load.cache, keys), self.memories.prefix(load.id, keys))
 
     def reused_tokens(self, blocks: int, prompt_tokens: int) -> int:
-        """Return the number of prompt tokens that `blocks` cached blocks save."""
+        """Return how many prompt tokens need no prefill, given the number of cached blocks."""
         return min(blocks * self.block_tokens, prompt_tokens - 1)  # the last token is always computed
 
     def placed(self, request_id: str, instance: str, tokens: int, reused: int, now: float) -> None:

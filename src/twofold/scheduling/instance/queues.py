@@ -30,7 +30,7 @@ NO_CHANGES: Final = SchedulerOutput()  # all decodes continue
 
 @mypyc_attr(free_list_len=1)
 class RunningBatch:
-    """A running batch of a lane (a group of sequences that share batches)."""
+    """A running batch of an instance. Pipeline parallelism allows one running batch per stage."""
 
     __slots__ = (
         "context_tokens",

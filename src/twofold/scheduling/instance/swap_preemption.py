@@ -21,7 +21,7 @@ _admission: Final = attrgetter("admission")
 
 @mypyc_attr(free_list_len=1)
 class BlockCopy:
-    """Copy of a sequence's first `blocks` blocks, to host memory (`out`) or back to the device."""
+    """Order to copy a sequence's first KV blocks to host memory, or back to the device."""
 
     def __init__(self, out: bool, blocks: int, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         self.out = out

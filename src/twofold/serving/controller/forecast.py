@@ -1,4 +1,4 @@
-"""Speeds of links and prefill measured by workers, and load forecasts for the router."""
+"""Measured speeds of KV transfers and prefills, and load forecasts for the router."""
 
 import asyncio
 from collections.abc import Collection

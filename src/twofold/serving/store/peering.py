@@ -89,9 +89,9 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """Hand memory slots to the background thread whose request they were granted to.
+        """Pass granted memory slots to the background thread that made the request.
 
-        Return False if the request came from a client and not from a background thread.
+        Return False if a client made the request.
         """
         who, number = granted.requester
         if who == _SENDS:

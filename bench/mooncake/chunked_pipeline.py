@@ -222,7 +222,10 @@ def simulate_all(
 
 
 def measure_engine(directory: Path, longest: int) -> list[Measurement]:
-    """Time prefill iterations of several lengths and contexts on one thread; each time is the median of three."""
+    """Time prefill iterations of several lengths and contexts on one CPU thread.
+
+    Return the median of three runs per iteration.
+    """
     engine, made = make_engine(directory, longest), list[Measurement]()
     for tokens, context in [*cells(longest), (longest // 2, 0), (longest, 0)]:
         step = new_step(tokens, context)

@@ -101,7 +101,7 @@ class Service:
         return sum(float(value) for found, value in lines if all(each in found for each in wanted))
 
     async def until(self, name: str, least: float, **labels: str) -> None:
-        """Wait until a metric is at least `least`."""
+        """Wait until the metric `name` reaches the value `least`."""
         end_s = time.monotonic() + WAIT_S
         while await asyncio.to_thread(self.count, name, **labels) < least:
             if time.monotonic() > end_s:

@@ -207,7 +207,7 @@ def sizes(workers: int) -> list[tuple[str, int]]:
 
 
 def sockets(context: zmq.Context[zmq.Socket[bytes]]) -> str:
-    """Open as many connections to worker inboxes as the system allows, and describe the limit as text."""
+    """Return a text with the maximum number of open connections to worker inboxes, and the reason for the maximum."""
     most, why = MOST_SOCKETS, "no more were tried"
     with tempfile.TemporaryDirectory() as directory:
         outbox, before = Outbox(context), len(list(Path("/proc/self/fd").iterdir()))

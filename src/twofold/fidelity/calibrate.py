@@ -172,7 +172,7 @@ def _medians(xs: Floats, ys: Floats) -> tuple[Floats, Floats]:
 
 
 def _lone_prompts(measured: Measurements) -> Iterator[tuple[tuple[float, float], TimedIteration]]:
-    """Yield ((send time, time of the first token), prefill iteration) of each request that was sent alone."""
+    """Yield the send time, the time of the first token, and the prefill iteration of each request sent alone."""
     timelines = [one.timelines[0] for one in measured.of(Purpose.ALONE)]
     for timeline in sorted(timelines, key=lambda timeline: min(timeline.moments.values())):
         sent = min(timeline.moments.values())

@@ -46,7 +46,10 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error(self) -> float:
-        """Simulated value minus mean live value; relative to the live mean, but absolute for SLO attainment."""
+        """Simulated value minus mean live value.
+
+        The difference of a latency is divided by the mean live value; the difference of SLO attainment is not.
+        """
         return self._error(self.simulated)
 
     @property

@@ -99,7 +99,10 @@ def _spans(entries: Iterable[JournalEntry]) -> Iterator[tuple[float, float, Batc
 
 @dataclass(frozen=True, slots=True)
 class LoadSpan:
-    """Period of traffic in monotonic seconds, with its numbers of requests and tokens."""
+    """Start, end, number of requests and number of output tokens of a period of traffic.
+
+    Start and end are readings of the monotonic clock in seconds.
+    """
 
     start_s: float  # first arrival
     end_s: float  # last token

@@ -99,11 +99,7 @@ class LayerTraffic(NamedTuple):
 
 
 def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[LayerTraffic]:
-    """Return two maxima over the sending ranks, for each layer of a KV hand-off.
-
-    The first maximum is the number of KV heads that a rank sends; the second is the number of transfers by a
-    rank.
-    """
+    """Return one pair per layer of a KV hand-off: the most KV heads and the most transfers that any rank sends."""
     found = []
     for layer in range(num_layers):
         sent: dict[int, list[int]] = {}

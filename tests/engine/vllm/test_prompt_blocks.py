@@ -10,7 +10,7 @@ from twofold.serving.worker.state import CacheChanges
 
 
 def names(*hashes):
-    """Return a 32-byte block hash for each number."""
+    """Return a 32-byte vLLM block hash for each integer in `hashes`."""
     return [bytes([0] * 31 + [number]) for number in hashes]
 
 

@@ -227,7 +227,7 @@ def send(url, requests):
 
 
 def send_until(url, said, outputs):
-    """Send requests until a re-planning decision contains the text `said`."""
+    """Send requests to the service at `url` until the text of a re-planning decision contains `said`."""
     for seed in range(100, 108):
         if any(said in decision for decision in pools_of(url)["replans"]):
             return

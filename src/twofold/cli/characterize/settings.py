@@ -104,7 +104,7 @@ class CostSettings(Settings, panel="Costs"):
 
 
 class FigureSettings(Settings, panel="Report"):
-    """Flags of the report."""
+    """Flags for the report of `twofold characterize`."""
 
     html: Path | None = options.HTML.field()
     plots: Path | None = flag("Write the charts as PNG files to this directory.", metavar="DIR")

@@ -1,7 +1,7 @@
-"""Hit rate of a cache tier, and accelerator time saved by its hits, at every capacity of the tier.
+"""Hit rate of a cache tier and accelerator time saved by hits, at every capacity of the tier.
 
-A larger LRU cache holds all blocks of a smaller LRU cache (Mattson et al., Evaluation techniques for storage
-hierarchies, IBM Systems Journal 1970). Each use of a block thus has a smallest capacity at which it hits.
+A hit in an LRU cache is also a hit in every larger LRU cache (Mattson et al., Evaluation techniques for
+storage hierarchies, IBM Systems Journal 1970).
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ _ROUNDING = 1e-6  # of a block, so that converting blocks to GB and back is exac
 
 
 class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Factors that convert cache blocks to GB, and saved prefill time to numbers of accelerators and to dollars."""
+    """Factors for converting cache blocks to GB, and prefill time to accelerators and dollars."""
 
     caches: int  # equal caches of the tier: one per node, or one for all nodes
     nodes: int

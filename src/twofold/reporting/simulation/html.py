@@ -1,4 +1,4 @@
-"""HTML page of one or several simulations in a single file."""
+"""HTML report about one or more simulations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape

@@ -1,4 +1,4 @@
-"""Admission control: a bounded priority queue in front of the cluster, with limits per API key and deadlines."""
+"""Admission control in front of the cluster: a bounded priority queue, request deadlines, and limits per API key."""
 
 from bisect import bisect_left, bisect_right, insort
 from math import ceil, floor
@@ -180,11 +180,14 @@ class Admission(RequestSubscriber):
         return {name: (account.waiting, account.running) for name, account in self._keys.items()}
 
     def judge(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Return a refusal or None. Subclasses override this method to refuse more requests."""
+        """Return None, to accept the request. Subclasses override this method to refuse requests."""
         return None
 
     def _refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Return the refusal with the longest time until a retry; None to admit the request."""
+        """Return a refusal if the request fails an admission check, else None.
+
+        Of several refusals, return the refusal with the longest time until a retry.
+        """
         refusals: list[Refusal | None] = []
         key_wait_s = self._account(queued.key, now).wait_s(now)
         if key_wait_s > 0.0:

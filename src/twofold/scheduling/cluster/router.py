@@ -32,8 +32,8 @@ class Router(ABC):
         return Pools()
 
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
-        """Return the role that an instance with a temporary role should have from now on.
+        """Return the next role of an instance whose current role is temporary.
 
-        By default, return the temporary role.
+        The base class keeps the current role; subclasses may choose another role.
         """
         return load.role  # `idle`: the instance has no work left

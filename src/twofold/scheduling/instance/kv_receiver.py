@@ -72,7 +72,7 @@ class KvReceiver:
         return reads
 
     def read_ended(self, request_id: str, *, complete: bool) -> bool:
-        """End the pull of a request's KV; return True if the request can now decode."""
+        """Record that reading a request's KV has ended; return True if the request can now decode."""
         self.blocks.end_transfer(self.pulls.pop(request_id))
         if complete:
             return self._arrived(request_id)

@@ -81,7 +81,7 @@ _UNBOUNDED: Final = 1 << 60
 
 
 class DecodeSet(SequenceQueue):
-    """Decoding sequences that share batches; each generates one token per iteration."""
+    """Set of sequences that decode in the same batches, one token per sequence and iteration."""
 
     def __init__(self) -> None:
         # Progress is counted once for the whole set, so `advance` costs time only for sequences that end.

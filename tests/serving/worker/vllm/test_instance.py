@@ -133,7 +133,7 @@ class Instance(RuleBasedStateMachine):
 
     @rule(request=consumes(running))
     def it_ends(self, request):
-        """Let vLLM finish a request, unless it was aborted."""
+        """Finish a running request in the fake vLLM, unless the request was aborted."""
         self.vllm.obey()
         self.vllm.settle()
         if self.instance.find(request.id) is not None:

@@ -1,14 +1,19 @@
 """Test for a timing side channel: whether TTFTs reveal the prompts of one tenant to another tenant.
 
-Tenants A and B of a live service have an API key each. B sends prompts that A has just sent, and new prompts.
-As a control, A repeats its own prompts. A permutation test (significance level 0.01) compares the TTFTs. The
-script exits with 1 in three cases:
+Tenants A and B of a live service use different API keys. The script measures the TTFT of three kinds of
+prompts:
 
-- B's prompts that A has sent and B's new prompts differ in TTFT.
-- A's repeated prompts and B's new prompts do not differ in TTFT.
+- copied: B sends a prompt after A has sent the same prompt.
+- new: B sends a prompt that neither tenant has sent before.
+- repeated: A sends its own prompt again.
+
+A permutation test (significance level 0.01) compares the TTFTs. The script exits with 1 in three cases:
+
+- Copied and new prompts differ in TTFT, so B can recognize A's prompts.
+- Repeated and new prompts do not differ in TTFT, so the test cannot detect cache hits.
 - The service reports cached tokens to B, or too few cached tokens to A for a repeated prompt.
 
-With `--counters`, only the third case is checked.
+With `--counters`, only the reported numbers of cached tokens are checked.
 """
 
 import argparse

@@ -75,7 +75,7 @@ COUNTERS = (
 
 
 def check_disconnects(url, disconnects, settled=all_blocks_free):
-    """Disconnect clients at random until requests were aborted both before and after their first token."""
+    """Check that the service frees all KV blocks when clients disconnect, before or after the first token."""
     before = [metric(url, counter) for counter in COUNTERS]
     for seed in range(20):
         asyncio.run(storm(url, disconnects, settled, seed))

@@ -90,5 +90,5 @@ def joined_service(model, folder, *flags, there=("--decode", "1"), hosts=None, p
 
 
 def worker(process, name):
-    """Return the process of the worker `name`, a descendant of a service or of a joined host."""
+    """Return the descendant process of `process` that runs the worker `name`."""
     return named(process, f"{re.escape(name)}.*")[0]

@@ -159,10 +159,11 @@ _PREFIX: Final = 8192
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
-    """Bandwidths in bytes/s above which an instance loads a prefix's KV faster than it computes it.
+    """Minimum bandwidth and minimum prefix length at which loading KV is faster than computing KV.
 
-    `peak` assumes computation at peak FLOP/s, as Mooncake does; `predicted` uses a performance model. `shortest` and
-    `shortest_at_peak` map each link to the shortest prefix, in tokens, that is faster to load.
+    `peak` and `predicted` are bandwidths in bytes/s: for computation at peak FLOP/s, as in Mooncake, and for
+    a performance model. `shortest_at_peak` and `shortest` are the corresponding prefix lengths in tokens for
+    each network link or storage tier.
     """
 
     accelerators: int

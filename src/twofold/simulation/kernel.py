@@ -183,7 +183,7 @@ class VirtualNetwork:
         self._latency = ps(latency_s)
 
     def send(self, source: MachineLink, target: MachineLink, size: int, start: int, landed: Event) -> None:
-        """Send `size` bytes from picosecond `start` on. The event `landed` happens when the transfer is complete."""
+        """Send `size` bytes at the simulated time `start` (picoseconds). The event `landed` happens on completion."""
         if self._contention and source is not target:
             flow = KvFlow(source, target, float(size), landed)
             self._kernel.schedule(start + self._latency, landed.order, self._enter, flow)

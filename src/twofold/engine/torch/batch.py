@@ -190,7 +190,7 @@ class PackedBatch:
         return steps, self._pool.index(rows)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write the new keys and values of a layer, [tokens, kv_heads, dim] each, to the pool."""
+        """Write a layer's new keys and values to the KV pool. `keys` and `values` are [tokens, kv_heads, dim]."""
         for part, new in ((self._pool.keys(layer), keys), (self._pool.values(layer), values)):
             part.view(-1, part.shape[2], part.shape[3]).index_copy_(0, self._slots, new)
 

@@ -62,7 +62,7 @@ class TorchEngine:
                 copy_blocks(self._pool, layer, sources, self._pool, targets)
 
     def _forward(self, batch: PackedBatch, rows: torch.Tensor) -> torch.Tensor:
-        """Run the model, and return the logits [rows, vocabulary] of the tokens at the indices `rows`."""
+        """Run the model, and return the logits of the batch tokens at the indices `rows`."""
         options = {"logits_to_keep": rows} if self._keeps_rows else {}
         output = self._model(
             input_ids=batch.token_ids.unsqueeze(0),

@@ -101,7 +101,7 @@ class DecodeSet(SequenceQueue):
         return members
 
     def join(self, sequence: ScheduledSequence, most: int = _UNBOUNDED) -> None:
-        """Add a sequence for at most `most` decode iterations."""
+        """Add a sequence that may decode for up to `most` iterations."""
         self.append(sequence)
         self._joins += 1
         sequence.joined_at = self.iterations

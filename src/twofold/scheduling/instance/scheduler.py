@@ -231,7 +231,7 @@ class InstanceScheduler(KvReceiver):
         return None
 
     def _start_lane(self, lane: Lane) -> RunningBatch | None:
-        """Start and return the next batch of an idle lane; return None if the lane has nothing to run."""
+        """Start and return the next batch of an idle lane (group of sequences); return None if there is no work."""
         queues, changes = lane.queues, NO_CHANGES
         if self.changed or not lane.remaining:
             self.changed = False
@@ -476,7 +476,7 @@ class InstanceScheduler(KvReceiver):
                 return
 
     def _lane_for_decode(self) -> Lane:
-        """Return the lane with the fewest decodes."""
+        """Return the lane (group of sequences that share batches) with the fewest decodes."""
         fewest = self._lane
         if self.stages > 1:
             for lane in self._lanes:

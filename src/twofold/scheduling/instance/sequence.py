@@ -113,7 +113,7 @@ class ScheduledSequence:
 
 @mypyc_attr(free_list_len=1)
 class PrefillChunk:
-    """A part of a prompt in a batch: `num_tokens` tokens after `context_tokens` tokens in the KV cache."""
+    """Part of a prompt in a batch: `num_tokens` new tokens, after `context_tokens` tokens already in the cache."""
 
     __slots__ = ("context_tokens", "num_tokens", "samples", "sequence")
 

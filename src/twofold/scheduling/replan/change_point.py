@@ -1,7 +1,8 @@
 """Online detection of a change in the mean of a sequence of numbers, in bounded memory.
 
-A t-test compares the latest 4, 8, 16, 32, 64 and 128 numbers with all earlier numbers. The most significant test result
-shows the change (Hawkins, Qiu and Kang, "The changepoint model for statistical process control", 2003).
+A t-test compares the mean of the latest n numbers with the mean of all earlier numbers, for several n from 4
+to 128. The n with the most significant difference locates the change (Hawkins, Qiu and Kang, "The changepoint
+model for statistical process control", 2003).
 """
 
 from collections import deque

@@ -1,11 +1,11 @@
-"""Traffic monitoring: detect shifts in the request rate and in prompt and output lengths.
+"""Detection of shifts in request rate, prompt length and output length.
 
-The statistical tests compare means over groups of consecutive requests, to limit the effect of bursts and heavy
-tails. The tests use logarithms of lengths, and cube roots of mean gaps between arrivals. Both quantities are
-nearly normal, even for bursty arrivals (Wilson and Hilferty, 1931).
+The change-point tests use means over 16 consecutive requests, to limit the effect of bursts and long
+requests. Mean gaps between arrivals are tested as cube roots, which are nearly normal (Wilson and Hilferty,
+1931). Lengths are tested as logarithms.
 
-Estimates of output lengths include running requests as censored observations (Kaplan and Meier, 1958), because
-finished requests alone are biased towards short outputs.
+Estimates of output length include running requests (Kaplan and Meier, 1958), because finished requests alone
+are biased towards short outputs.
 """
 
 from bisect import bisect_left

@@ -6,18 +6,15 @@ the prompt and output lengths of the Azure conversation trace. Requests arrive a
 Instances report their load every `--reports` seconds (0: at every change). Goodput is the share of requests
 within the SLO.
 
-A policy such as `jsq, + own` combines a router with a load estimate. The routers choose
+The compared routers choose
 
     jsq     the least loaded instance
     two     the less loaded of two random instances
     cells   the least loaded instance of the less loaded of two random cells (groups of instances)
     random  a random instance
 
-and a controller estimates the load of an instance as
-
-    reports  the latest reported load
-    + sent   the latest reported load, plus the requests sent by the controller since the report
-    + own    the reported load of other controllers' requests, plus the controller's unfinished requests
+With `+ sent` or `+ own`, a controller adds its own requests to the reported loads: those sent since the last report,
+or all of its unfinished requests.
 """
 
 import argparse

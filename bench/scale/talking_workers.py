@@ -126,7 +126,7 @@ class Workers:
             self.say(number, self._step(number, []))
 
     def requests(self, count: int) -> None:
-        """Simulate the prefill and the KV hand-off of `count` requests by answering the controller."""
+        """Send the controller the messages of workers that prefill and hand off `count` requests."""
         while count:
             message = self._decoder.decode(self._pull.recv())
             if isinstance(message, Prefill) and message.target is not None:

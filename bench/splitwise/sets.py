@@ -16,11 +16,7 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Design and highest request rate of each kind of cluster, in one simulation variant.
-
-    `paper` has designs with the machine counts of the paper. In `tuned`, the planner chose the machine counts
-    of disaggregated designs.
-    """
+    """Best cluster design of each kind, with the machine counts of the paper (`paper`) or of the planner (`tuned`)."""
 
     paper: dict[str, BestDesign]
     tuned: dict[str, BestDesign]

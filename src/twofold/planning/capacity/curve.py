@@ -109,7 +109,7 @@ class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
     gb_price: float  # of the tier, in dollars per hour
 
     def blocks_of(self, gb_per_node: float) -> int:
-        """Return the capacity of one KV cache in blocks, if each node provides `gb_per_node` GB."""
+        """Convert the capacity per node in GB to the capacity of one cache in blocks."""
         return int(gb_per_node * self.nodes / self.caches / self.block_gb + _ROUNDING)
 
     def gb_of(self, blocks: int) -> float:

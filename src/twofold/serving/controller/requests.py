@@ -27,9 +27,9 @@ MAX_FAILED_ATTEMPTS = 8  # consecutive attempts without a token: the request its
 class LiveRequests:
     """Live requests of a service, from arrival to completion.
 
-        announces   reserve decode blocks when the prefill starts, not as soon as workers are chosen
-        recomputes  send the prompt to decode workers too, to recompute the KV
-        reuses      include prefix cache hits in the metrics
+    If `announces` is true, decode blocks are reserved when the prefill starts, and not before. If `recomputes` is true,
+    the prompt is also sent to the decode worker, which recomputes the KV. If `reuses` is true, the metrics include
+    prefix cache hits.
     """
 
     def __init__(

@@ -44,7 +44,8 @@ class BlockCopier(Protocol):
 
 
 class StoreMatch(NamedTuple):
-    """Number of a prompt's leading blocks in the KV store (`blocks`), and in the store's memory (`in_memory`)."""
+    """Number of a prompt's leading blocks in the KV store, in memory or on disk (`blocks`) and in memory (`in_memory`).
+    """
 
     blocks: int
     in_memory: int

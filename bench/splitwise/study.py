@@ -97,10 +97,7 @@ class Study:
         return max(map(self._found, found), key=lambda each: each.rate)
 
     async def tuned(self, kind: Kind, equal: str) -> BestDesign:
-        """Return the design of a kind with the highest request rate within the budget `equal`.
-
-        The budget is the power (`iso-power`) or the hourly cost (`iso-cost`) of 40 DGX-H100 machines.
-        """
+        """Return the design of kind `kind` with the highest request rate, with the power or the cost of 40 DGX-H100."""
         return await self.best(kind, within(equal, self.problem.catalog))
 
     async def best(self, kind: Kind, allows: Allows) -> BestDesign:

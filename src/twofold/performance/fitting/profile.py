@@ -173,9 +173,7 @@ def _positive(row: ProfileRow) -> bool:
 
 
 def _most_at_odds(kept: Sequence[ProfiledBatch]) -> tuple[ProfiledBatch, int] | None:
-    """Return the batch with the most contradictions and the number of contradictions, or None.
-
-    Two batches contradict each other if the batch with more prompt tokens had a clearly shorter prefill time.
+    """Return the batch that contradicts the most other batches, and their number; None if there are no contradictions.
     """
     odds = [(sum(_contradict(one, other) for other in kept), one.prefill_tokens, one) for one in kept]
     others, _, worst = max(odds, key=lambda entry: entry[:2], default=(0, 0, None))

@@ -97,7 +97,7 @@ _ROUNDING = 1e-6  # of a block, so that converting blocks to GB and back is exac
 
 
 class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Factors for converting cache blocks to GB, and prefill time to accelerators and dollars."""
+    """Conversion of cache blocks to GB, and of saved prefill time to saved accelerators and dollars."""
 
     caches: int  # equal caches of the tier: one per node, or one for all nodes
     nodes: int

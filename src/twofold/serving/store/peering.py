@@ -89,9 +89,9 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """Pass granted memory slots to the background thread that made the request.
+        """Pass granted memory slots to the background thread that requested them.
 
-        Return False if a client made the request.
+        Return False if no background thread did, because the request came from a client.
         """
         who, number = granted.requester
         if who == _SENDS:

@@ -37,7 +37,7 @@ AT_ONCE = 40
 
 
 def rate_of(router: str, instances: int, decisions: int) -> float:
-    """Return the routing decisions per CPU second of a scheduler with eight requests per instance."""
+    """Return how many routing decisions `router` makes per CPU second in a cluster of `instances` instances."""
     cluster = ClusterScheduler(ROUTERS[router](), FixedHandoff(HandoffMode.LAYER_WISE))
     for number in range(instances):
         role = Role.PREFILL if number % 2 else Role.DECODE

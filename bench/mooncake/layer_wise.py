@@ -1,10 +1,13 @@
-"""Measure how well loading, computing and storing a prompt's KV overlap when they proceed layer by layer.
+"""Measure the overlap of loading, computing and storing a prompt's KV layer by layer.
 
-One process runs a worker's engine and scheduler, connected to a host's KV store. The prompt's prefix is loaded from the
-store; the rest is computed and stored. The overlapped time, from arrival until the KV is stored, is compared with
-separate times of loading, computing and storing. Copies run at full speed, and then throttled to `--throttle` GB/s.
-Exits with 1 unless the overlapped time is at most 10% above the longest separate time and within 10% of the prediction
-of `performance/reuse.py`, and the first token is the same with and without overlap.
+One process runs a worker's engine and scheduler, connected to a KV store. The prompt's prefix is loaded from the
+store. The rest of the prompt is computed and stored. The overlapped time, from arrival until the KV is stored, is
+compared with separate times of loading, computing and storing. Copies run at full speed, and then throttled to
+`--throttle` GB/s. The script exits with 1 if one of these checks fails:
+
+- The overlapped time is at most 10% above the longest separate time.
+- The overlapped time differs by at most 10% from the prediction of `performance/reuse.py`.
+- The first token is the same with and without overlap.
 """
 
 import argparse

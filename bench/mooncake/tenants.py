@@ -113,8 +113,7 @@ async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Statistical comparison of two samples of TTFTs.
 
-    The results are a p-value, the probability that a TTFT of the first sample is lower, and the median
-    difference.
+    `told` is the probability that a TTFT of the first sample is lower than a TTFT of the second sample.
     """
 
     p: float

@@ -6,7 +6,7 @@
     python bench/splitwise/reproduce.py --provisioning [--html PAGE] [--rate 70]         figure 12
     python bench/splitwise/reproduce.py --load [--workload conv] [--rates 40 60 80]      figure 16
     python bench/splitwise/reproduce.py --batch           maximum throughput of batch jobs
-    python bench/splitwise/reproduce.py --robustness      designs tuned for one workload run another workload
+    python bench/splitwise/reproduce.py --robustness      highest request rate of designs tuned for another workload
 
 Results labelled `published` use SplitwiseSim's iteration times and scheduling, and match SplitwiseSim request
 by request. Results labelled `corrected` use Twofold's scheduling, and iteration times fitted to

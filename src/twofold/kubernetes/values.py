@@ -30,7 +30,7 @@ class _Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def _flag(settings: type[Settings], name: str) -> Meta:
-    """Return the description of a Helm value for a flag, with the help text of the flag."""
+    """Return a description of a Helm value, made of the name and help text of a command-line flag."""
     return Meta(description=f"`{flag_name(name)}`: {help_text(settings, name)}")
 
 

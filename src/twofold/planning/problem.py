@@ -89,8 +89,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def slo_of(self, design: Design) -> Slo | SlowdownSlo:
         """Return the SLO for a design.
 
-        If the design is evaluated for prefill alone, an SLO in seconds is reduced to the TTFT bound; for decode
-        alone, to the TPOT bound.
+        If the design is evaluated for one phase alone, an SLO in seconds keeps only one bound: TTFT for prefill, or
+        TPOT for decode. An SLO on slowdowns (relative latencies) is returned unchanged.
         """
         # A family that judges one phase needs only the bound of this phase.
         slo, judged = self.slo, design.family.judged

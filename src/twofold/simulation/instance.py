@@ -264,8 +264,10 @@ class VirtualInstance(SimulatedInstance):
 
 
 def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[int]:
-    """Return the start time of an iteration on each pipeline stage. `first` and `later` are its durations on the first
-    and on each later stage. `free_at`, the time at which each stage becomes free, is updated.
+    """Return the start time of an iteration on each pipeline stage, and update `free_at`.
+
+    The iteration takes `first` picoseconds on the first stage and `later` picoseconds on every later stage.
+    `free_at` lists the times at which the stages become free, in picoseconds.
     """
     begins: list[int] = []
     at, duration = now, first

@@ -29,13 +29,19 @@ class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts, latency distributions, time series, energy and cost of a run.
+    """Counts, latency distributions, time series, energy and cost of a simulation run.
 
-    Each arrived request has completed, was rejected, has failed, or is unfinished. A slowdown is a latency divided by
-    the latency of the same request alone on a reference machine. `slo_scale` has, for each completed request, the
-    largest ratio of a latency to the SLO's bound on that latency. `duration_s` is the time from the first arrival
-    to the end of the last request. `series` contains the power in watts (`power_w`) and, for each role, the number of
-    queued sequences (`queue/ROLE`), of sequences per batch (`batch/ROLE`) and of instances (`pool/ROLE`).
+    - `duration_s`: time from the first arrival to the end of the last request
+    - `ttft_slowdown`, `tpot_slowdown` and `e2e_slowdown`: latency of a request, divided by the latency of the same
+      request alone on a reference machine
+    - `slo_scale`: largest ratio of a request's latency to the SLO's bound, over TTFT, TPOT and E2E latency
+
+    `series` contains these time series (ROLE is prefill, decode or mixed):
+
+    - `power_w`: power in watts
+    - `queue/ROLE`: number of queued sequences
+    - `batch/ROLE`: number of sequences in running batches
+    - `pool/ROLE`: number of instances
     """
 
     spec: ClusterSpec

@@ -1,4 +1,4 @@
-"""Executor that runs simulations on local CPU cores, in processes forked from a server that has loaded the code."""
+"""Executor that runs simulations in parallel processes on local CPU cores."""
 
 import ctypes
 import multiprocessing

@@ -138,8 +138,10 @@ Counts = tuple[tuple[MachineKind, int], ...]
 class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
     """Division of a stock of accelerators into prefill instances and decode instances.
 
-    `prefills` and `decodes` are the numbers of instances of each hardware type. `prefill` and `decode` are the
-    total goodputs of the two phases in requests/s.
+    - `prefill`: total goodput of the prefill instances in requests/s
+    - `decode`: total goodput of the decode instances in requests/s
+    - `prefills`: number of prefill instances of each hardware type
+    - `decodes`: number of decode instances of each hardware type
     """
 
     prefill: float = 0.0

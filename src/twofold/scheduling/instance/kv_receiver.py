@@ -102,7 +102,7 @@ class KvReceiver:
             sequence.decode_tokens = reservation.at_decode_start(output)
 
     def enqueue_ready(self, sequence: ScheduledSequence) -> None:
-        """Queue a sequence with complete KV for decode."""
+        """Add a sequence to the decode queue after its whole KV has arrived."""
         raise NotImplementedError
 
     def blocks_freed(self) -> None:

@@ -181,7 +181,7 @@ class InstanceScheduler(KvReceiver):
         return allocation_of(self.sequences[request_id])
 
     def copy_of(self, request_id: str) -> tuple[int, int] | None:
-        """Return the (source, target) blocks to copy before a prompt's first batch; None if there is no copy."""
+        """Return the (source, target) blocks to copy before a prompt's first batch; None if no copy is needed."""
         return self.sequences[request_id].copy
 
     def reused_tokens(self, request_id: str) -> int:

@@ -81,8 +81,9 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Release slots of a Load request. If `slots` is None, release all slots of a Load or Put request and end the
-    request.
+    """Message from a client that has finished reading the memory slots `slots`.
+
+    If `slots` is None, the message ends a whole Load (read) or Put (write) request.
     """
 
     slots: list[int] | None = None
@@ -121,8 +122,9 @@ class HeldBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class LeasedSlots(msgspec.Struct, frozen=True, tag=True):
-    """Reply to Put or Commit: slots to write, by the index of the block in the prompt. `last` marks the final reply,
-    which has no slots.
+    """Reply to a Put or Commit request: memory slots that the client may write.
+
+    `slots` maps the index of a block in the prompt to the slot for the block. The last reply has no slots.
     """
 
     slots: dict[int, int]
@@ -197,8 +199,9 @@ class GetBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class BlocksFollow(msgspec.Struct, frozen=True, tag=True):
-    """Reply to GetBlocks. Some of the requested blocks follow in separate message frames; `checksums` has their
-    CRC-32s, by index in the request.
+    """Header of a reply to a GetBlocks request. KV blocks follow in the next frames of the message.
+
+    `checksums` maps the index of a block in the request to the CRC-32 of the block.
     """
 
     number: int

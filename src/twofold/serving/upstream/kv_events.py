@@ -1,6 +1,4 @@
-"""Translation of vLLM's KV cache events (vLLM 0.32, `distributed/kv_events.py`) to block keys. The keys are computed
-from the tokens in the events, because vLLM's block hashes cannot be recomputed.
-"""
+"""Translation of vLLM's KV cache events (vLLM 0.32, `distributed/kv_events.py`) to block keys."""
 
 import asyncio
 import logging

@@ -51,9 +51,10 @@ class WorkerScheduler(Protocol):
 
 
 class KvLanding:
-    """No-op handler of received KV blocks, for peers that write directly to the engine's KV pool.
+    """Handler of KV blocks received from peers.
 
-    A subclass copies received KV blocks to the engine's pool from a separate pool in host memory.
+    The base class does nothing, because the peers write directly to the engine's KV pool. A subclass copies received
+    blocks from host memory to the engine's KV pool.
     """
 
     def received(self, request_id: str, blocks: Sequence[int]) -> None:

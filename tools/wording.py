@@ -49,7 +49,7 @@ _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
 def texts(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield the texts of a Python or Markdown file, such as comments, as (kind, line number, text)."""
+    """Yield the comments, docstrings and other texts of a Python or Markdown file, as (kind, line number, text)."""
     if path.suffix == ".md":
         yield from _sentences(path.read_text())
     elif path.suffix == ".py":

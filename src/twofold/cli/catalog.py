@@ -159,11 +159,11 @@ _PREFIX: Final = 8192
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
-    """Minimum bandwidth and minimum prefix length at which loading KV is faster than computing KV.
+    """When loading KV is faster than computing it: the minimum bandwidth and the minimum prefix length.
 
-    `peak` and `predicted` are bandwidths in bytes/s: for computation at peak FLOP/s, as in Mooncake, and for
-    a performance model. `shortest_at_peak` and `shortest` are the corresponding prefix lengths in tokens for
-    each network link or storage tier.
+    `peak` and `predicted` are bandwidths in bytes/s. For `peak`, the computation runs at peak FLOP/s, as in Mooncake;
+    for `predicted`, a performance model predicts its time. `shortest_at_peak` and `shortest` are the corresponding
+    prefix lengths in tokens, for each network link or storage tier.
     """
 
     accelerators: int

@@ -1,4 +1,4 @@
-"""Adapt the roles of live workers to traffic shifts and to missing cluster resources.
+"""Adapt the roles of live workers to traffic shifts, and to workers that cannot be started.
 
 The module is also a program that searches for a new plan: it reads a SearchJob (JSON) from standard input and
 writes a SearchResult (JSON) to standard output.

@@ -1,9 +1,11 @@
 """Measure the overlap of loading, computing and storing a prompt's KV layer by layer.
 
-One process runs a worker's engine and scheduler, connected to a KV store. The prompt's prefix is loaded from the
-store. The rest of the prompt is computed and stored. The overlapped time, from arrival until the KV is stored, is
-compared with separate times of loading, computing and storing. Copies run at full speed, and then throttled to
-`--throttle` GB/s. The script exits with 1 if one of these checks fails:
+One process runs a worker's engine and scheduler, connected to a KV store. The prompt's prefix is loaded from
+the store. The rest of the prompt is computed and stored. The overlapped time, from arrival until the KV is
+stored, is compared with separate times of loading, computing and storing. Copies run at full speed, and then
+throttled to `--throttle` GB/s.
+
+The script exits with 1 if one of these checks fails:
 
 - The overlapped time is at most 10% above the longest separate time.
 - The overlapped time differs by at most 10% from the prediction of `performance/reuse.py`.

@@ -3,10 +3,11 @@
     python bench/splitwise/speed.py CHECKOUT [--python PYTHON] [--rounds 3] [--json OUT]
 
 CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim. PYTHON is a Python interpreter with the
-dependencies of SplitwiseSim. The runs are defined in reference_runs.py. Every simulation runs in a separate process.
+dependencies of SplitwiseSim. The runs are defined in reference_runs.py. Every simulation runs in a separate
+process.
 
-The script prints the median CPU seconds of the event loop (without input and output) and of the whole process.
-It fails if a request has different latencies in the two simulators.
+The script prints the median CPU seconds of the event loop (without input and output) and of the whole
+process. The script fails if a request has different latencies in the two simulators.
 """
 
 import argparse

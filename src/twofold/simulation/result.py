@@ -34,7 +34,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     - `duration_s`: time from the first arrival to the end of the last request
     - `ttft_slowdown`, `tpot_slowdown` and `e2e_slowdown`: latency of a request, divided by the latency of the same
       request alone on a reference machine
-    - `slo_scale`: largest ratio of a request's latency to the SLO's bound, over TTFT, TPOT and E2E latency
+    - `slo_scale`: smallest factor by which the SLO bounds must be multiplied so that a request meets the SLO
 
     `series` contains these time series (ROLE is prefill, decode or mixed):
 

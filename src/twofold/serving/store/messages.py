@@ -83,7 +83,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
 class Release(msgspec.Struct, frozen=True, tag=True):
     """Message from a client that has finished reading the memory slots `slots`.
 
-    If `slots` is None, the message ends a whole Load (read) or Put (write) request.
+    If `slots` is None, the message ends the client's Load (read) or Put (write) request.
     """
 
     slots: list[int] | None = None

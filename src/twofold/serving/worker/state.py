@@ -53,8 +53,8 @@ class WorkerScheduler(Protocol):
 class KvLanding:
     """Handler of KV blocks received from peers.
 
-    The base class does nothing, because the peers write directly to the engine's KV pool. A subclass copies received
-    blocks from host memory to the engine's KV pool.
+    The base class does nothing, because the peers write directly to the engine's KV pool. If peers write to host
+    memory instead, a subclass copies the received blocks to the engine's KV pool.
     """
 
     def received(self, request_id: str, blocks: Sequence[int]) -> None:

@@ -77,7 +77,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class ControllerBench:
-    """A live controller, and the process that sends its workers' messages."""
+    """Live controller, with a second process that sends the messages of fake workers."""
 
     def __init__(self, directory: Path, workers: int) -> None:
         context = new_context()

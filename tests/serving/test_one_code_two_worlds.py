@@ -128,7 +128,7 @@ class VirtualRun:
 
 
 def timed(name, entries):
-    """Yield the entries of a journal with times that never decrease, as (time, process name, position, entry)."""
+    """Yield (time, process name, position, entry) per journal entry, where time is the running maximum."""
     latest = 0.0
     for number, entry in enumerate(entries):
         latest = max(latest, entry.at)

@@ -1,4 +1,4 @@
-"""Hand-offs that break or stall for longer than their lease."""
+"""KV hand-offs with an expired lease or a broken connection."""
 
 import asyncio
 import os

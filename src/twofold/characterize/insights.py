@@ -179,7 +179,7 @@ def _power(found: Characterization, others: Sequence[Characterization]) -> Insig
 
 
 def is_capped(other: Characterization, found: Characterization) -> bool:
-    """Return whether `other` is `found` under a power cap: the same model on the same hardware."""
+    """Return whether `other` has the same model and hardware as `found`, plus a power cap."""
     # The hardware name of a capped instance has a hyphen and a suffix.
     mine, its = found.profile, other.profile
     same = (mine.model.name, mine.tensor_parallel) == (its.model.name, its.tensor_parallel)

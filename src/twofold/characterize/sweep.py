@@ -47,7 +47,7 @@ class ProfileFile:
         self.path = path
 
     def append(self, rows: Sequence[ProfileRow]) -> None:
-        """Append rows to the file, after the header if the file is empty."""
+        """Append rows to the CSV file, and write a header first if the file is empty."""
         try:
             with self.path.open("a", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, _NAMES)

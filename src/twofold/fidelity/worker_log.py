@@ -179,7 +179,7 @@ def _slowdowns(profile: MeasuredProfile, one: TimedIteration) -> ContentionFacto
 
 
 def _pace(profile: MeasuredProfile, one: TimedIteration, turns: Sequence[tuple[float, bool]]) -> float:
-    """Return the speed of an iteration as a fraction of its speed without other workers on its CPU core."""
+    """Return the speed of an iteration on a shared CPU core, as a fraction of the speed on an unshared core."""
     # `turns` has, for each other worker on the core, its busy fraction of the iteration, and whether it runs the other
     # phase (prefill or decode).
     if not turns:

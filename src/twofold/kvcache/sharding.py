@@ -92,7 +92,7 @@ def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 class LayerTraffic(NamedTuple):
-    """Numbers of KV heads and of transfers that the busiest rank sends for one layer of a KV hand-off."""
+    """Number of KV heads sent and number of transfers made by the busiest rank for one layer of a KV hand-off."""
 
     heads: int
     pieces: int

@@ -67,10 +67,7 @@ class SlotAllocator:
         self._had.setdefault(holder, set()).add(slot)
 
     def release(self, slot: int, holder: Holder) -> None:
-        """Remove one of the holds that the reader `holder` has on a slot.
-
-        Raise ValueError if the reader does not hold the slot.
-        """
+        """Decrement a reader's reference count on a slot. Raise ValueError if the count is zero."""
         holds = self._holds.get(slot, {})
         if holder not in holds:
             raise ValueError(f"{holder} does not hold slot {slot}")

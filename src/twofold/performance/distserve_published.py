@@ -1,13 +1,13 @@
 """Latency model of DistServe's simulator, for reproducing the paper's figures.
 
-An iteration runs either prompts of lengths l, or a batch of decodes with known context lengths. Each of the PP
-pipeline stages takes, in milliseconds,
+An iteration runs either prompts of lengths l, or B decodes with known context lengths. In a pipeline of PP
+stages, each stage takes, in milliseconds,
 
     prefill = (a + b·Σl + c·Σl²) / PP + PP
-    decode  = (a + b·Σ(context + 1) + c·batch) / PP
+    decode  = (a + b·Σ(context + 1) + c·B) / PP
 
-with published coefficients a, b and c for each formula. The first stage takes 2 + 1e-4·Σl milliseconds more in
-prefill, and 2 + 1e-4·Σcontext milliseconds more in decode.
+Each formula has its own published coefficients a, b and c. The first stage takes 2 + 1e-4·Σl milliseconds
+more in prefill, and 2 + 1e-4·Σcontext milliseconds more in decode.
 """
 
 from functools import cache

@@ -39,7 +39,7 @@ COLD_AFTER_S: Final = 0.03  # of idling
 
 
 class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Coefficients of this module's formula for the iteration time, in seconds."""
+    """Linear model of the iteration time in seconds, with coefficients fitted to measurements."""
 
     base_s: float
     bends: tuple[int, ...]  # numbers of tokens at which the slope of f changes, starting with 0

@@ -13,10 +13,7 @@ _SPLIT = (Role.PREFILL, Role.DECODE)
 
 
 class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Type of machine in a cluster design, with price and power.
-
-    For an instance that uses only a part of a machine, a MachineKind describes this part.
-    """
+    """Type of machine, or the part of a machine that one instance uses, with price and power."""
 
     name: str
     price_per_h: float

@@ -128,7 +128,7 @@ class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of planning: the best design of each family that meets the SLO, best first."""
+    """Ranking of the designs that meet the SLO, with only the best design of each family."""
 
     query: PlanQuery
     choices: tuple[DesignChoice, ...]

@@ -267,8 +267,8 @@ class RunStatistics:
     def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
         """Record the inter-token latencies of `count` iterations that each decode `decodes` sequences.
 
-        The sequences in `joined` start or resume decoding in the first iteration. The remaining sequences of the batch
-        received their previous token at picosecond `start`.
+        The sequences `joined` start or resume decoding in the first iteration. `start` is the time, in
+        picoseconds, of the previous token of every sequence not in `joined`.
         """
         first, itl = pace.first_ps, self.itl
         if not joined:

@@ -16,7 +16,7 @@ from twofold.engine.torch.sampler import SamplingRow, sample
 # Batching and chunking change results only by rounding: greedy output is identical in float32, but may differ in
 # bfloat16 where two tokens are almost equally likely. On an accelerator, `on_layer` is called from another thread.
 class TorchEngine:
-    """Engine that runs a transformers model over a paged KV cache on the same device."""
+    """Engine that runs a Hugging Face transformers model with a paged KV cache on one device."""
 
     def __init__(self, model: LoadedModel, pool: KvPool) -> None:
         if model.layout(pool.layout.block_size) != pool.layout:

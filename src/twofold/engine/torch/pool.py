@@ -52,7 +52,7 @@ class KvPool:
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """Run the KV copies inside a `with` statement on a separate CUDA stream, and wait for them at its end."""
+        """Run the KV copies in a `with` block on a separate CUDA stream, then wait for the copies."""
         # For threads other than the engine's, so that copies and iterations do not wait for each other.
         if self._stream is None:
             yield

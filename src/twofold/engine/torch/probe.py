@@ -124,7 +124,7 @@ def _run(model: PreTrainedModel, probe: _Probe) -> None:
 
 @contextmanager
 def _without_cuda_graphs() -> Iterator[None]:
-    """Disable torch's check for CUDA graph capture inside a `with` statement."""
+    """Make `torch.cuda.is_current_stream_capturing` return False within a `with` block."""
     asked = torch.cuda.is_current_stream_capturing
     # The check would initialize CUDA, and then the process could not fork.
     torch.cuda.is_current_stream_capturing = lambda: False

@@ -1,7 +1,7 @@
-"""DistServe placement plans: the best placement, the confidence in its goodput, and the best parallelism for prefill.
+"""DistServe placement plans: best placement, confidence in the goodput, and best prefill parallelism.
 
-On the same accelerators, tensor parallelism has the lower TTFT at low rates, and pipeline parallelism at high rates
-(DistServe, section 3.1).
+With equal numbers of accelerators, tensor parallelism has a lower TTFT at low request rates. Pipeline
+parallelism has a lower TTFT at high request rates (DistServe, section 3.1).
 """
 
 import asyncio

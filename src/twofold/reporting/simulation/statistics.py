@@ -132,7 +132,7 @@ def accuracy(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: Mo
 
 
 def phase_accuracy(pools: Sequence[PoolResult], phase: Phase) -> str:
-    """Describe the largest error of the performance models in a phase, such as `±10%`."""
+    """Return a text such as `±10%` with the largest error of the performance models in a phase."""
     errors = _errors(pools, phase, None)
     value = _worst(errors, phase)
     text = UNKNOWN if value is None else percent(value)

@@ -242,7 +242,7 @@ class OverloadLedger(RequestSubscriber):
 
     @property
     def _mean_written(self) -> float:
-        """Expected number of output tokens that a decoding request has so far."""
+        """Estimated number of tokens generated so far by a decoding request: half the mean output length."""
         return self._output_tokens.value / 2  # half the mean output length
 
 

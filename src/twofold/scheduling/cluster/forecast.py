@@ -65,7 +65,7 @@ class _Queue:
 
 
 class PrefixMatches:
-    """Lengths of a prompt's cached prefixes in all shared caches and all instances' memories, in blocks."""
+    """Number of leading prompt blocks stored in each shared cache and in each instance's own memory."""
 
     def __init__(self, caches: dict[str, int], memories: dict[str, int]) -> None:
         self._caches, self._memories = caches, memories

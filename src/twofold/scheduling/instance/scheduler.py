@@ -398,7 +398,7 @@ class InstanceScheduler(KvReceiver):
     def finish_prefills(
         self, queues: Queues, chunks: list[PrefillChunk], stopped: Collection[str], results: list[StepResult]
     ) -> None:
-        """Record computed prompt chunks, and append the first token of each complete prompt to `results`."""
+        """Record computed prompt chunks, and append the first output token of each finished prefill to `results`."""
         shared = self.shared
         for chunk in chunks:
             sequence = chunk.sequence

@@ -66,7 +66,7 @@ def _lesser(pool: Pool, draw: int, measure: LoadMeasure) -> InstanceLoad | None:
 
 
 class InTurn(Router):
-    """Picks instances by request number, in turn or pseudo-randomly, without regard to load."""
+    """Router that ignores load, and picks instances round-robin or by pseudo-random numbers."""
 
     repeats_routes: ClassVar[bool] = False
 

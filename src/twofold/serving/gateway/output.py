@@ -33,7 +33,7 @@ class StopStrings:
     def push(self, piece: str, *, armed: bool = True) -> StopText:
         """Add the text `piece`, and return the text to emit.
 
-        A stop string that `piece` completes ends the output only if `armed` is true.
+        If `armed` is false, a stop string completed by `piece` is ignored.
         """
         if not self._automata:
             return StopText(piece)

@@ -75,7 +75,7 @@ class Put(msgspec.Struct, frozen=True, tag=True):
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
-    """Message from a client that it has written these `blocks` of its Put request."""
+    """Message that tells the store which blocks of a Put request the client has written."""
 
     blocks: list[Block]
 

@@ -71,9 +71,7 @@ def _group(name: str) -> dict[str, _Property]:
 
 
 def _below(each: _Property, default: object) -> tuple[str, Json] | None:
-    """If the schema property `each` is a group of Helm values, return the name of the group's schema
-    definition and the group's default values. Return None for a single value.
-    """
+    """Return the schema definition's name and the defaults of a group of Helm values, or None for a single value."""
     if each.ref is None or not isinstance(default, dict):
         return None
     return each.ref.rpartition("/")[2], default

@@ -27,7 +27,7 @@ def mooncake(prefill: int, decode: int) -> ClusterSpec:
 
 
 def vllm(machines: int, *, individually: bool = False, prefix_caching: bool = False) -> ClusterSpec:
-    """Return the papers' baseline cluster: colocated instances that run whole prompts before decodes."""
+    """Return the vLLM baseline of the Mooncake papers: a colocated cluster that runs whole prompts before decodes."""
     return replace(
         BASE,
         pools=(_both(machines, "prefill-first"),),

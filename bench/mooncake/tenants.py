@@ -55,9 +55,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers to the prompts of one round.
+    """Answers to a pair of prompts from tenant B, and to a repeated prompt from tenant A.
 
-    Tenant B sends a prompt that tenant A has sent before, then a new prompt. Tenant A repeats one of its own prompts.
+    One prompt of the pair was sent by tenant A before. The second prompt of the pair is new.
     """
 
     sent: Answer

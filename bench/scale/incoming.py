@@ -46,7 +46,7 @@ PATIENCE_S = 300.0  # timeout until all ordered messages have arrived
 
 
 class CountedInbox(Inbox[ToController]):
-    """Message inbox of a controller that counts received messages."""
+    """Message inbox of a controller, with a count of received messages."""
 
     count = 0
 

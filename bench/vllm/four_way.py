@@ -66,10 +66,9 @@ def arguments() -> argparse.Namespace:
 
 
 def merge_earlier(path: Path, report: Report) -> Report:
-    """Load an earlier run's report from the file `path`, so that the caller can add new results.
+    """Return the report of an earlier run from the file `path`, or `report` if the file does not exist.
 
-    Return the new `report` if there is no such file. Raises ConfigurationError if the machine, number of cores or
-    load of the earlier report differs from the new `report`.
+    Raises ConfigurationError if the two reports differ in machine, number of cores or load.
     """
     if not path.exists():
         return report

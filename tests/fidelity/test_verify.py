@@ -96,7 +96,7 @@ def test_simulates_a_slow_host_at_its_measured_speed(host):
 
 
 def test_each_replay_is_simulated_at_its_own_speed(host):
-    """The simulation of a live replay has the host slowdown that was measured during this replay."""
+    """The simulation of each live replay models the host speed measured during the replay."""
     one, path = host
     split = twin(ServiceDesign(prefill=1, decode=1), one, path.parent)
     requests = regular(4.0)

@@ -1,4 +1,4 @@
-"""With pull hand-offs, prefill memory buffers the KV of a burst until decode has room (DistServe, section 4.3)."""
+"""With pull hand-offs, KV stays in prefill memory until the decode instance has room (DistServe, section 4.3)."""
 
 import msgspec
 

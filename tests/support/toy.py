@@ -129,7 +129,7 @@ class ToyRun:
 
 @st.composite
 def workloads(draw, most=30, outputs=(1, 2, 3, 7, 20, 45)):
-    """Strategy for workloads of small, large and simultaneous requests."""
+    """Hypothesis strategy that generates lists of small, large and simultaneous requests."""
     gaps = draw(st.lists(st.sampled_from([0, 0, 1, 2, 5, 13, 40, 200]), min_size=1, max_size=most))
     requests, at = [], 0
     for number, gap in enumerate(gaps):

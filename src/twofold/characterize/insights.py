@@ -49,9 +49,9 @@ Workloads = Mapping[str, Sequence[Request]]
 def insights(
     found: Characterization, workloads: Workloads, activity: Sequence[Activity], others: Sequence[Characterization]
 ) -> list[Insight]:
-    """Judge each insight of the Splitwise paper (section III) for the measured instance `found`.
+    """Return a verdict on each insight of the Splitwise paper (section III) for one measured instance.
 
-    Two of the insights compare `found` with the measured instances `others`.
+    Two of the insights compare the instance with the measured instances in `others`.
     """
     return [
         _distributions(workloads),

@@ -84,7 +84,7 @@ class Timing:
         self._stages: tuple[Timing, Timing] | None = None
 
     def stages(self) -> "tuple[Timing, Timing]":
-        """Return the `Timing` of the first pipeline stage, and the `Timing` of each later stage."""
+        """Return a `Timing` for the first pipeline stage, and a `Timing` shared by all later stages."""
         if self._stages is None:
             self._stages = Timing(self.model.first_stage), Timing(self.model.later_stage)
         return self._stages
@@ -109,7 +109,7 @@ class Timing:
         return blocks * self._copy_ps
 
     def decodes(self, sequences: int, context: int) -> RunTiming:
-        """Return the timing of a batch of `sequences` decodes, whose contexts have `context` KV tokens in total."""
+        """Return the timing of a decode batch of size `sequences`, with `context` KV tokens in total."""
         known = self._decodes.get(sequences)
         if known is None:
             cost, watts = self.model.decode_cost(sequences), self.model.decode_w(sequences)

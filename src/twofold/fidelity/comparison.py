@@ -40,7 +40,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Mean difference between live replays: relative, or in points for SLO attainment."""
+        """Mean difference between live replays: relative for latencies, absolute for SLO attainment."""
         gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
         return fmean(gaps) / self._unit if gaps else 0.0
 

@@ -179,7 +179,10 @@ class PrefixCache:
         return self._positions[key]
 
     def evict(self, keep: Container[BlockKey] = ()) -> tuple[BlockKey, int] | None:
-        """Evict a block that is not in `keep`; return its key and its index in its prompt, or None."""
+        """Evict a cached block that is not in `keep`.
+
+        Return the block's key and the block's index in the prompt, or None if no block can be evicted.
+        """
         victim = self._eviction.first(keep)
         if victim is None:
             return None

@@ -188,9 +188,10 @@ class PrefixBlockAllocator(PagedBlockAllocator):
                 self.cache.release(key)
 
     def _rewrite_last(self, allocation: BlockAllocation, key: BlockKey) -> tuple[int, int] | None:
-        """Append the cached block of `key` to an allocation that will overwrite the end of the block.
+        """Append a cached block to an allocation that will write to the block.
 
-        If other requests use the block, append a copy instead, and return the ids of the block and of the copy.
+        If other requests use the block, append a new block instead, and return the block ids (source, target)
+        for the copy.
         """
         source, table = self._cached[key], self._tables[allocation]
         if not self._owners[source]:  # the cached block itself becomes writable

@@ -1,4 +1,4 @@
-"""Prefix hash chain: blocks with equal keys have equal tokens after equal prefixes (Mooncake section 4, Figure 3)."""
+"""Hash keys of KV blocks: a key depends on all tokens up to the end of the block (Mooncake section 4, Figure 3)."""
 
 from array import array
 from collections.abc import Iterator, Sequence

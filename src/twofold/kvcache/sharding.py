@@ -61,7 +61,7 @@ class ReshardPiece(NamedTuple):
 
 
 def plan_reshard(source: Sharding, target: Sharding, kv_heads: Sequence[int]) -> list[ReshardPiece]:
-    """Return the transfers between ranks in a hand-off from sharding `source` to sharding `target`."""
+    """Return which layers and KV heads each source rank sends to each target rank in a hand-off."""
     # Every head of every layer is in one piece.
     return [
         ReshardPiece(sender, receiver, layers, heads)

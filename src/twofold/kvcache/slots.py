@@ -84,7 +84,7 @@ class SlotAllocator:
             heappush(self._free, slot)
 
     def lose(self, holder: Holder) -> None:
-        """End all leases and holds of a holder that has crashed or left."""
+        """Remove all write leases and read holds of a process that has crashed or left."""
         for slot in sorted(self._had.get(holder, ())):
             if self.leased_to(slot, holder):
                 self.give_up(slot, holder)

@@ -194,7 +194,7 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def shared_host(self) -> SharedHost:
-        """The CPU host whose cores all instances share. Raises ConfigurationError if the profile describes no host."""
+        """CPU host shared by all instances. Raises ConfigurationError if the profile describes no host."""
         if self.host is None:
             raise ConfigurationError(f"the profile of {self.source} has no shared host: measure a service on this host")
         return self.host

@@ -235,7 +235,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 class HostJoins(Message, frozen=True, kw_only=True):
-    """Request of a host to join the service with a number of workers by role."""
+    """Request of a host to join the service with a given number of workers per role."""
 
     host: str
     life: int  # identifies the host's launcher process
@@ -299,9 +299,7 @@ class StartWorker(Message, frozen=True, kw_only=True):
 
 
 class KillWorker(Message, frozen=True, kw_only=True):
-    """Command to a host to kill a worker. The host ignores the command unless the worker has been started
-    exactly `life` times.
-    """
+    """Command to a host to kill a worker, unless the worker has restarted since start number `life`."""
 
     instance: str
     life: int

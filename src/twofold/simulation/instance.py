@@ -37,8 +37,7 @@ class InstanceEnvironment(ABC):
     ) -> None:
         """Record that an instance ran `count` iterations of a batch, starting at picosecond `begun`.
 
-        Sequences that were already in the batch before these iterations got their previous token at picosecond
-        `since`.
+        For sequences that continue decoding, the first inter-token latency starts at picosecond `since`.
         """
 
     @abstractmethod

@@ -173,8 +173,9 @@ class KvFlow(PacedWork):
 
 
 class VirtualNetwork:
-    """Simulated network between machines. With `contention`, concurrent transfers share the bandwidth of a machine
-    equally. Unused bandwidth is not redistributed, so transfer times are upper bounds.
+    """Simulated network between machines.
+
+    With `contention`, the concurrent transfers of a machine share the machine's bandwidth equally.
     """
 
     def __init__(self, kernel: Kernel, *, contention: bool, latency_s: float) -> None:

@@ -99,7 +99,7 @@ class Transport:
         """Let a peer write the blocks of a lease."""
 
     def ended(self, lease: Lease) -> None:
-        """End a lease, so that its peer can no longer write the blocks."""
+        """Revoke a peer's permission to write the blocks of a lease."""
 
     def close(self) -> None: ...
 

@@ -7,7 +7,7 @@ from twofold.errors import ConfigurationError
 
 
 class TransportEntry(NamedTuple):
-    """Class name and help text of a transport. One of `packages`, if any, must be installed."""
+    """Class name, help text and required packages of a transport. One of several packages is enough."""
 
     name: str
     help: str

@@ -62,10 +62,7 @@ def test_the_deadline_ends_the_wait_for_an_item(ready):
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_work_with_an_item_is_not_interrupted(ends):
-    """A deadline does not interrupt a consumer that is processing an item from the stream.
-
-    After the deadline, waiting for one more item raises an error, but reaching the end of the stream raises none.
-    """
+    """A deadline does not interrupt a consumer that is processing an item from the stream."""
 
     async def check():
         items, deadline_s, got = Items(1, ends=ends), soon(), []

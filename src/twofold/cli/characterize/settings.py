@@ -15,7 +15,7 @@ _WORKLOADS: Final = ("azure-conv", "azure-code")
 
 
 def parse_caps(text: str, flag: str = "--power-caps") -> tuple[float, ...]:
-    """Parse power caps in watts, such as `300,400`. Raises ConfigurationError."""
+    """Parse a comma-separated list of power caps in watts. Raises ConfigurationError for an invalid list."""
     try:
         caps = tuple(float(part) for part in text.split(","))
     except ValueError:

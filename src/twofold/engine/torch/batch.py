@@ -121,7 +121,7 @@ class AttentionPlanner:
         return end
 
     def _group(self, rows: slice, spans: Sequence[_Span]) -> kernels.DecodeGroup:
-        """Return one attention call for several decodes."""
+        """Combine several decodes into one attention call."""
         width = max(len(span.blocks) for span in spans)
         # Shorter block lists are padded with their last block.
         table = [block for s in spans for block in (*s.blocks, *([s.blocks[-1]] * (width - len(s.blocks))))]

@@ -123,8 +123,9 @@ def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
 
 
 def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Group copies of blocks into runs of consecutive source ids and consecutive target ids. Return (first
-    source id, first target id, length) for every run.
+    """Pair source and target blocks by position, and group pairs with consecutive ids into runs.
+
+    Return (first source id, first target id, number of pairs) for each run.
     """
     pairs = list(zip(source_ids, target_ids, strict=True))
     starts = [0] + [i for i, ((a, b), (c, d)) in enumerate(pairwise(pairs), 1) if (c, d) != (a + 1, b + 1)]
@@ -158,7 +159,7 @@ def _as_words(part: Tensor) -> Tensor:
 
 
 class LayerNotifier:
-    """Runs callbacks in order, each as soon as the device has completed all earlier work."""
+    """Runs each callback once the device has completed the work queued before the callback."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

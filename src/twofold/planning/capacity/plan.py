@@ -37,7 +37,7 @@ class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Fraction of the machine's accelerators in one instance."""
+        """Accelerators per instance as a fraction of the accelerators per machine."""
         return self.accelerators / self.machine.count
 
     @property
@@ -46,7 +46,7 @@ class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Hit rate of a cache tier by its capacity, for one cache per node and for one cache shared by all nodes."""
+    """Hit rate versus capacity of a cache tier, for node-local caches and for a shared cache."""
 
     tier: StorageTier
     behind_gb: float  # DRAM per node in front of the tier, whose hits do not count

@@ -50,7 +50,7 @@ _SATURATED, _LONG = 4096, 1024  # tokens of a batch that saturates prefill, and 
 
 
 class Affinity(StrEnum):
-    """Node affinity in the terms of DistServe: `high` allows hand-offs between nodes, `low` only within a node."""
+    """Whether hand-offs may cross nodes (`high`) or must stay within a node (`low`), in DistServe's terms."""
 
     HIGH = "high"
     LOW = "low"

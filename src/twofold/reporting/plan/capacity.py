@@ -18,10 +18,7 @@ _ROWS = 12
 
 
 def capacity_tables(plan: CapacityPlan, title: str) -> Group:
-    """Return a table for each cache tier, and a summary in words.
-
-    A table lists the hit rate and the number of freed accelerators at several cache capacities.
-    """
+    """Return a table of hit rates and savings for each cache tier, and a summary in words."""
     parts: list[RenderableType] = [_table(plan, each, title) for each in plan.tiers]
     return Group(*parts, Text(capacity_text(plan), style="bold"))
 

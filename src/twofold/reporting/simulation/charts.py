@@ -181,7 +181,10 @@ def membership(results: Mapping[str, SimulationResult]) -> ReportChart:
 
 
 def overload(results: Mapping[str, SimulationResult]) -> ReportChart | None:
-    """Plot predicted latency divided by its SLO bound over time, one plot per run; None without overload control."""
+    """Plot the ratio of predicted latency to SLO bound against time, with one plot per run.
+
+    Return None if no run has overload control.
+    """
     controlled = {name: result for name, result in results.items() if result.overload is not None}
     if not controlled:
         return None

@@ -231,7 +231,7 @@ class OverloadLedger(RequestSubscriber):
         return 0.0
 
     def _load_with(self, placed: PlacedRequest, others: DecodeLoad) -> float:
-        """Return the decode load of a request if it decodes together with the sequences in `others`."""
+        """Predict a request's time between tokens in a batch with `others`, as a fraction of the SLO bound."""
         if not _decodes(placed):  # one output token
             return 0.0
         total = others + DecodeLoad(1, placed.request.prompt_tokens)

@@ -106,7 +106,7 @@ class ClusterForecast:
             self._queues[instance] = _Queue(queue.prediction)  # keeps its predictions
 
     def prediction(self, instance: str) -> Prediction:
-        """Return the predictor of an instance's prefill and fetch times. Raises KeyError if it never joined."""
+        """Return the predictor of an instance's prefill and fetch times. Raises KeyError for an unknown instance."""
         return self._queues[instance].prediction
 
     def queue_s(self, instance: str, now: float) -> float:
@@ -118,7 +118,7 @@ class ClusterForecast:
         return max(0.0, queue.total_s - min(max(0.0, now - queue.since), first_s))
 
     def assigned_s(self, instance: str) -> float:
-        """Return the predicted seconds of all prefills ever placed on an instance."""
+        """Return the running total of predicted prefill seconds that an instance has been assigned."""
         return self._queues[instance].assigned_s
 
     def matches(self, keys: Sequence[BlockKey]) -> PrefixMatches:

@@ -1,7 +1,7 @@
 """Cluster scheduler for several controllers that share the instances.
 
-Each instance reports its load periodically, in total and for the requests of each controller. Reports are outdated when
-they arrive, so a controller replaces the load of its own requests in a report by their current load.
+A controller estimates the load of an instance as the reported load from other controllers' requests plus the
+current load from the controller's own requests.
 """
 
 from enum import StrEnum

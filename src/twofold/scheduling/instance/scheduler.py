@@ -314,7 +314,7 @@ class InstanceScheduler(KvReceiver):
         return results
 
     def _tokens_made(self, batch: Batch, decoding: DecodeSet) -> list[tuple[ScheduledSequence, int]]:
-        """Return the sequences that a batch decodes, each with the index of its new token."""
+        """Return the decoded sequences of a batch, each with the index of the new token in the sequence's output."""
         made: list[tuple[ScheduledSequence, int]] = []  # without aborted sequences
         for item in batch.items:
             sequence = self.sequences.get(item.request_id) if item.phase is _DECODE else None

@@ -1,12 +1,12 @@
 """Re-planning: decide whether to change the split of the instances into prefill and decode.
 
     monitoring ── traffic shift detected ──▶ settling
-    settling ── new traffic known ──▶ searching
+    settling ── enough requests since the shift ──▶ searching
     settling ── traffic shift no longer detected ──▶ monitoring
     searching ── split decided ──▶ monitoring
 
-As in DistServe (OSDI'24, section 4.3), the split is planned again on recent traffic. The caller runs the search for a
-split and executes the decision.
+As in DistServe (OSDI'24, section 4.3), the split is planned again on recent traffic. The caller runs the
+search for a split and executes the decision.
 """
 
 from collections.abc import Callable, Iterable, Sequence

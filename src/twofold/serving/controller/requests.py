@@ -183,7 +183,7 @@ class LiveRequests:
             self._reserve(live.current, live.placed)
 
     def leased(self, lease: Lease) -> None:
-        """Forward a lease on decode blocks to the prefill worker."""
+        """Forward to a request's prefill worker the lease for writing KV into the decode worker's blocks."""
         if lease.request_id in self._attempts:  # otherwise, the request has ended
             self._workers.send(lease.source, LeaseGranted(lease=lease))
         else:

@@ -62,7 +62,7 @@ class Lookup(msgspec.Struct, frozen=True, tag=True):
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Request to read the cached prefix of a prompt. The store pins its blocks until the client releases them."""
+    """Request to pin and read the cached prefix of a prompt."""
 
     keys: list[bytes]
 

@@ -14,7 +14,7 @@ from twofold.timeline import Moment, Timeline
 
 
 class StageName(StrEnum):
-    """Stages of a request, in order. A layer-wise hand-off overlaps the prefill."""
+    """Stages of a request, from queueing to decode."""
 
     QUEUE = "queue"
     PREFILL = "prefill"

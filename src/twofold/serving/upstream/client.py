@@ -177,7 +177,7 @@ def completion_body(
 def rejected_decode_body(model: str, kv: KvParams) -> bytes:
     """Return the body of a decode request that is invalid on purpose.
 
-    When the decode server rejects the request, the prefill server frees the KV described by `kv`.
+    The decode server rejects the request and tells the prefill server to free the KV cache described by `kv`.
     """
     # vLLM: `notify_kv_transfer_request_rejected`. Otherwise the KV is kept until its lease ends, by default for 30 s.
     fields = {"model": model, "prompt": [0], "max_tokens": 1 << 30, "kv_transfer_params": kv}

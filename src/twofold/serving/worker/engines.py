@@ -104,7 +104,7 @@ class EngineFactory:
         """Create a worker's engine and transport in the calling process."""
 
     def run_rank(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> None:
-        """Run rank `rank` of a worker (not rank 0) in this process until rank 0 exits."""
+        """Run the nonzero rank `rank` of a worker in this process until rank 0 exits."""
         raise NotImplementedError
 
 

@@ -50,7 +50,10 @@ class HandoffReceiver:
         self._thread: threading.Thread | None = None
 
     def start(self, receive: OnIncoming, ended: OnIncoming) -> None:
-        """Start the thread. For each hand-off, it calls `receive` (not if cancelled) and then `ended`."""
+        """Start a thread that calls `receive` and then `ended` for each hand-off.
+
+        If a queued hand-off has been cancelled or has failed, the thread calls only `ended`.
+        """
         arguments = (receive, ended)
         self._thread = threading.Thread(target=self._run, args=arguments, name="handoff-receiver", daemon=True)
         self._thread.start()

@@ -159,11 +159,10 @@ _PREFIX: Final = 8192
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
-    """When loading KV is faster than computing it: the minimum bandwidth and the minimum prefix length.
+    """The minimum bandwidth and the minimum prefix length at which loading KV is faster than computing it.
 
-    `peak` and `predicted` are bandwidths in bytes/s. For `peak`, the computation runs at peak FLOP/s, as in Mooncake;
-    for `predicted`, a performance model predicts its time. `shortest_at_peak` and `shortest` are the corresponding
-    prefix lengths in tokens, for each network link or storage tier.
+    The results are given at peak FLOP/s, as in Mooncake, and by a performance model. Bandwidths are in bytes/s; prefix
+    lengths are in tokens, for each network link or storage tier.
     """
 
     accelerators: int

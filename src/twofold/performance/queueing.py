@@ -39,11 +39,10 @@ def mean_ttft_s(rate: float, latency_s: float, stage_s: float) -> float:
 
 
 def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> float | None:
-    """Return the rate, in prompts/s, above which one of two instances has the lower mean TTFT.
+    """Return the rate, in prompts/s, at which the mean TTFTs of two instances are equal; None if there is no such rate.
 
-    `quick` has the lower TTFT below this rate, and `other` above. Each is a pair of prefill times in seconds: in all
-    pipeline stages, and in the slowest stage. Return None if no such rate exists. Raise ConfigurationError for invalid
-    times.
+    Each argument describes an instance by its prefill times in seconds: in all pipeline stages, and in the slowest
+    stage. Raise ConfigurationError for invalid times.
     """
     # Each argument is a pair (seconds in all stages, seconds in the slowest stage). If `quick` is (t₁, s₁) and `other`
     # is (t₂, s₂), the result is the smaller root R of

@@ -195,7 +195,7 @@ class PackedBatch:
             part.view(-1, part.shape[2], part.shape[3]).index_copy_(0, self._slots, new)
 
     def parts(self, layer: int) -> list[kernels.BatchPart]:
-        """Split the batch by the attention calls of layer `layer`, and return the parts in token order."""
+        """Split the batch into one part for each attention call of layer `layer`; return the parts in token order."""
         window = self._windows[layer]  # layers with the same window share their calls
         if window not in self._parts:
             self._parts[window] = AttentionPlanner(window, self._pool, self._scratch).plan(self._steps)

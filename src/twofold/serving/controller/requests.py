@@ -27,9 +27,8 @@ MAX_FAILED_ATTEMPTS = 8  # consecutive attempts without a token: the request its
 class LiveRequests:
     """Live requests of a service, from arrival to completion.
 
-    If `announces` is true, decode blocks are reserved when the prefill starts, and not before. If `recomputes` is true,
-    the prompt is also sent to the decode worker, which recomputes the KV. If `reuses` is true, the metrics include
-    prefix cache hits.
+    `announces` delays the reservation of decode blocks until the prefill starts. `recomputes` sends the prompt to the
+    decode worker too, to recompute the KV. `reuses` adds prefix cache hits to the metrics.
     """
 
     def __init__(

@@ -44,8 +44,7 @@ class BlockCopier(Protocol):
 
 
 class StoreMatch(NamedTuple):
-    """Number of a prompt's leading blocks in the KV store, in memory or on disk (`blocks`) and in memory (`in_memory`).
-    """
+    """How many leading blocks of a prompt are in the KV store (`blocks`), and how many of these are in memory."""
 
     blocks: int
     in_memory: int

@@ -81,10 +81,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Message from a client that has finished reading the memory slots `slots`.
-
-    If `slots` is None, the message ends the client's Load (read) or Put (write) request.
-    """
+    """Message from a client that no longer reads or writes `slots`; None ends the whole Load or Put request."""
 
     slots: list[int] | None = None
 
@@ -122,9 +119,8 @@ class HeldBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class LeasedSlots(msgspec.Struct, frozen=True, tag=True):
-    """Reply to a Put or Commit request: memory slots that the client may write.
-
-    `slots` maps the index of a block in the prompt to the slot for the block. The last reply has no slots.
+    """Reply to a Put or Commit request: memory slots that the client may write, by block index. No slots end the
+    request.
     """
 
     slots: dict[int, int]

@@ -91,7 +91,7 @@ class Peering:
     def granted(self, granted: StoreGrant) -> bool:
         """Pass granted memory slots to the background thread that requested them.
 
-        Return False if no background thread did, because the request came from a client.
+        Return False if a client requested the slots.
         """
         who, number = granted.requester
         if who == _SENDS:

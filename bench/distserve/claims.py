@@ -9,8 +9,8 @@ instances that have the paper's tensor parallelism and one of these schedulers:
 - old vLLM: the paper's baseline, which runs prefills first, at vLLM's speed as measured by DistServe's
   authors
 
-Also runs the placement at the goodput per GPU of the colocated instances, and prints the largest factor by
-which the SLO can be tightened. Models without published profiles use a roofline estimate and are marked.
+Also prints how much tighter the SLO can be for the placement than for the colocated instances, at equal request
+rates per GPU. Models without published profiles use a roofline estimate and are marked.
 """
 
 import argparse

@@ -128,7 +128,7 @@ class VirtualRun:
 
 
 def timed(name, entries):
-    """Yield (time, process name, position, entry) per journal entry, where time is the running maximum."""
+    """Yield the entries of a journal as (time, process name, index, entry), with times that never decrease."""
     latest = 0.0
     for number, entry in enumerate(entries):
         latest = max(latest, entry.at)

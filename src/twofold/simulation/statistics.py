@@ -267,8 +267,7 @@ class RunStatistics:
     def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
         """Record the inter-token latencies of `count` iterations that each decode `decodes` sequences.
 
-        The sequences `joined` start or resume decoding in the first iteration. `start` is the time, in
-        picoseconds, of the previous token of every sequence not in `joined`.
+        Each sequence got its previous token at picosecond `start`, except the sequences in `joined`.
         """
         first, itl = pace.first_ps, self.itl
         if not joined:

@@ -32,8 +32,8 @@ _NUM_REQUESTS: Final = 400
 def characterize(settings: CharacterizeSettings) -> None:
     """Measure prefill, decode and mixed iterations, fit a profile, and test the profile on held-out data.
 
-    Pass the profile to `twofold plan`, `simulate` or `verify` with `--profile`. The report repeats the
-    figures and checks the seven insights of the Splitwise paper (section III) for this instance.
+    Pass the profile to `twofold plan`, `simulate` or `verify` with `--profile`. The report shows the charts of
+    Splitwise's characterization (section III) for this instance, and whether the paper's seven insights hold.
     """
     catalog = load_catalog(settings.catalog)
     written = {name: path for name in ("output", "html") if (path := getattr(settings, name)) is not None}

@@ -64,7 +64,7 @@ _MOST_POINTS = 14  # the JSON has the whole front
 
 
 def plan_tables(plan: Plan, advice: Advice, front: Sequence[ParetoPoint], effort: Effort, title: str) -> Group:
-    """Return terminal output that shows a plan, the advice, and the number of simulations."""
+    """Return terminal output that shows a plan, its recommendation, and the number of simulations."""
     parts: list[RenderableType] = [_choices(plan, title)]
     if plan.without:
         parts.append(Text(f"Cannot meet the SLO: {', '.join(plan.without)}."))

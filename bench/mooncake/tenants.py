@@ -55,10 +55,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers to a pair of prompts from tenant B, and to a repeated prompt from tenant A.
-
-    One prompt of the pair was sent by tenant A before. The second prompt of the pair is new.
-    """
+    """Answers of one round: to tenant B's copied prompt, to B's new prompt, and to a prompt that tenant A repeats."""
 
     sent: Answer
     unsent: Answer

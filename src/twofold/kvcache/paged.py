@@ -188,10 +188,9 @@ class PrefixBlockAllocator(PagedBlockAllocator):
                 self.cache.release(key)
 
     def _rewrite_last(self, allocation: BlockAllocation, key: BlockKey) -> tuple[int, int] | None:
-        """Append a cached block to an allocation that will write to the block.
+        """Append a cached block to an allocation, with copy-on-write if other requests use the block.
 
-        If other requests use the block, append a new block instead, and return the block ids (source, target)
-        for the copy.
+        Return the block ids (source, target) of the copy to make, or None.
         """
         source, table = self._cached[key], self._tables[allocation]
         if not self._owners[source]:  # the cached block itself becomes writable

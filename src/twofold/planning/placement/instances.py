@@ -50,7 +50,7 @@ _SATURATED, _LONG = 4096, 1024  # tokens of a batch that saturates prefill, and 
 
 
 class Affinity(StrEnum):
-    """Whether hand-offs may cross nodes (`high`) or must stay within a node (`low`), in DistServe's terms."""
+    """Node affinity as DistServe uses the term: `low` if KV must stay within a node, `high` if KV may cross nodes."""
 
     HIGH = "high"
     LOW = "low"

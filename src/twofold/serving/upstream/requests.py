@@ -1,8 +1,8 @@
 """Run requests on vLLM servers, with prefill and decode on one server or on two servers.
 
-With two servers, each server generates the first token, because vLLM always computes the last position of a
-prompt. The client gets the first token of the prefill server. If the decode server's first token differs, a
-new attempt generates the tokens after the first.
+With two servers, both generate the first token, because vLLM always computes the last position of a prompt. The
+client gets the prefill server's token. If the decode server generates another token, its output is discarded, and
+the remaining tokens are requested again.
 """
 
 import asyncio

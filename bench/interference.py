@@ -67,7 +67,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one service in one round: without and with long prompts."""
+    """Latencies of one service in one round, once without and once with long prompts."""
 
     alone: Phase
     disturbed: Phase

@@ -1,10 +1,13 @@
 """Compare Twofold's simulator with the output of DistServe's own simulator.
 
-    python bench/distserve/golden.py [FILE …] [--slo-ms 200,100]
+    python bench/distserve/golden.py [FILE …] [--slo-ms TTFT,TPOT]
 
-A FILE is the output of one run of DistServe's simulator, by default all in golden/distserve under TWOFOLD_DATA. Its
-name gives engine, model and parallelism. Prints the largest relative latency error of any request, and the SLO
-attainment in both simulators at 0.5, 0.75, 1 and 1.5 times the bounds of `--slo-ms` (TTFT, TPOT).
+Each FILE is the output of one run of DistServe's simulator. Without a FILE, the script compares every file in
+the folder golden/distserve of the data directory TWOFOLD_DATA. The name of a file gives the engine, the model
+and the parallelism.
+
+Prints the largest relative errors of TTFT and TPOT for each file. Also prints the SLO attainment in both
+simulators at 0.5, 0.75, 1 and 1.5 times the bounds of `--slo-ms` (default: 200,100).
 """
 
 import argparse

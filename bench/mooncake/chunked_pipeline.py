@@ -1,11 +1,17 @@
-"""Measure the effect of chunked pipeline prefill on the TTFT of long and short prompts, live and simulated.
+"""Measure how chunked pipeline prefill changes the TTFT of long and short prompts.
 
     OMP_NUM_THREADS=1 python bench/mooncake/chunked_pipeline.py [--model DIR] [--long 6144] [--short 512] [--chunk 768]
 
-Three services get the same prompts: one stage, two stages, and two stages with chunks. A stage is a process with one
-thread, so the host needs two idle cores. Results are TTFTs relative to one stage. The simulator uses iteration times
-measured on this host. Exits with 1 if a long prompt is not faster with chunks or a short prompt takes over 5% longer,
-live or simulated, or if live and simulated TTFTs differ by more than 15%.
+Three live services and their simulations get the same prompts: with one pipeline stage, with two stages, and
+with two stages and chunks. A stage is a process with one thread, so the host needs two idle cores. The
+simulator uses iteration times measured on this host. Prints TTFTs relative to the service with one stage.
+
+The exit status is 0 if all of the following are true, and 1 otherwise:
+
+- With two stages and chunks, the TTFT of long prompts is lower than with one stage, live and simulated.
+- With two stages and chunks, the TTFT of short prompts is at most 5% higher than with one stage, live and
+  simulated.
+- The live and the simulated TTFT of every service differ by at most 15%.
 """
 
 import argparse

@@ -66,9 +66,9 @@ def arguments() -> argparse.Namespace:
 
 
 def merge_earlier(path: Path, report: Report) -> Report:
-    """Return the report of an earlier run from the file `path`, or `report` if the file does not exist.
+    """Return the report in the file `path` of an earlier run, to be extended; if there is no file, return `report`.
 
-    Raises ConfigurationError if the two reports differ in machine, number of cores or load.
+    Raises ConfigurationError if the earlier run had another machine, number of cores or load.
     """
     if not path.exists():
         return report

@@ -77,7 +77,7 @@ class Command(_UntypedHelp, TyperCommand):  # type: ignore[misc]
 
 
 class Group(_UntypedHelp, TyperGroup):  # type: ignore[misc]
-    """Typer command group whose help text omits the type name after the option `--help`."""
+    """Typer command group whose help text lists the option `--help` without a value type."""
 
 
 def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typer:

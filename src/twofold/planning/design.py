@@ -52,7 +52,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def smallest(self) -> "Design":
-        """Design with one machine (or instance) of each type."""
+        """Smallest design of this family, with a count of 1 for each machine type."""
         return Design(family=self, counts=(1,) * len(self.kinds))
 
     @property

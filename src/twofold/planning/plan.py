@@ -108,7 +108,7 @@ class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The best design of a family, with its evaluation at `rate` requests/s."""
+    """Best design among designs that differ only in machine counts, evaluated at `rate` requests/s."""
 
     design: Design
     rate: float  # requested rate, or else the highest rate

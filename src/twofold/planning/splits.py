@@ -43,8 +43,10 @@ class SplitPlanner:
         self._enough, self._replicas = attainment + _HEADROOM, replicas
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """Simulate splits of at most `stock` instances with requests like `traffic`; return forecasts of the best split
-        and of the `running` split.
+        """Search by simulation for the best split of at most `stock` instances into prefill and decode.
+
+        Return forecasts of the best split and of the current split `running`. The simulated requests have the rate,
+        burstiness and lengths of the sample `traffic`.
         """
         began = time.process_time()
         search = _Search(self._spec, self._catalog, self._slo, list(synthetic_requests(traffic)))
@@ -75,7 +77,7 @@ class SplitPlanner:
 
 
 class _Search:
-    """Search for the best split of instances into prefill and decode, by simulations with the same requests."""
+    """Search for the best split into prefill and decode instances, by simulations of one list of requests."""
 
     def __init__(self, spec: ClusterSpec, catalog: Catalog, slo: Slo, requests: list[Request]) -> None:
         self.known: dict[RoleSplit, SplitForecast] = {}

@@ -299,7 +299,7 @@ class StartWorker(Message, frozen=True, kw_only=True):
 
 
 class KillWorker(Message, frozen=True, kw_only=True):
-    """Command to a host to kill a worker, unless the worker has restarted since start number `life`."""
+    """Command to a host to kill a worker. The host ignores it if the worker has restarted meanwhile."""
 
     instance: str
     life: int

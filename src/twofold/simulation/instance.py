@@ -37,7 +37,7 @@ class InstanceEnvironment(ABC):
     ) -> None:
         """Record that an instance ran `count` iterations of a batch, starting at picosecond `begun`.
 
-        For sequences that continue decoding, the first inter-token latency starts at picosecond `since`.
+        `since` is the picosecond at which the batch's sequences got their previous token.
         """
 
     @abstractmethod

@@ -285,7 +285,10 @@ class HostCores(HostTask):
         self._ended_at = -self._cold_after - 1
 
     def compute(self, batch: RunningBatch, work: int, end: Event) -> None:
-        """Compute a batch that takes `work` picoseconds without contention. Its completion triggers the event `end`."""
+        """Run a batch on these cores, and trigger the event `end` when the batch is complete.
+
+        `work` is the duration of the batch in picoseconds without contention from other tasks.
+        """
         self.contention = self._prefill if batch.prefills else self._decode
         self.phase = Phase.PREFILL if batch.prefills else Phase.DECODE
         if self._host.kernel.now - self._ended_at > self._cold_after:

@@ -28,7 +28,10 @@ class Connect(msgspec.Struct, frozen=True, tag=True):
 
 
 class MoveBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request to copy layers `first` to `end` − 1 to the peer (if `writes`) or from the peer."""
+    """Request to copy KV blocks to a peer (if `writes` is true) or from a peer (otherwise).
+
+    The copied layers are `first` to `end` − 1.
+    """
 
     key: int
     writes: bool
@@ -176,7 +179,10 @@ class RankServer:
         self._first.send(RankAddress(own.descriptor.address))
 
     def serve(self, beat: Callable[[], None], beat_s: float) -> None:
-        """Execute requests of rank 0 until it exits. Calls `beat` at least every `beat_s` seconds."""
+        """Execute the requests that rank 0 sends, until rank 0 exits.
+
+        Calls the heartbeat function `beat` at least every `beat_s` seconds.
+        """
         while True:
             try:
                 if self._first.connection.poll(beat_s):

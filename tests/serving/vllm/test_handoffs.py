@@ -77,9 +77,7 @@ def test_sampled_output_is_independent_of_the_split(vllm_service):
 
 @pytest.mark.parametrize("way", ["layer-wise", "pull"])
 def test_disconnected_clients_free_every_block(way, vllm_service):
-    """All KV blocks become free after client disconnects abort requests that are queued, in prefill, in
-    hand-off or in decode.
-    """
+    """After clients disconnect, all KV blocks of the aborted requests become free."""
     check_disconnects(vllm_service("llama", *SPLIT, *WAYS[way]), 60)
 
 

@@ -74,7 +74,7 @@ class InstanceDecodes:
         return began
 
     def observe_iteration(self, sequences: int, seconds: float, written: float) -> None:
-        """Correct later predictions by the measured time of a decode iteration."""
+        """Update the correction factor of predicted decode times from one measured iteration."""
         # `written` is the mean number of output tokens so far.
         if self.current.sequences:
             prompt_tokens = self.current.prompt_tokens / self.current.sequences

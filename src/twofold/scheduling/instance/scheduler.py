@@ -1,19 +1,18 @@
 """The instance scheduler: a state machine over queues, running batches and KV blocks.
 
-Arrows are methods; the words between them are states of a sequence.
+Each method moves sequences from one state to another:
 
-                submit                    start                          advance
-    prefill ──────▶ waiting ────────▶ prefilling ──┬── decodes here ──▶ ready
-       └▶ fetching ──▲ fetched                     ├── ends ──────────▶ done
-                                                   └── hands off ─────▶ handing off ── handed_off ─▶ done
-            reserve              grant           kv_received     start             advance
-    decode  ──────▶ lease queue ─────▶ arriving ────────▶ ready ───────▶ decoding ─── ends ──▶ done
-                                                                   start │    ▲ start
-                                                                         └▶ paused
+    submit       new prompt → waiting, or new prompt → fetching while cached KV of the prompt is copied
+    fetched      fetching → waiting
+    start        waiting → prefilling; ready → decoding; decoding → paused; paused → decoding
+    advance      prefilling → ready, handing off or done; decoding → done or paused
+    handed_off   handing off → done
+    reserve      new request for decode → lease queue
+    grant        lease queue → arriving
+    kv_received  arriving → ready
 
-The simulator calls `start`, then `advance` with a number of iterations, because a batch of decodes can run
-several iterations unchanged. A live worker calls `next_batch` and `complete` once per iteration. The
-scheduler reads no clock and does no I/O.
+The simulator calls `start` and `advance`. A live worker calls `next_batch` instead of `start`, and
+`complete` instead of `advance`. The scheduler reads no clock and does no I/O.
 """
 
 from collections.abc import Collection, Sequence

@@ -3,7 +3,7 @@
 Requests wait in the controller while no worker can run them. The requests of a lost worker run again on
 other workers.
 
-    controller.py    the service on its own workers: start-up, worker messages, health checks
+    controller.py    the controller itself: start-up, worker messages, health checks
     requests.py      live requests: admission, placement, worker reports, retries, end
     live_request.py  one live request: placement and token order
     membership.py    workers in the cluster: registration, status, retirement, loss

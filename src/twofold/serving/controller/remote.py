@@ -63,9 +63,10 @@ class JoinResult(msgspec.Struct, frozen=True):
 
 
 class Hosts(ProcessControl):
-    """Starts and kills workers: on this machine through the launcher `local`, and on joined hosts by messages.
+    """Starts and kills workers: through the launcher `local`, or by messages to hosts that joined.
 
-    Workers whose names are in `own` run on Ray. A host may join if it serves the model with the fingerprint `model`.
+    The launcher starts the workers named in `own` on Ray nodes. A host that joins must serve the model with the
+    fingerprint `model`.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from twofold.transport.registry import DEFAULT_TRANSPORT
 
 
 class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that determine how the workers of each role batch prefills and decodes."""
+    """Batching policy and batch limits of the workers, by role."""
 
     chunked_prefill: bool = True
     max_num_batched_tokens: TokenBudget | None = None

@@ -149,8 +149,10 @@ class ControllerDeadline:
 
 @dataclass(eq=False, kw_only=True)
 class SharedWorkerState:
-    """State shared by a worker's threads. The lock `changed` guards the scheduler and `sequences`. Acquire it before
-    the sender's lock.
+    """State shared by a worker's threads.
+
+    The lock `changed` guards the scheduler and the token sequences. To avoid deadlocks, acquire `changed` before
+    the lock of the `HandoffSender`.
     """
 
     # No thread holds the lock `changed` while a batch runs or a block is copied.

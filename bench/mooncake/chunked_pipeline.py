@@ -228,7 +228,7 @@ def simulate_all(
 
 
 def measure_engine(directory: Path, longest: int) -> list[Measurement]:
-    """Time prefill iterations with several lengths and contexts on one CPU thread; each time is a median of three runs."""
+    """Time prefill iterations with several lengths and contexts on one CPU thread. Each time is a median of three."""
     engine, made = make_engine(directory, longest), list[Measurement]()
     for tokens, context in [*cells(longest), (longest // 2, 0), (longest, 0)]:
         step = new_step(tokens, context)

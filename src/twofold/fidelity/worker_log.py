@@ -125,7 +125,7 @@ class LoadSpan:
 
 
 class Slowness(NamedTuple):
-    """Slowdown of a host, relative to its calibration: one factor for iterations with prompts, and one for the others."""
+    """Slowdown of a host relative to its calibration, in iterations with prompts and in iterations without."""
 
     prompts: float
     decodes: float

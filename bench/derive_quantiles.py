@@ -28,7 +28,7 @@ def grid() -> npt.NDArray[np.float64]:
 
 
 def derive(trace: Path, name: str) -> LengthDistribution:
-    """Return the distributions of prompt and output lengths of a trace file, as a generated workload called `name`."""
+    """Return the distribution of prompt and output lengths of a trace file. `name` is the name of the distribution."""
     requests = list(open_trace(trace))
     shares = grid()
 

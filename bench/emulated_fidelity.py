@@ -95,7 +95,7 @@ class Processes:
 
     @contextmanager
     def measured(self) -> Iterator[list[Usage]]:
-        """Yield an empty list; on exit, append the resource usage since entry."""
+        """Measure resource usage during a `with` block. After the block, the yielded list contains the result."""
         usage: list[Usage] = []
         began, before = time.monotonic(), self._seconds()
         yield usage

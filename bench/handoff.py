@@ -1,12 +1,15 @@
-"""Measure the visible transfer (the part of a hand-off after the first token) by hand-off mode at two link speeds.
+"""Measure the visible transfer, which is the part of a KV hand-off after the first token.
 
-Two network namespaces (needs root) represent two hosts, with a link of 1 Gbit/s, then 200 Mbit/s. A process on the
-first host prefills prompts with Twofold's torch engine, and writes their KV over NIXL and TCP into the memory of a
-process on the second. Figures are medians over rounds. Finally, measures the delay of the second token of a split
-service with shared memory. Exits with 1 unless, at every prompt length:
-- a layer-wise hand-off leaves at most one layer's transfer (+ 10%) visible, if a layer takes longer to compute than to
-  send
-- the mode `auto` is at most 5% worse than the best mode
+Two network namespaces represent two hosts, so the script needs root. The link between the hosts runs at 1
+Gbit/s, then at 200 Mbit/s. A process on the first host prefills prompts with Twofold's torch engine. NIXL
+sends the KV over TCP into the memory of a process on the second host. The script prints median times for each
+hand-off mode and prompt length. The script also measures the delay of the second token in a service whose
+prefill and decode workers share memory.
+
+The script exits with 0 if two conditions hold at every link speed and prompt length, and otherwise with 1:
+- The hand-off mode that `auto` chooses has at most 5% more visible transfer than the best mode.
+- Layer-wise hand-off has a visible transfer of at most one layer's transfer time plus 10%. This condition
+  applies only if computing a layer takes longer than sending the layer.
 """
 
 import argparse

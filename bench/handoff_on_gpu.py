@@ -1,9 +1,12 @@
-"""Measure the visible transfer of every transport and hand-off mode with GPU workers.
+"""Measure by how much the KV transfer delays the second token, with GPU workers.
 
-Starts a colocated service, then one prefill and one decode worker per transport and mode. The visible transfer is the
-extra time from the first token to the second, relative to the colocated service. `--device cuda:0` puts all workers on
-one GPU, `cuda` each on its own. Without --model, creates a model with random weights: 16 layers of the width of Llama
-3.1 8B in bfloat16.
+The benchmark starts a colocated service, then one prefill and one decode worker for each pair of transport
+and hand-off mode. The delay is the extra time from the first token to the second, relative to the colocated
+service.
+
+`--device cuda:0` puts all workers on one GPU; `--device cuda` gives each worker its own GPU. Without
+`--model`, the benchmark creates a model of 16 layers with random bfloat16 weights and the width of Llama 3.1
+8B.
 """
 
 import argparse
@@ -34,7 +37,7 @@ SHAPE = {"hidden-size": 4096, "layers": 16, "heads": 32, "kv-heads": 8, "max-mod
 
 
 class TokenTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Median TTFT, gap to the second token and later gaps of one service at one prompt length, in seconds."""
+    """Median TTFT and median gaps between tokens, in seconds, of one service at one prompt length."""
 
     service: str
     prompt_tokens: int

@@ -56,8 +56,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one part of a round, in seconds: ITL of the running streams, and TTFT of the long prompts sent beside
-    them.
+    """Latencies in seconds: ITL of the decoding requests, and TTFT of the long prompts. A benchmark round
+    has one phase without long prompts and one phase with long prompts.
     """
 
     itl_s: LatencyDistribution
@@ -67,7 +67,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one service in one round: without and with long prompts."""
+    """Latencies of one service in one round, once without and once with long prompts."""
 
     alone: Phase
     disturbed: Phase

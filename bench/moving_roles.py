@@ -88,7 +88,7 @@ def traffic(period_s: float, seed: int) -> Iterator[Request]:
 
 
 def streams(period_s: float) -> Iterator[Request]:
-    """Yield requests with long outputs: sixteen, evenly spaced, in every `STREAM_EVERY_S` seconds."""
+    """Yield requests with long outputs, sixteen in every 15 s, over a duration of 3 · `period_s` seconds."""
     for run in range(round(3 * period_s / STREAM_EVERY_S)):
         for number in range(STREAMS):
             at = (run + number / STREAMS) * STREAM_EVERY_S
@@ -162,7 +162,10 @@ async def stream(session: aiohttp.ClientSession, url: str, model: str, number: i
 
 
 async def live(url: str, requests: Sequence[Request], period_s: float) -> tuple[Outcome, int]:
-    """Run one design live. Return the outcome and the number of stream requests."""
+    """Send `requests` to the live service at `url`, with long-output requests in the background.
+
+    Return the goodput and SLO attainment of `requests`, and the number of background requests.
+    """
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
     config = LoadConfig(

@@ -20,7 +20,11 @@ PROMPT_TOKENS, OUTPUT_TOKENS, TIMES = 512, 24, 4
 
 
 class SecondToken(msgspec.Struct, frozen=True, kw_only=True):
-    """Median time between the first two output tokens in each service, and of a decode step in the split service."""
+    """Median times in seconds from a comparison of a split service with a colocated service.
+
+    `gap_s` maps a service's name to the time between the first two output tokens. `step_s` is the time of a
+    decode step in the split service.
+    """
 
     gap_s: dict[str, float]
     step_s: float

@@ -37,7 +37,7 @@ MEMORY, COUNTS = ("anonymous", "uss", "rss"), ("files", "sockets", "threads", "s
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Trend of one resource of one process, and its values in the idle service before and after the load."""
+    """Trend of one resource of a process under load, and the resource's values at idle before and after the load."""
 
     process: str
     what: str

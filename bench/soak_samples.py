@@ -43,7 +43,9 @@ class Sampler:
         self._url, self._started_s = url, started_s
 
     def look(self, now: float) -> Sample:
-        """Sample all processes. Raises psutil.NoSuchProcess if an initial process has ended."""
+        """Sample all processes that ran when the sampler was created. Raises psutil.NoSuchProcess if one of
+        these processes has ended.
+        """
         return Sample(
             at_s=now - self._started_s,
             processes={name: _look(process) for name, process in self._processes.items()},

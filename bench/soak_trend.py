@@ -26,7 +26,7 @@ class Verdict(StrEnum):
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """Trend of samples: mean of the first twelfth, mean of the last twelfth, slope per hour, and its 95% interval."""
+    """Linear trend of a series of samples, with a 95% confidence interval of the slope per hour."""
 
     start: float
     end: float

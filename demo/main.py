@@ -1,4 +1,4 @@
-"""Demo: serve one model split and colocated under the same load, and compare both."""
+"""Demo: compare disaggregated and colocated serving of one model under the same load."""
 
 import asyncio
 import os

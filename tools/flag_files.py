@@ -1,10 +1,11 @@
-"""Count the source files that the value of a flag passes through, from the command line to its use.
+"""Count the source files that the value of a command-line flag passes through.
 
     python tools/flag_files.py [--list]
 
-Each flag gets a unique value. A tracer finds the functions of the command line, cluster spec and launcher that receive
-this value. The count is the number of their files, plus the files that declare and use the flag. Exits with 1 if a
-count exceeds four.
+The script runs `twofold simulate` and `twofold serve` with a unique value for each flag, and traces the
+functions that receive this value. The counted files are the file that declares the flag, the file that uses
+the value, and the files of the command line, cluster spec and launcher that pass the value on. Exits with 1
+if a flag's count exceeds four.
 """
 
 import argparse

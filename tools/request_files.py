@@ -46,7 +46,7 @@ sys.setprofile(_profile)
 
 
 def live(package: Path) -> dict[str, set[str]]:
-    """Serve one request; return the files that each process executes."""
+    """Serve one request, and return the source files that each process of the service executes."""
     import psutil  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as folder:

@@ -2,9 +2,14 @@
 
     python tools/wording.py [--list] [PATH ...]
 
-Finds sentences that hide their subject in a clause ("What was read is …"), chains of pronouns ("those that", "of
-what"), archaic adverbs ("thereby"), and programs that speak or know ("the worker says that it lives"). A match is only
-a hint: rewrite the whole sentence. Exits with 1 if over 3% of the texts of one kind match.
+The check searches for:
+- a clause as the subject of a sentence ("What was read is …")
+- a chain of pronouns ("those that", "of what")
+- an archaic adverb ("thereby")
+- a program described like a person ("the worker says that it lives")
+
+A match is only a hint: rewrite the whole sentence. The exit status is 1 if over 3% of the texts of one kind,
+such as comments, match.
 """
 
 import argparse
@@ -44,7 +49,7 @@ _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
 def texts(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield the docstrings, comments and messages, or Markdown sentences, of a file as (kind, line number, text)."""
+    """Yield the comments, docstrings and other texts of a Python or Markdown file, as (kind, line number, text)."""
     if path.suffix == ".md":
         yield from _sentences(path.read_text())
     elif path.suffix == ".py":

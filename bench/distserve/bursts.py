@@ -87,7 +87,7 @@ def requests(burst: int, output_tokens: tuple[int, int], seed: int) -> list[Requ
 
 
 def watch(spec: ClusterSpec, some: Sequence[Request], catalog: Catalog, every_s: float) -> BurstRun:
-    """Simulate the requests and sample the status of both instances every `every_s` seconds."""
+    """Simulate the requests, and sample the status of the prefill and the decode instance every `every_s` seconds."""
     ends, seen = TimelineCollector(), BurstRun(every_s=every_s)
     statistics = RunStatistics(None, None, over_all_tokens=False)
     cluster = build_cluster(spec, catalog, instance_profiles(spec, catalog), statistics, [ends], 1 << 60)

@@ -1,10 +1,16 @@
 """Compare the goodput per GPU of disaggregated and colocated serving in simulation, as DistServe does.
 
-For each application in table 1 of the paper (OSDI'24), finds the placement with the highest goodput per GPU, on at most
-as many GPUs as in the paper. Compares it with colocated instances at the paper's tensor parallelism, with mixed
-batches, chunked prefill, or the paper's baseline (prefill first, at vLLM's speed as measured by DistServe's authors).
-Also prints the tightest SLO that the placement meets at the goodput per GPU of each colocated instance. Models without
-published profiles use a roofline estimate and are marked.
+For each application in figure 1 and table 1 of the paper (OSDI'24), finds the disaggregated placement with
+the highest goodput per GPU, on at most as many GPUs as in the paper. Compares the placement with colocated
+instances that have the paper's tensor parallelism and one of these schedulers:
+
+- mixed: batches of decodes and whole prompts
+- chunked: batches of decodes and prompt chunks
+- old vLLM: the paper's baseline, which runs prefills first, at vLLM's speed as measured by DistServe's
+  authors
+
+Also prints how much tighter the SLO can be for the placement than for the colocated instances, at equal request
+rates per GPU. Models without published profiles use a roofline estimate and are marked.
 """
 
 import argparse

@@ -1,10 +1,13 @@
 """Compare Twofold's simulator with the output of DistServe's own simulator.
 
-    python bench/distserve/golden.py [FILE …] [--slo-ms 200,100]
+    python bench/distserve/golden.py [FILE …] [--slo-ms TTFT,TPOT]
 
-A FILE is the output of one run of DistServe's simulator, by default all in golden/distserve under TWOFOLD_DATA. Its
-name gives engine, model and parallelism. Prints the largest relative latency error of any request, and the SLO
-attainment in both simulators at 0.5, 0.75, 1 and 1.5 times the bounds of `--slo-ms` (TTFT, TPOT).
+Each FILE is the output of one run of DistServe's simulator. Without a FILE, the script compares every file in
+the folder golden/distserve of the data directory TWOFOLD_DATA. The name of a file gives the engine, the model
+and the parallelism.
+
+Prints the largest relative errors of TTFT and TPOT for each file. Also prints the SLO attainment in both
+simulators at 0.5, 0.75, 1 and 1.5 times the bounds of `--slo-ms` (default: 200,100).
 """
 
 import argparse
@@ -79,7 +82,9 @@ def _pool(role: Role, degrees: str) -> PoolSpec:
 
 
 def compare(path: Path, slo_ms: tuple[float, float]) -> Comparison:
-    """Simulate the requests of a run of DistServe's simulator, and compare the latencies with its output."""
+    """Simulate the requests of an output file of DistServe's simulator, and compare the latencies and the SLO
+    attainment.
+    """
     theirs = [msgspec.convert(row, Golden) for row in json.loads(path.read_text())]
     requests = [
         Request(

@@ -1,9 +1,12 @@
 """Check the simulated mean TTFT of tensor and pipeline parallelism against queueing formulas.
 
-Prompts of equal length arrive at random at one prefill instance: a single stage, a pipeline of two equal stages, or two
-accelerators with tensor parallelism (`--speedup` times faster). The mean TTFT is estimated by Twofold's simulator and
-by Lindley's recursion, and compared with the formulas of twofold.performance.queueing. Finally, bisection finds the
-rate at which tensor and pipeline parallelism have the same mean TTFT.
+Prompts of equal length arrive at random at one prefill instance. The instance has one accelerator, a pipeline
+of two equal stages, or two accelerators with tensor parallelism. With tensor parallelism, a prefill is
+`--speedup` times faster than on one accelerator.
+
+Twofold's simulator and Lindley's recursion estimate the mean TTFT. The estimates are compared with the
+formulas of twofold.performance.queueing. Finally, bisection finds the rate at which tensor and pipeline
+parallelism have the same mean TTFT.
 """
 
 import argparse
@@ -72,7 +75,7 @@ class Constant(PerformanceModel):
 
 
 class Simulator:
-    """Estimator of an instance's mean TTFT by Twofold's simulator."""
+    """Twofold's simulator as an estimator of an instance's mean TTFT."""
 
     def __init__(self, prefill_s: float, speedup: float, gaps: Gaps) -> None:
         def constant(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:  # noqa: ARG001

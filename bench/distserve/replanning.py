@@ -1,8 +1,9 @@
-"""Simulate the re-planning of roles after a sudden traffic change and during stationary traffic.
+"""Simulate re-planning of prefill and decode roles after a traffic change, and in stationary traffic.
 
-Four machines get long prompts and short outputs; after half of `--minutes`, short prompts and long outputs at nearly
-twice the rate. Prints the SLO attainment per minute of two routers with fixed and with re-planned roles, and the delay
-from the change to the first role change. Also counts needless re-plannings in `--hours` of stationary traffic.
+Four machines first serve long prompts with short outputs. After half of `--minutes`, the traffic changes
+to short prompts with long outputs, at nearly twice the request rate. The script prints the SLO attainment per minute
+with fixed and with re-planned roles, for each of two routers. It also prints the delay from the traffic change to the
+first role change, and the number of needless re-plannings in `--hours` hours of stationary traffic.
 """
 
 import argparse

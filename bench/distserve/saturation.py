@@ -1,8 +1,9 @@
 """Compare prefill TTFT for batch token budgets below, at and above the saturation length L_m.
 
-L_m is the length in tokens of the shortest prompt that reaches 90% of the peak token rate. Simulates prefill on one
-DGX-A100 with the iteration times of DistServe's simulator. Prompts are chat-like (log-normal, median 220 tokens) and
-arrive at 30% to 95% of the highest rate that full batches of L_m tokens can serve.
+L_m is the length in tokens of the shortest prompt that reaches 90% of the peak token rate. The script
+simulates prefill on one DGX-A100 with the iteration times of DistServe's simulator. Prompt lengths are
+chat-like (log-normal, median 220 tokens). The request rates are 30% to 95% of the prefill capacity: the
+requests/s served when every batch has L_m tokens.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Measure false alarms and detection delay of the traffic shift detector.
+"""Measure the false alarms and the detection delay of the traffic shift detector.
 
-False alarms are counted on stationary traffic: several rates and burstinesses, prompt and output lengths of the Azure
-traces. The delay from a step in rate, prompt length or output length to the alarm is measured in requests and in
-seconds. With `--trace`, the alarms on recorded traces are counted too; traffic does shift there, so these alarms need
-not be false.
+False alarms are counted on stationary traffic at several rates and burstinesses, with prompt and output
+lengths as in the Azure traces. The delay between a step in rate, prompt length or output length and the alarm
+is measured in requests and in seconds. With `--trace`, the alarms on a recorded trace are listed, too;
+recorded traffic does shift, so such an alarm can be correct.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def false_alarms(rate: float, burstiness: float, name: str, hours: float, seed: 
 
 
 def delay(quantity: Quantity, factor: float, rate: float, burstiness: float, seed: int) -> tuple[int, float] | None:
-    """Return the delay from a traffic step to the alarm in requests and in seconds; None if it exceeds an hour."""
+    """Return the detection delay of a traffic shift as (requests, seconds); None if longer than an hour."""
     watch, now, since = TrafficMonitor(), 0.0, 0
     lengths = load_lengths("azure-conv").sample(seed)
     for gap, (prompt, output) in zip(arrivals(rate, burstiness, seed), lengths, strict=False):

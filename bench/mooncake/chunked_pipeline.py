@@ -1,11 +1,17 @@
-"""Measure the effect of chunked pipeline prefill on the TTFT of long and short prompts, live and simulated.
+"""Measure how chunked pipeline prefill changes the TTFT of long and short prompts.
 
     OMP_NUM_THREADS=1 python bench/mooncake/chunked_pipeline.py [--model DIR] [--long 6144] [--short 512] [--chunk 768]
 
-Three services get the same prompts: one stage, two stages, and two stages with chunks. A stage is a process with one
-thread, so the host needs two idle cores. Results are TTFTs relative to one stage. The simulator uses iteration times
-measured on this host. Exits with 1 if a long prompt is not faster with chunks or a short prompt takes over 5% longer,
-live or simulated, or if live and simulated TTFTs differ by more than 15%.
+Three live services and their simulations get the same prompts: with one pipeline stage, with two stages, and
+with two stages and chunks. A stage is a process with one thread, so the host needs two idle cores. The
+simulator uses iteration times measured on this host. Prints TTFTs relative to the service with one stage.
+
+The exit status is 0 if all of the following are true, and 1 otherwise:
+
+- With two stages and chunks, the TTFT of long prompts is lower than with one stage, live and simulated.
+- With two stages and chunks, the TTFT of short prompts is at most 5% higher than with one stage, live and
+  simulated.
+- The live and the simulated TTFT of every service differ by at most 15%.
 """
 
 import argparse
@@ -222,7 +228,7 @@ def simulate_all(
 
 
 def measure_engine(directory: Path, longest: int) -> list[Measurement]:
-    """Time prefill iterations of several lengths and contexts on one thread; each time is the median of three."""
+    """Time prefill iterations with several lengths and contexts on one CPU thread. Each time is a median of three."""
     engine, made = make_engine(directory, longest), list[Measurement]()
     for tokens, context in [*cells(longest), (longest // 2, 0), (longest, 0)]:
         step = new_step(tokens, context)
@@ -300,7 +306,7 @@ def engine_command(what: str, directory: Path, longest: int) -> list[str]:
 
 
 def engine_times(directory: Path, longest: int, processes: int) -> IterationTimes:
-    """Run `processes` engines at once, and return iteration times fitted to the measurements of the first."""
+    """Return the iteration times of one engine, measured while `processes` engines run concurrently."""
     command = engine_command("--measure-engine", directory, longest)
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(processes)]
     sentences = [process.communicate()[0] for process in running]

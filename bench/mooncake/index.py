@@ -69,7 +69,11 @@ class Prompts:
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds of `times` calls of one operation, which process `blocks` blocks together."""
+    """CPU time of several calls of one operation on a prefix index.
+
+    `times` is the number of calls. `blocks` is the total number of KV blocks that the calls process, and
+    `cpu_s` the total CPU seconds.
+    """
 
     what: str
     times: int

@@ -1,10 +1,15 @@
-"""Measure how well loading, computing and storing a prompt's KV overlap when they proceed layer by layer.
+"""Measure the overlap of loading, computing and storing a prompt's KV layer by layer.
 
-One process runs a worker's engine and scheduler, connected to a host's KV store. The prompt's prefix is loaded from the
-store; the rest is computed and stored. The overlapped time, from arrival until the KV is stored, is compared with
-separate times of loading, computing and storing. Copies run at full speed, and then throttled to `--throttle` GB/s.
-Exits with 1 unless the overlapped time is at most 10% above the longest separate time and within 10% of the prediction
-of `performance/reuse.py`, and the first token is the same with and without overlap.
+One process runs a worker's engine and scheduler, connected to a KV store. The prompt's prefix is loaded from
+the store. The rest of the prompt is computed and stored. The overlapped time, from arrival until the KV is
+stored, is compared with separate times of loading, computing and storing. Copies run at full speed, and then
+throttled to `--throttle` GB/s.
+
+The script exits with 1 if one of these checks fails:
+
+- The overlapped time is at most 10% above the longest separate time.
+- The overlapped time differs by at most 10% from the prediction of `performance/reuse.py`.
+- The first token is the same with and without overlap.
 """
 
 import argparse
@@ -62,7 +67,10 @@ STORE_PROMPTS = 8  # store capacity in longest prompts
 
 
 class Lanes(msgspec.Struct, kw_only=True):
-    """Seconds to load, compute and store one prompt's KV, one by one and overlapped."""
+    """Seconds to load, compute and store a prompt's KV, in each round of the measurement.
+
+    The steps are first measured one by one. `overlapped_s` has the total seconds of the steps when they overlap.
+    """
 
     layers: int
     prompt_tokens: int
@@ -74,12 +82,12 @@ class Lanes(msgspec.Struct, kw_only=True):
     overlapped_s: list[float] = []
 
     def over_longest(self) -> float:
-        """Return the overlapped time divided by the longest of the load, compute and store times."""
+        """Return the total time with overlap, divided by the longest of the load, compute and store times."""
         lanes = zip(self.load_s, self.compute_s, self.store_s, strict=True)
         return _ratio(self.overlapped_s, [max(lane) for lane in lanes])
 
     def over_predicted(self) -> float:
-        """Return the overlapped time divided by the time that the performance model predicts."""
+        """Return the ratio of measured to predicted time when loading, computing and storing overlap."""
         lanes = zip(self.load_s, self.compute_s, self.store_s, strict=True)
         return _ratio(self.overlapped_s, [layer_wise(self.layers, *lane) for lane in lanes])
 
@@ -194,7 +202,10 @@ class Bench:
         self._fill_store(longest)
 
     def measure(self, prompt_tokens: int, share: float, rounds: int, throttle: float | None) -> list[Lanes]:
-        """Measure load, compute and store times of a partly cached prompt, with copies at full speed and throttled."""
+        """Measure how long the KV of a partly cached prompt takes to load, compute and store.
+
+        The measurement runs first with copies at full speed, then with throttled copies.
+        """
         reused = int(prompt_tokens * share) // BLOCK * BLOCK
         begin, begin_keys = self._tokens(reused), self._keys(reused)
         self._has.prefill(begin, begin_keys)

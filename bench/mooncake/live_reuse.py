@@ -1,7 +1,8 @@
 """Measure the TTFT of prompts with a cached prefix on a live service, relative to uncached prompts.
 
-Requests are sequential; figures are medians over rounds. Exits with 1 if the TTFT of a prompt of which 95% is cached
-exceeds 20% of the uncached TTFT. Arguments after `--` are flags of `twofold serve`.
+Requests are sequential; figures are medians over rounds. With 95% of a prompt cached, the TTFT must be at
+most a fifth of the uncached TTFT. Otherwise the script exits with 1. Arguments after `--` are flags of
+`twofold serve`.
 """
 
 import argparse

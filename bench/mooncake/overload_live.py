@@ -1,12 +1,15 @@
-"""Measure overload control of a live service at twice its capacity: SLO attainment and latency of rejections.
+"""Measure the overload control of a live service at twice the service's capacity.
 
-Serves MODEL by one prefill and one decode worker on this host. The capacity is the highest rate at which 90% of
-requests meet the SLO in a simulation of this service. The simulation needs a profile of the host: without one, the
-benchmark first measures it (`twofold calibrate live`). Sends a workload open-loop at `--load` times the capacity.
-Exits with 1 unless:
+The benchmark serves MODEL with one prefill worker and one decode worker on this host. The capacity is the
+highest rate at which 90% of requests meet the SLO in a simulation of the service. The simulation uses a
+profile of the host. Without `--profile`, the benchmark first measures the profile (`twofold calibrate live`).
+Requests are sent open-loop at `--load` times the capacity.
+
+The benchmark exits with 1 unless:
+
 - at least 90% of admitted requests are within the SLO, measured at the client
 - 90% of rejections are answered within 50 ms
-- the median error of predicted TTFT, from the service's metrics, is at most 15%
+- the median error of the service's TTFT predictions is at most 15%
 """
 
 import argparse

@@ -1,13 +1,17 @@
-"""Check by simulation Mooncake's claims that it serves more traffic within the SLO than colocated instances.
+"""Simulate whether Mooncake serves more traffic within the SLO than colocated instances, as the paper claims.
 
-Prints three tables, with clusters of `systems.py` and workloads of `settings.py`, and whether each claim holds:
-- `arxiv`, `l-eval`, `16k` to `128k`: the highest rate with P90 TTFT and P90 time per output token within the SLO, for
-  3P+1D and 2P+2D against four colocated machines
-- `trace`: the highest replay rate of the conversation trace with a P90 TTFT within 30 s and a P90 time per output token
-  within 0.1 s, for 10P+10D against 20 colocated machines
-- `fast25`: the share of requests of the recorded trace within a TTFT of 30 s and a TBT of 100, 200 or 300 ms, on 16
-  machines
-Exits with 1 if a claim does not hold, unless `EXPLAINED` states the reason.
+Prints a table for each of three experiments, and whether each claim of the paper holds. `systems.py` defines the
+clusters.
+
+- Generated prompts (`arxiv`, `l-eval`, `16k` to `128k`, defined in `settings.py`): the highest request rate
+  with P90 TTFT and P90 time per output token within the SLO, for 3 prefill and 1 decode machines (3P+1D)
+  and for 2P+2D against four colocated machines.
+- `trace`: the highest replay rate of the conversation trace with a P90 TTFT within 30 s and a P90 time per
+  output token within 0.1 s, for 10P+10D against 20 colocated machines.
+- `fast25`: the share of requests of the trace with a TTFT within 30 s and a TBT within 100, 200 or 300 ms,
+  for 8P+8D against 16 colocated machines.
+
+Exits with 1 if a claim does not hold, except for known deviations, which the output explains.
 """
 
 import argparse
@@ -153,7 +157,7 @@ def within_at(system: str, path: Path, count: int, rate: float | None) -> Share:
 
 
 def paper_rate(path: Path, count: int) -> float:
-    """Return the replay rate at which the trace has the paper's number of prompt tokens per second."""
+    """Return the request rate at which the trace has as many prompt tokens per second as the paper's workload."""
     replayed = trace(path)[:count]
     return PAPER_TOKENS_PER_S * len(replayed) / sum(request.prompt_tokens for request in replayed)
 
@@ -235,8 +239,9 @@ def _best(shares: Mapping[str, Share], names: Sequence[str], place: int) -> floa
 
 
 class Job:
-    """Simulations for claims of the Mooncake paper. Each public method prints a table and yields claims with the
-    results.
+    """Simulations that test claims of the Mooncake paper.
+
+    Each public method prints a table of results, and yields the tested claims, marked as true or false.
     """
 
     def __init__(self, pool: ProcessPoolExecutor, given: argparse.Namespace, console: Console) -> None:

@@ -47,7 +47,7 @@ def cluster(router: str, given: argparse.Namespace) -> ClusterSpec:
 
 
 def claims(results: dict[str, SimulationResult]) -> Iterator[tuple[str, bool]]:
-    """Yield each claim about the router `conductor` and its alternatives as a sentence, and whether it holds."""
+    """Yield each claim about the routing policies as a pair: a sentence, and whether the sentence is true."""
     means = {policy: result.ttft_s.mean or 0.0 for policy, result in results.items()}
     for slower, quicker in pairwise(POLICIES):
         gain = 1.0 - means[quicker] / means[slower]

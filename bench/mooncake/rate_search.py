@@ -1,4 +1,4 @@
-"""Search by simulation for the highest rate at which 90% of requests meet each bound of an SLO."""
+"""Search by simulation for the highest request rate at which P90 TTFT and P90 TBT meet an SLO."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,11 @@ _HOPELESS = 0.01  # give-up threshold relative to the starting rate
 
 
 class SearchResult(msgspec.Struct, frozen=True):
-    """Highest rate within the SLO (None if there is none), and the bound missed at the next higher rate."""
+    """Highest request rate that meets the SLO, or None if no rate meets the SLO.
+
+    `bound` is the reason why the next higher rate failed: a latency above the SLO (TTFT or TBT), or refused
+    requests.
+    """
 
     rate: float | None
     bound: str

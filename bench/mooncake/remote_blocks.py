@@ -1,10 +1,12 @@
-"""Compare the TTFT of a host that computes a prompt, fetches its KV from another host, or loads it from its own store.
+"""Compare the TTFT when a prompt's KV is computed, fetched from another host, or loaded locally.
 
-Both hosts, each with a worker and a KV store, are emulated on this machine and use TCP; with --bits-per-s, a
-rate-limited link joins their network namespaces (needs root). In each round the first host computes a prompt. The
-second host gets the prompt and fetches its KV from the first host's store. After eviction from its engine memory, it
-gets the prompt again and loads its KV from its own store. Exits with 1 if the answers to a prompt differ, or if the
-second host recomputes cached blocks.
+Two hosts, each with a worker and a KV store, are emulated on this machine and use TCP. With --bits-per-s, a
+rate-limited link joins the hosts' network namespaces (needs root).
+
+In each round, the first host computes a prompt. The second host then gets the same prompt and fetches the KV
+from the first host's store. After the KV is evicted from the second host's engine memory, the second host gets
+the prompt again and loads the KV from its own store. The program exits with 1 if the answers to a prompt differ,
+or if the second host recomputes cached blocks.
 """
 
 import argparse
@@ -50,7 +52,9 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class LengthResult(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFTs on the second host in seconds for one prompt length, and error messages of failed checks."""
+    """Results for one prompt length: TTFTs in seconds, measured on the second of two hosts, and error
+    messages of failed checks.
+    """
 
     prompt_tokens: int
     cold_s: list[float]
@@ -97,7 +101,7 @@ class Service:
         return sum(float(value) for found, value in lines if all(each in found for each in wanted))
 
     async def until(self, name: str, least: float, **labels: str) -> None:
-        """Wait until a metric is at least `least`."""
+        """Wait until the metric `name` reaches the value `least`."""
         end_s = time.monotonic() + WAIT_S
         while await asyncio.to_thread(self.count, name, **labels) < least:
             if time.monotonic() > end_s:

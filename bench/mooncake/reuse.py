@@ -1,8 +1,8 @@
 """Measure hit rate and CPU cost of the prefix cache on a trace, by capacity and eviction policy.
 
-The trace must contain block keys. For the default, Mooncake's conversation trace, published hit rates are shown too.
-The cache is `kvcache.cache.PrefixCache`. CPU seconds exclude reading the trace. A plain Python loop is also timed, to
-compare machines.
+The trace must contain block keys. The default trace is Mooncake's conversation trace, for which published hit
+rates are shown too. CPU costs exclude reading the trace. A plain Python loop is also timed, to compare
+machines.
 """
 
 import argparse

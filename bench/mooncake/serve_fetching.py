@@ -1,8 +1,9 @@
-"""Run `twofold serve` so that workers always fetch a prompt's prefix from the KV store that has most of the prefix.
+"""Run `twofold serve` so that workers always fetch the longest cached prefix of a prompt.
 
     python bench/mooncake/serve_fetching.py FLAGS OF twofold serve
 
-An unmodified service fetches prefixes only with `--router conductor`, and only if this is faster than computing them.
+Without this script, a worker fetches a prefix from another host only with `--router conductor`, and only if
+the fetch is faster than prefill.
 """
 
 import sys
@@ -39,7 +40,10 @@ class Registrations:
         self._blocks[message.host].update(message.stored)
 
     def fetch(self, instance: str, keys: Sequence[BlockKey]) -> StoreFetch | None:
-        """Return an order to fetch a prefix from the host that stores most of it; None if that is the worker's host."""
+        """Return a command to fetch the longest stored prefix of a prompt from another host's KV store.
+
+        Return None if the KV store on the worker's own host already has as long a prefix.
+        """
         own = self._leading(self._hosts[instance], keys)
         best = max(self._stores.values(), key=lambda store: self._leading(store.host, keys), default=None)
         if best is None or best.address is None or self._leading(best.host, keys) <= own:

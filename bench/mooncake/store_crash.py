@@ -201,7 +201,7 @@ def _until(happens: Callable[[], bool], pause_s: float = 0.0) -> None:
 
 
 def use(directory: str, life: int, tally: Tally) -> None:
-    """Run a client that loads and stores the KV of random prompts until the process is killed."""
+    """Run a client that loads and stores the KV of random prompts until the crash test kills the client."""
     torch.set_num_threads(1)
     draw = random.Random(life)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -1,7 +1,7 @@
-"""Cluster specs of the systems compared in Mooncake's papers, and of improved colocated baselines.
+"""Cluster specs of the systems compared in Mooncake's papers, and of stronger colocated baselines.
 
-A machine is a DGX-A100 with one LLaMA2-70B instance on its 8 accelerators and a link of 100 GB/s (800 Gb/s). Times are
-roofline estimates, because no measurements of prompts as long as Mooncake's are published.
+Each machine is a DGX-A100 with one LLaMA2-70B instance on 8 accelerators and a link of 100 GB/s (800 Gb/s). Iteration
+times are roofline estimates.
 """
 
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ def mooncake(prefill: int, decode: int) -> ClusterSpec:
 
 
 def vllm(machines: int, *, individually: bool = False, prefix_caching: bool = False) -> ClusterSpec:
-    """Return the papers' baseline cluster: colocated instances that run whole prompts before decodes."""
+    """Return the vLLM baseline of the Mooncake papers: a colocated cluster that runs whole prompts before decodes."""
     return replace(
         BASE,
         pools=(_both(machines, "prefill-first"),),
@@ -49,7 +49,9 @@ def chunked(machines: int, *, caches: bool = False) -> ClusterSpec:
 
 
 def inlined(machines: int, tbt_s: float) -> ClusterSpec:
-    """Return a colocated cluster that adds a whole prompt to a decode batch if both together take at most `tbt_s`."""
+    """Return a colocated cluster that adds whole prompts to a decode batch while the predicted iteration
+    time is at most `tbt_s` seconds.
+    """
     return replace(
         BASE,
         pools=(_both(machines, "inlined"),),

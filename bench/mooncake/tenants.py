@@ -1,9 +1,19 @@
-"""Test whether the TTFT of a live service reveals to one tenant the prompts of another (timing side channel).
+"""Test for a timing side channel: whether TTFTs reveal the prompts of one tenant to another tenant.
 
-Tenants A and B have an API key each. B sends prompts that A has just sent, and new prompts; as a control, A repeats its
-own prompts. A permutation test compares the TTFTs. Exits with 1 if it finds a difference between B's prompts (p below
-0.01) or none in the control, or if an answer to B reports cached tokens. `--counters` checks reported token counts
-only.
+Tenants A and B of a live service use different API keys. The script measures the TTFT of three kinds of
+prompts:
+
+- copied: B sends a prompt after A has sent the same prompt.
+- new: B sends a prompt that neither tenant has sent before.
+- repeated: A sends its own prompt again.
+
+A permutation test (significance level 0.01) compares the TTFTs. The script exits with 1 in three cases:
+
+- Copied and new prompts differ in TTFT, so B can recognize A's prompts.
+- Repeated and new prompts do not differ in TTFT, so the test cannot detect cache hits.
+- The service reports cached tokens to B, or too few cached tokens to A for a repeated prompt.
+
+With `--counters`, only the reported numbers of cached tokens are checked.
 """
 
 import argparse
@@ -45,9 +55,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers of one round: tenant B sends a prompt that only tenant A has sent, then a new prompt; A repeats its
-    prompt.
-    """
+    """Answers of one round: to tenant B's copied prompt, to B's new prompt, and to a prompt that tenant A repeats."""
 
     sent: Answer
     unsent: Answer
@@ -100,7 +108,10 @@ async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Comparison of two TTFTs per round: p-value, probability that the first one is lower, and median difference."""
+    """Statistical comparison of two samples of TTFTs.
+
+    `told` is the probability that a TTFT of the first sample is lower than a TTFT of the second sample.
+    """
 
     p: float
     told: float  # 0.5: indistinguishable

@@ -1,9 +1,9 @@
 """Measure the speed of every KV transport between two processes of this machine.
 
-One process provides KV memory; the other writes a prompt's KV into it layer by layer, as in a hand-off, and reads it
-back. The prompt's blocks are contiguous, or every other block of the memory. Network transports run over loopback.
-Figures are medians over rounds. A transport without its optional package is skipped. Exits with 1 if the data read
-differs from the data written.
+One process provides KV memory. The other process writes a prompt's KV into the memory layer by layer, as in
+a hand-off, and reads the KV back. A prompt's KV is either contiguous or spread over every second block of the
+memory. Network transports run over loopback. Reported write speeds are medians over rounds. A transport
+without its optional package is skipped. Exits with 1 if the KV read differs from the KV written.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Measure the speed of routing decisions and load reports, and the memory per instance, by cluster size.
+"""Measure the speed of routing decisions and load reports, and memory per instance, by cluster size.
 
-One decision places a request and finishes another, with eight requests per instance on average. A report carries the
-load of one instance to a controller. A quarter of the instances prefill. Speeds are per CPU second of this process. A
-plain loop is also timed, to compare machines.
+The cluster holds a constant number of requests: each routing decision places a new request after the oldest one
+has finished. A load report carries the load of one instance to a controller. A quarter of the instances run prefill,
+the others decode. Speeds are per CPU second of this process. A plain loop is also timed, to compare machines.
 """
 
 import argparse

@@ -1,12 +1,8 @@
 """Measure a controller's CPU cost per worker message, request and token, by number of workers.
 
-A live service's controller runs in this process, without an HTTP server. Another process sends the messages of all
-workers as fast as it can, without computing. Figures are CPU seconds of this process, including ZeroMQ's threads. A
-plain loop is also timed, to compare machines.
-
-- The cost of a registration includes the messages that send every worker the addresses of all workers.
-- The cost of a request covers its prompt, reservation, lease, first token and hand-off.
-- Later tokens arrive in iterations of `--batch` requests.
+A live service's controller runs in this process, without an HTTP server. A second process sends the messages of
+all workers as fast as possible, but runs no model. Costs are CPU seconds of the controller's process, including
+ZeroMQ's threads. A plain Python loop is also timed, to compare machines.
 """
 
 import argparse
@@ -50,7 +46,7 @@ PATIENCE_S = 300.0  # timeout until all ordered messages have arrived
 
 
 class CountedInbox(Inbox[ToController]):
-    """Message inbox of a controller that counts received messages."""
+    """Message inbox of a controller, with a count of received messages."""
 
     count = 0
 
@@ -81,7 +77,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class ControllerBench:
-    """A live controller, and the process that sends its workers' messages."""
+    """Live controller, with a second process that sends the messages of fake workers."""
 
     def __init__(self, directory: Path, workers: int) -> None:
         context = new_context()
@@ -211,7 +207,7 @@ def sizes(workers: int) -> list[tuple[str, int]]:
 
 
 def sockets(context: zmq.Context[zmq.Socket[bytes]]) -> str:
-    """Open as many connections to worker inboxes as the system allows, and describe the limit as text."""
+    """Return a text with the maximum number of open connections to worker inboxes, and the reason for the maximum."""
     most, why = MOST_SOCKETS, "no more were tried"
     with tempfile.TemporaryDirectory() as directory:
         outbox, before = Outbox(context), len(list(Path("/proc/self/fd").iterdir()))

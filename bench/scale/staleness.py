@@ -1,17 +1,20 @@
 """Simulate the cost of stale load information, by report interval, router and number of controllers.
 
-Simulates BLOOM-176B on DGX-H100 (two prefill machines to three decode machines), with Poisson arrivals of `--rate` per
-second and instance and the lengths of the Azure conversation trace. Instances report their load every `--reports`
-seconds (0: at every change). `--controllers` distributes requests over several independent controllers. Goodput is the
-share of requests within the SLO. The policies choose:
+BLOOM-176B runs on DGX-H100 machines, with two prefill machines for every three decode machines. Requests have
+the prompt and output lengths of the Azure conversation trace. Requests arrive as a Poisson process, with
+`--rate` requests per second for each instance. `--controllers` independent controllers share the requests.
+Instances report their load every `--reports` seconds (0: at every change). Goodput is the share of requests
+within the SLO.
+
+The compared routers choose
 
     jsq     the least loaded instance
     two     the less loaded of two random instances
-    cells   the less loaded of two random cells (groups of instances), then the cell's least loaded instance
+    cells   the least loaded instance of the less loaded of two random cells (groups of instances)
     random  a random instance
 
-Loads are those of the latest reports. With `+ sent`, a controller adds the requests that it sent since the report; with
-`+ own`, all its own unfinished requests, as a live controller does.
+With `+ sent` or `+ own`, a controller adds its own requests to the reported loads: those sent since the last report,
+or all of its unfinished requests.
 """
 
 import argparse

@@ -1,4 +1,7 @@
-"""Stand-in for the workers in incoming.py: a process that sends their messages without computing."""
+"""Process of fake workers that send the messages of real workers to a controller but run no model.
+
+The benchmark incoming.py starts this process.
+"""
 
 import sys
 from collections import defaultdict
@@ -64,7 +67,7 @@ def outputs(index: int, last: int) -> TokenOutput:
 
 
 class Workers:
-    """Fake workers that send messages to the controller as ordered on stdin."""
+    """Fake workers that read commands from stdin and send the requested messages to the controller."""
 
     def __init__(self, directory: Path, count: int) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -123,7 +126,7 @@ class Workers:
             self.say(number, self._step(number, []))
 
     def requests(self, count: int) -> None:
-        """Answer the controller's messages about `count` requests, up to the end of each hand-off."""
+        """Send the controller the messages of workers that prefill and hand off `count` requests."""
         while count:
             message = self._decoder.decode(self._pull.recv())
             if isinstance(message, Prefill) and message.target is not None:

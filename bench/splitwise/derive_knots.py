@@ -1,9 +1,10 @@
-"""Derive the curves of SplitwiseSim's performance model from its profile.
+"""Derive the interpolation points of SplitwiseSim's performance model from the authors' measurements.
 
     python bench/splitwise/derive_knots.py [PROFILE]
 
-Writes src/twofold/performance/data/splitwise-published.toml: median prompt_time and token_time in seconds of each model
-and machine by prompt_size × batch_size. Their linear interpolation gives SplitwiseSim's times.
+Reads the measurements from the CSV file PROFILE, and writes the points to
+src/twofold/performance/data/splitwise-published.toml. The points of a model on a machine are median prefill
+and decode times in seconds, by the number of prompt tokens in a batch (prompt size times batch size).
 """
 
 import argparse

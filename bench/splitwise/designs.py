@@ -118,7 +118,10 @@ def power_units(design: Design, catalog: Catalog) -> float:
 
 
 def within(name: str, catalog: Catalog) -> Allows:
-    """Return a predicate of designs: at most the power of 40 DGX-H100, or at most their cost for `iso-cost`."""
+    """Return a predicate that accepts designs within a budget: the power or the hourly cost of 40 DGX-H100 machines.
+
+    `name` is `iso-power` or `iso-cost`.
+    """
     h100 = catalog.machine(H100)
     if name == "iso-cost":
         return lambda design: design.price_per_h <= H100_MACHINES * h100.price_per_h

@@ -2,9 +2,10 @@
 
     python bench/splitwise/fit_power.py [PROFILE]
 
-Writes src/twofold/performance/data/power.toml. Only the profile's A100 rows contain power. Decode power is fitted to
-the average_power of rows with short prompts, which mostly decode. Prefill power is fitted to the peak_power of single
-prompts, which rises from decode power to TDP with prompt length. Tensor parallelism 2 is left out: it is always at TDP.
+The script writes src/twofold/performance/data/power.toml. Only A100 rows of the profile contain power. Decode
+power is fitted to the average power of batches with short prompts. Prefill power is fitted to the peak power of
+single prompts, which rises with prompt length from decode power to TDP. The prefill fit excludes rows with
+tensor parallelism 2, because the peak power of these rows always equals TDP.
 """
 
 import argparse

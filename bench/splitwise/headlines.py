@@ -49,7 +49,9 @@ _HEADER = ("claim", "workload", "timing", "cluster", "req/s", "baseline", "req/s
 
 
 def headlines(settings: Settings, catalog: Catalog) -> None:
-    """Print the rates of split designs and baselines for each claim of Splitwise."""
+    """Check each throughput claim of the Splitwise paper: print the highest request rate of a split design
+    and of the baseline.
+    """
     rows = []
     for workload in WORKLOADS:
         for timing in timings(settings, catalog).values():

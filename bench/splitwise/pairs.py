@@ -22,7 +22,9 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measured_pairs(profile: Path) -> Iterator[Pair]:
-    """Yield the measurements of each model, machine and tensor parallelism in a profile, sorted by name."""
+    """Yield the A100 and H100 measurements in a profile, one group for each combination of model, machine
+    and tensor parallelism.
+    """
     catalog = load_catalog()
     rows = read_profile(profile)
     for model, hardware, tensor_parallel in sorted({row.pair for row in rows if row.hardware in MACHINES}):

@@ -27,8 +27,10 @@ def provisioning(
     decode: Sequence[int],
     html: Path | None,
 ) -> None:
-    """Print, by the number of prefill and of decode machines, how far the SLO bounds must be scaled for a cluster to
-    meet them.
+    """Print whether clusters with the given numbers of prefill and decode machines meet the SLO.
+
+    For each cluster, the printed number is the largest ratio of a latency to the SLO's bound on that latency. A heat
+    map of the numbers is written to `html`, if given.
     """
     kind = next(each for each in KINDS if each.split and each.name.lower().endswith(f"-{kind_name.lower()}"))
     planes: dict[str, Plane] = {}

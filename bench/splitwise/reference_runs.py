@@ -13,7 +13,11 @@ _MACHINES = 40  # all H100
 
 
 class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A SplitwiseSim run on 40 machines, of which `prefill` run prefill and the others decode (0: all run both)."""
+    """Simulation of a cluster of 40 machines with SplitwiseSim.
+
+    `prefill` is the number of machines that run prefill; the remaining machines run decode. If `prefill` is 0,
+    every machine runs prefill and decode.
+    """
 
     name: str
     trace: str

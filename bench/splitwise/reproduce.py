@@ -1,14 +1,16 @@
-"""Reproduce the results of Splitwise (ISCA'24) with the performance models of SplitwiseSim and of Twofold.
+"""Reproduce results of Splitwise (ISCA'24) with the performance models of SplitwiseSim and Twofold.
 
-    python bench/splitwise/reproduce.py [--minutes 2] [--jobs 2] [--store FILE]          claims and the paper's designs
-    python bench/splitwise/reproduce.py --headlines | --sets                             one of the two
+    python bench/splitwise/reproduce.py --headlines       throughput claims of the paper's abstract
+    python bench/splitwise/reproduce.py --sets            highest request rate of each cluster design
+    python bench/splitwise/reproduce.py                   both parts: --headlines and --sets
     python bench/splitwise/reproduce.py --provisioning [--html PAGE] [--rate 70]         figure 12
     python bench/splitwise/reproduce.py --load [--workload conv] [--rates 40 60 80]      figure 16
-    python bench/splitwise/reproduce.py --batch | --robustness                           batch jobs, other workloads
+    python bench/splitwise/reproduce.py --batch           maximum throughput of batch jobs
+    python bench/splitwise/reproduce.py --robustness      highest request rate of designs tuned for another workload
 
-The `published` timing uses SplitwiseSim's interpolated times and scheduling, and reproduces its results request by
-request. The `corrected` timing uses times fitted to the same profile, and Twofold's scheduling. The nine SLOs bound
-slowdowns relative to a DGX-A100.
+Results labelled `published` use SplitwiseSim's iteration times and scheduling, and match SplitwiseSim request
+by request. Results labelled `corrected` use Twofold's scheduling, and iteration times fitted to
+SplitwiseSim's profile. The paper's nine SLOs bound latency percentiles relative to an idle DGX-A100.
 """
 
 import argparse

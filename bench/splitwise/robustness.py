@@ -12,7 +12,7 @@ _HEADER = ("cluster", "workload", "tuned for this one", "req/s", "tuned for the 
 
 
 def robustness(settings: Settings, catalog: Catalog) -> None:
-    """For iso-power designs tuned for one workload, print the highest rate with this and with another workload."""
+    """Print the highest request rates of clusters tuned for the served workload or for another workload."""
     for timing in timings(settings, catalog).values():
         own: dict[str, dict[str, BestDesign]] = {}
         for workload in WORKLOADS:

@@ -1,4 +1,7 @@
-"""Design sets of Splitwise (section 6): highest rate of each cluster design within the nine SLOs."""
+"""Find the highest request rate at which each Splitwise cluster design meets the paper's nine SLOs.
+
+The cluster designs form sets of equal power or equal cost (section 6).
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,7 +16,7 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Best design of each kind, with the paper's machine counts and with the planner's machine counts."""
+    """Best cluster design of each kind, with the machine counts of the paper (`paper`) or of the planner (`tuned`)."""
 
     paper: dict[str, BestDesign]
     tuned: dict[str, BestDesign]

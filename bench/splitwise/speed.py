@@ -1,11 +1,13 @@
-"""Compare the CPU time of Twofold's simulator with that of SplitwiseSim on the same runs.
+"""Compare the CPU times of Twofold's simulator and SplitwiseSim on the same runs.
 
     python bench/splitwise/speed.py CHECKOUT [--python PYTHON] [--rounds 3] [--json OUT]
 
-CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, PYTHON an interpreter with its dependencies. The
-simulators alternately execute the runs of reference_runs.py, each in its own process. Prints the CPU time of the event
-loop (without input and output) and of the whole process, as medians over rounds. Every round checks that both
-simulators complete every request at the same times.
+CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim. PYTHON is a Python interpreter with the
+dependencies of SplitwiseSim. The runs are defined in reference_runs.py. Every simulation runs in a separate
+process.
+
+The script prints the median CPU seconds of the event loop (without input and output) and of the whole
+process. The script fails if a request has different latencies in the two simulators.
 """
 
 import argparse
@@ -65,7 +67,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(run: ReferenceRun, checkout: Path, python: str) -> Round:
-    """Compare both simulators on one run. Raises SystemExit if one fails or their results differ."""
+    """Run the same simulation in SplitwiseSim and in Twofold, and return the CPU times of the simulators.
+
+    Raises SystemExit if a simulator fails or the results differ.
+    """
     with tempfile.TemporaryDirectory() as folder:
         theirs = _cost(
             [python, str(HERE / "splitwise_sim_driver.py"), str(checkout), str(run.trace_path), folder, *run.overrides]

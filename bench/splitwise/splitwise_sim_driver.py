@@ -2,9 +2,10 @@
 
     PYTHON_OF_SPLITWISE_SIM bench/splitwise/splitwise_sim_driver.py CHECKOUT TRACE FOLDER OVERRIDE...
 
-CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, TRACE a CSV trace in its format, FOLDER the output
-folder, and OVERRIDE a configuration override as for its run.py. Needs SplitwiseSim's dependencies and nothing of
-Twofold. Prints the CPU seconds of the event loop and of the whole process as a line of JSON.
+CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, TRACE a CSV trace in SplitwiseSim's format,
+and FOLDER the output folder. OVERRIDE is a configuration override, as on the command line of SplitwiseSim's
+run.py. This script needs SplitwiseSim's dependencies, but not Twofold. The output is a line of JSON with the
+CPU seconds of the event loop and of the whole process.
 """
 
 import argparse

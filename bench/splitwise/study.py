@@ -25,8 +25,8 @@ from twofold.slo import SPLITWISE
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Variant of the simulations: a cluster spec with its performance model and scheduling, and the batchers of mixed
-    pools to try.
+    """Simulation settings of a study variant. `template` is a cluster spec that sets the performance
+    model, and `mixed_batchers` names the batchers to try on colocated instances.
     """
 
     name: str
@@ -60,7 +60,7 @@ class BestDesign(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timings(settings: Settings, catalog: Catalog) -> dict[str, Timing]:
-    """Return the simulation variants: `published` imitates SplitwiseSim, `corrected` uses Twofold's defaults."""
+    """Return two sets of simulation settings: SplitwiseSim's (`published`) and Twofold's defaults (`corrected`)."""
     split = (PoolSpec(machines=1, machine="dgx-h100", role=Role.PREFILL),)
     published = replace(splitwise_sim(split, settings.model, catalog=catalog), pools=())
     return {
@@ -87,17 +87,23 @@ class Study:
         return Design(family=self._families(kind)[0], counts=tuple(counts))
 
     async def capacity(self, kind: Kind, counts: Sequence[int]) -> BestDesign:
-        """Return the best batching for machines of `kind` in the numbers `counts`, with its highest request rate."""
+        """Return the design with the highest request rate within the SLOs, and this rate.
+
+        The candidates are designs of kind `kind` with `counts` machines per pool; the candidates differ only in the
+        batching method.
+        """
         designs = [Design(family=each, counts=tuple(counts)) for each in self._families(kind)]
         found = await asyncio.gather(*(self.search.highest(design) for design in designs))
         return max(map(self._found, found), key=lambda each: each.rate)
 
     async def tuned(self, kind: Kind, equal: str) -> BestDesign:
-        """Return the best design of a kind with at most the power (or the cost) of 40 DGX-H100."""
+        """Return the design of kind `kind` with the highest request rate, with the power or the cost of 40 DGX-H100."""
         return await self.best(kind, within(equal, self.problem.catalog))
 
     async def best(self, kind: Kind, allows: Allows) -> BestDesign:
-        """Return the design with the highest request rate among those of a kind that `allows` accepts."""
+        """Return the design of kind `kind` with the highest request rate, among designs for which `allows`
+        returns True.
+        """
         frontiers = [frontier(each, allows) for each in self._families(kind)]
         found = await asyncio.gather(*(most_throughput(self.search, designs) for designs in frontiers))
         return max(map(self._found, found), key=lambda each: each.rate)
@@ -128,7 +134,7 @@ class Study:
 
 @contextmanager
 def study(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Iterator[Study]:
-    """Create a search for the best cluster designs and its worker processes; stop them on exit."""
+    """Yield a search for the best cluster designs, and stop the search's worker processes when the context exits."""
     problem = problem_of(timing, workload, settings, catalog)
     path = settings.store or Path(":memory:")
     with EvaluationStore(path) as store, LocalExecutor(problem, settings.jobs) as executor:

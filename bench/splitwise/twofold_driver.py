@@ -1,4 +1,4 @@
-"""Execute a run of reference_runs.py with Twofold's simulator and print the CPU time."""
+"""Run one of the simulations defined in `reference_runs.py` with Twofold's simulator, and print the CPU time."""
 
 import argparse
 import csv

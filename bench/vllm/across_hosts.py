@@ -31,7 +31,7 @@ class AcrossHosts:
     folder: Path
 
     def start(self, split: str, processes: Processes) -> str:
-        """Start a split service with KV transfer by vLLM's connector or a hand-off mode of Twofold; return its URL."""
+        """Start vLLM with prefill on one host and decode on another; return the service's URL."""
         if split == NIXL:
             places = (self._place(0), self._place(1))
             return self.stock.proxied(processes, check_proxy(self.proxy), places)

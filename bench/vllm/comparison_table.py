@@ -43,7 +43,10 @@ def rows(results: Mapping[str, Sequence[Measured]]) -> Iterable[list[str]]:
 
 
 def sustained(measured: Sequence[Measured]) -> float | None:
-    """Return the highest measured rate up to which at least 90% of requests met the SLO at every rate."""
+    """Return the highest sustained rate, or None if the lowest measured rate is not sustained.
+
+    A rate is sustained if at least 90% of requests met the SLO at this rate and at every lower measured rate.
+    """
     best = None
     for each in sorted(measured, key=lambda each: each.rate):
         if each.attainment < ATTAINED:

@@ -38,7 +38,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def machine() -> str:
-    """Return the name of the processor from the kernel."""
+    """Return the CPU model name that the operating system reports."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
@@ -66,8 +66,9 @@ def arguments() -> argparse.Namespace:
 
 
 def merge_earlier(path: Path, report: Report) -> Report:
-    """Return the report in the file `path`, or `report` if there is no such file. Raises ConfigurationError if the two
-    reports have different settings.
+    """Return the report in the file `path` of an earlier run, to be extended; if there is no file, return `report`.
+
+    Raises ConfigurationError if the earlier run had another machine, number of cores or load.
     """
     if not path.exists():
         return report
@@ -96,7 +97,9 @@ def rates(setting: Setting, system: str, given: argparse.Namespace, report: Repo
 
 
 def client_cores(cores: int) -> list[int]:
-    """Return the cores that the systems do not use."""
+    """Return the CPU cores that the benchmarked serving systems leave to the client, or all CPU cores if
+    no core is left.
+    """
     return ALL_CORES[cores:] or ALL_CORES[:cores]
 
 

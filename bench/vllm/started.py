@@ -38,7 +38,7 @@ class Processes:
             _end(process)
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start a process that logs to `name`.log and ends with this process."""
+        """Start a process that logs to `name`.log and receives SIGTERM when the calling process ends."""
         with self._log(name).open("wb") as log:
             process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", *command],

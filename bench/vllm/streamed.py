@@ -1,4 +1,4 @@
-"""Send a streamed completion and time its first two tokens."""
+"""Client that requests a streamed completion and times the first two tokens."""
 
 import time
 
@@ -11,7 +11,7 @@ PATIENCE_S = 300.0
 
 
 class Streamed(msgspec.Struct, frozen=True):
-    """Tokens of a streamed answer, and the times from sending to the first and second token in seconds."""
+    """Tokens of a streamed answer, and the seconds from the request to the first and to the second token."""
 
     first_s: float
     second_s: float

@@ -1,10 +1,12 @@
-"""Measure the delay of the second token when vLLM is split over two hosts, by its own connector and by Twofold.
+"""Measure the visible KV transfer of vLLM when prefill and decode run on two hosts.
 
-Two network namespaces (needs root) represent two hosts, with a link of --bits-per-s. The split services are vLLM with
-its NixlConnector and example proxy, and Twofold's vLLM workers with each hand-off mode. Each gets the same requests as
-a colocated vLLM; the visible transfer is the difference to the colocated vLLM in the time to the second token, as the
-median over rounds. Exits with 1 if a system fails, if greedy tokens differ from the colocated service's, or if the
-layer-wise hand-off is not faster than vLLM's connector at some prompt length.
+The visible KV transfer is how much later the second token arrives than with a colocated vLLM, as the median over
+requests. Two network namespaces (needs root) represent the hosts, with a link of --bits-per-s between them. Two split
+services are measured: vLLM with its NixlConnector and example proxy, and Twofold's vLLM workers with each hand-off
+mode.
+
+Exits with 1 if a service fails, if its greedy tokens differ from the colocated vLLM's, or if Twofold's layer-wise
+hand-off is not faster than NixlConnector at some prompt length.
 """
 
 import argparse
@@ -83,7 +85,10 @@ async def compare(urls: dict[str, str], split: str, given: argparse.Namespace) -
 
 
 def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> Iterator[str]:
-    """Compare each split service with the colocated service. Yield a sentence per failure."""
+    """Measure each split service against the colocated service, and add the results to `report`.
+
+    Yield an error message for each split service that fails.
+    """
     with Processes(logs(across.folder, given, "colocated")) as colocated:
         url = across.stock.colocated(colocated, threads=max(1, across.stock.threads // 2))
         for split in given.only or SPLITS:

@@ -105,7 +105,7 @@ class HeapEntry:
 
 
 class LoadTotals:
-    """Numbers of tokens and requests that make up the load of a request or an instance."""
+    """Load on one or more instances, as numbers of tokens and requests."""
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""Requests: lengths for scheduling and, in a live service, token ids and sampling parameters."""
+"""Data types of requests: prompt and output lengths for scheduling, token ids and sampling parameters
+for live generation.
+"""
 
 from enum import StrEnum
 

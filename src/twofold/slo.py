@@ -56,7 +56,10 @@ SPLITWISE: Final = SlowdownSlo(
 
 
 def parse_slo(text: str) -> Slo | SlowdownSlo:
-    """Parse bounds in seconds (`ttft=2`) or `splitwise` (that paper's SLO). Raise ConfigurationError if invalid."""
+    """Parse an SLO: bounds in seconds (`ttft=2`), or `splitwise` for the SLO of the Splitwise paper.
+
+    Raise ConfigurationError if `text` is invalid.
+    """
     if text.strip().lower() == "splitwise":
         return SPLITWISE
     slo = Slo.parse(text)

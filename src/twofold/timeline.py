@@ -1,21 +1,27 @@
 """The timeline of a request and the definition of every latency.
 
-                 queue_prefill        prefill                queue_decode       decode
-    ARRIVED ──┬──────────────┬───────────────────┬──────────┬────────────┬───────────────────┐
-              ROUTED         PREFILL_STARTED     FIRST_TOKEN             DECODE_STARTED      LAST_TOKEN
-                                     │                      │
-                                     └──────────────────────┘
-                                     HANDOFF_STARTED        HANDOFF_ENDED
+The diagram shows the moments of a request from top to bottom. In this example, the KV cache is sent layer by
+layer during prefill.
 
-    TTFT     = FIRST_TOKEN − ARRIVED
-    E2E      = LAST_TOKEN − ARRIVED
-    TPOT     = (LAST_TOKEN − FIRST_TOKEN) / (n − 1)    for n output tokens; undefined for n = 1
-    ITL, TBT = gap between consecutive tokens          n − 1 gaps
-    queue    = queue_prefill + queue_decode            time in queues, without transfer
-    transfer = HANDOFF_ENDED − HANDOFF_STARTED         transfer of the KV cache
-    visible transfer = max(0, HANDOFF_ENDED − FIRST_TOKEN)   part of the transfer after the first token
+    ARRIVED          ┐
+    ROUTED           │ queue_prefill
+    PREFILL_STARTED  ┤
+    HANDOFF_STARTED  │ prefill         ┐
+    FIRST_TOKEN      ┘                 │ transfer
+    HANDOFF_ENDED    ┐                 ┘
+                     │ queue_decode
+    DECODE_STARTED   ┤
+                     │ decode
+    LAST_TOKEN       ┘
 
-Times are seconds on one monotonic clock. A request without a hand-off has no hand-off moments.
+    TTFT             = FIRST_TOKEN − ARRIVED
+    E2E              = LAST_TOKEN − ARRIVED
+    TPOT             = (LAST_TOKEN − FIRST_TOKEN) / (n − 1)    for n output tokens; undefined for n = 1
+    ITL, TBT         = gap between consecutive tokens
+    queue            = queue_prefill + queue_decode
+    visible transfer = max(0, HANDOFF_ENDED − FIRST_TOKEN)     part of the transfer after the first token
+
+Times are seconds on one monotonic clock. Without a hand-off, queue_decode starts at FIRST_TOKEN.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +32,9 @@ from twofold.request import FinishReason, Request
 
 
 class Moment(StrEnum):
-    """Recorded events of a request, in chronological order if the KV is sent layer by layer during the prefill."""
+    """Recorded events of a request. The order of the members is chronological if the KV cache is sent
+    layer by layer during prefill.
+    """
 
     ARRIVED = "arrived"
     ROUTED = "routed"

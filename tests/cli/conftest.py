@@ -37,7 +37,7 @@ class Ended:
 
 @pytest.fixture
 def twofold(monkeypatch, capsys):
-    """Return a function that runs `twofold` with arguments in this process until it exits."""
+    """Return a function that runs the `twofold` command in the test process and returns exit status and output."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["twofold", *map(str, arguments)])

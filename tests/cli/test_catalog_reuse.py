@@ -21,7 +21,7 @@ def run(*arguments):
 
 
 def test_the_published_figure_is_shown():
-    """The table includes the example of the Mooncake paper: 8,192 tokens of LLaMA-70B on eight A800."""
+    """`twofold catalog reuse` shows the Mooncake paper's example: 8,192 tokens of LLaMA-70B on 8 A800."""
     shown = run().stdout
     assert "8,192 tokens of LLaMA-70B on 8 A800 at their peak: 5.86 GB/s" in shown
     catalog = load_catalog()
@@ -44,7 +44,7 @@ def test_json_has_each_machine():
 
 
 def test_an_instance_of_some_accelerators():
-    """The required bandwidth is proportional to the number of accelerators."""
+    """With n times the accelerators, loading a prefix needs n times the bandwidth to beat computing it."""
     whole, half = (
         json.loads(run("a100", "--performance", "roofline", "--tp", degree, "--json").stdout) for degree in (8, 4)
     )

@@ -163,7 +163,7 @@ def test_a_running_service_is_verified(twofold, model, tmp_path):
 
 
 class Dial:
-    """Fake power meter of hardware with an adjustable power cap of at least 10 W."""
+    """Fake power meter that reads 60 W, and rejects power caps below 10 W."""
 
     name, tdp_w = "a dial", 100.0
 

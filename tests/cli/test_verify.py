@@ -101,7 +101,7 @@ def test_a_profile_that_cannot_be_written_is_refused_first(twofold, tiny_model_d
 
 
 def test_a_calibration_records_the_threads_that_services_have(twofold, tiny_model_dir, tmp_path, monkeypatch):
-    """With `OMP_NUM_THREADS`, a profile is valid for a service on the same host."""
+    """With or without `OMP_NUM_THREADS`, a calibration records the number of threads that a service's workers have."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(cli, "measure", lambda *_: None)
     monkeypatch.setattr(cli, "calibrate", lambda *_, cores, threads, **__: profile(cores=cores, threads=threads))

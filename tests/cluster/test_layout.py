@@ -118,7 +118,7 @@ def test_workers_share_cores_evenly_or_take_turns():
 
 
 def test_gateway_avoids_the_cores_of_decode_workers():
-    """The gateway runs on the cores without decode workers or, if there are none, on all cores."""
+    """The gateway runs only on cores without decode workers, or on all cores if every core has a decode worker."""
     split = [(Role.PREFILL, (0,)), (Role.DECODE, (1,))]
     assert gateway_cores([0, 1], split) == (0,)
     assert gateway_cores([0, 1], [(Role.MIXED, (0,)), (Role.MIXED, (1,))]) == (0, 1)

@@ -10,7 +10,7 @@ CATALOG = load_catalog()
 
 
 def test_layer_wise_crossover_matches_the_paper():
-    """Layer-wise hand-off is faster than serialized from about 512 tokens on (Splitwise, section 6.2)."""
+    """For prompts above about 512 tokens, layer-wise hand-off beats serialized hand-off (Splitwise, section 6.2)."""
     pools = parse_cluster("1xh100:prefill,1xh100:decode", model="", catalog=CATALOG).pools
     spec = ClusterSpec(model="bloom-176b", router="jsq", pools=pools)
     paths = paths_of(spec, CATALOG.model("bloom-176b"), instance_profiles(spec, CATALOG))

@@ -1,4 +1,4 @@
-"""`product` is exact for integers of any size, also in compiled code."""
+"""`product` multiplies non-negative integers of any size exactly."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -123,7 +123,7 @@ def answered(taken):
 
 
 def share(service, purpose):
-    """Return the mean number of CPU cores used by gateway and clients."""
+    """Return the CPU time of gateway and clients divided by the elapsed time."""
     of = [one for one in service.observed if one.group.purpose is purpose]
     spans = [
         max(t.token_times_s[-1] for t in one.timelines) - min(min(t.moments.values()) for t in one.timelines)

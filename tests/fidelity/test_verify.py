@@ -25,7 +25,7 @@ SLO = Slo(ttft_s=0.5, tpot_s=0.1)
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """Return the profile of a two-core host and the path of its file."""
+    """Return the performance profile of a host with two cores, and the path of the profile's file."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     path = tmp_path / "host.yaml"
     path.write_text(dump_profile(profile()))
@@ -96,7 +96,7 @@ def test_simulates_a_slow_host_at_its_measured_speed(host):
 
 
 def test_each_replay_is_simulated_at_its_own_speed(host):
-    """Each live replay is compared with a simulation at the host's speed during this replay."""
+    """The simulation of each live replay models the host speed measured during the replay."""
     one, path = host
     split = twin(ServiceDesign(prefill=1, decode=1), one, path.parent)
     requests = regular(4.0)

@@ -78,7 +78,7 @@ class Ended(Observer):
 
 @pytest.fixture(scope="module", params=RUNS, ids=[run[0] for run in RUNS])
 def run(request):
-    """Return the results of SplitwiseSim, the results of Twofold, and whether the SLO is met."""
+    """Return SplitwiseSim's and Twofold's results for a run, and whether the run is expected to meet the SLO."""
     name, trace, pools, met = request.param
     golden = find_data(f"golden/splitwise/{name}.csv")
     requests = find_data(f"traces/splitwise-{trace}-70rps-2min.csv")

@@ -54,7 +54,7 @@ def test_every_entry_has_source_date_and_name(catalog):
     ],
 )
 def test_splitwise_machines_match_the_paper(catalog, name, price, tdp, idle, network, bandwidth, units):
-    """Price, power, network, bandwidth and memory are as in Splitwise's table I and SplitwiseSim's configuration."""
+    """Machine prices, power, bandwidths and memory sizes match Splitwise's table I and SplitwiseSim's configuration."""
     machine = catalog.machine(name)
     assert (machine.price_per_h, machine.tdp_w, machine.idle_w) == (price, tdp, idle)
     assert machine.network_bytes_per_s == network
@@ -70,7 +70,7 @@ def test_power_cap_is_half_of_an_h100(catalog):
 
 
 def test_iso_power_and_iso_cost_of_splitwise(catalog):
-    """As in Splitwise, 40 H100 machines draw as much power as 70 A100 machines, and cost as much as 86 of them."""
+    """As in Splitwise, 40 H100 machines draw the power of 70 A100 machines and cost as much as 86 A100 machines."""
     a100, h100 = catalog.machine("a100"), catalog.machine("h100")
     assert 70 * a100.price_per_h / (40 * h100.price_per_h) == pytest.approx(0.8105, abs=1e-3)
     assert 70 * a100.power_units == pytest.approx(40 * h100.power_units, rel=0.02)

@@ -1,4 +1,4 @@
-"""The index of cached prefixes over instances, compared with a set of blocks per instance."""
+"""Tests of the index of cached prefixes, against a simple reference implementation."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

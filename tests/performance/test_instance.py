@@ -80,7 +80,7 @@ def test_all_stages_are_timed_as_the_largest(models, machines, whole):
 
 
 def test_activations_use_interconnect_or_network(models, machines):
-    """Pipeline stages communicate over the interconnect of a shared machine, else over the network."""
+    """Activations between pipeline stages use the interconnect within a machine, and the network between machines."""
     machine, model = machines["dgx-a100"], models["bloom-176b"]
     assert boundary_bandwidth(machine, 4, across=False) == 4 * 300e9
     assert boundary_bandwidth(machine, 4, across=True) == 100e9

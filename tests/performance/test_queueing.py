@@ -57,7 +57,7 @@ def test_two_stages_are_equation_2(load, prefill_s):
 
 @given(st.floats(0, 0.99), prefills, speedups)
 def test_tensor_parallelism_is_equation_3(load, prefill_s, speedup):
-    """With speed-up K, mean TTFT is D/K + R·D² / (2·K·(K − R·D)) (DistServe, equation 3)."""
+    """At rate R, prefill time D and speed-up K, mean TTFT is D/K + R·D² / (2·K·(K − R·D)) (DistServe, equation 3)."""
     rate = load * speedup / prefill_s
     expected = prefill_s / speedup + rate * prefill_s**2 / (2 * speedup * (speedup - rate * prefill_s))
     assert tensor_s(rate, prefill_s, speedup) == pytest.approx(expected)

@@ -79,7 +79,7 @@ def test_requests_are_like_the_traffic_and_the_same_each_time():
 
 
 def test_an_slo_without_bounds_is_no_aim():
-    """An SLO without a latency bound in seconds is a configuration error."""
+    """An SLO without any latency bound raises ConfigurationError."""
     spec = parse_cluster("1xh100:prefill,1xh100:decode", model="llama2-70b", catalog=CATALOG)
     with pytest.raises(ConfigurationError, match="needs an SLO in seconds"):
         SplitPlanner(spec, CATALOG, Slo())

@@ -1,4 +1,4 @@
-"""The search for the prefill and decode machine counts with the highest throughput, in few simulations."""
+"""Tests of the search for the numbers of prefill and decode machines that maximize throughput."""
 
 import asyncio
 

@@ -69,7 +69,7 @@ def test_empty_run_has_zero_counts():
 
 
 def test_failures_are_counted_by_reason_and_miss_the_slo():
-    """Failed requests miss the SLO; aborted requests do not count."""
+    """SLO attainment counts failed requests as missing the SLO, and ignores aborted requests."""
     run = [
         ended("a", 0.0, [1.0]),
         ended("b", 0.0, [1.0], FinishReason.ERROR),

@@ -37,7 +37,7 @@ async def leave(url, body, *, after_tokens=0, after_s=0.0):
 
 
 def occasions(draw, answer_s):
-    """Yield keyword arguments for `leave` that disconnect a client at different moments of a request."""
+    """Yield keyword arguments for a client: whether to stream the response, and when to disconnect."""
     while True:
         yield {"stream": draw.random() < 0.5}
         # Mostly early: decode is by far the longest phase.
@@ -75,7 +75,7 @@ COUNTERS = (
 
 
 def check_disconnects(url, disconnects, settled=all_blocks_free):
-    """Disconnect clients at random until requests were aborted both before and after their first token."""
+    """Check that the service frees all KV blocks when clients disconnect, before or after the first token."""
     before = [metric(url, counter) for counter in COUNTERS]
     for seed in range(20):
         asyncio.run(storm(url, disconnects, settled, seed))

@@ -1,4 +1,4 @@
-"""Hand-offs that break or stall for longer than their lease."""
+"""KV hand-offs with an expired lease or a broken connection."""
 
 import asyncio
 import os
@@ -60,7 +60,7 @@ class Load:
             await asyncio.sleep(0.005)
 
     async def more_answers(self):
-        """Wait for further responses, half as many as there are prompts."""
+        """Wait for n/2 more responses, where n is the number of clients."""
         enough = self.answered + len(self.prompts) // 2
         while self.answered < enough:  # noqa: ASYNC110 (what it waits for is many tasks)
             await asyncio.sleep(0.02)
@@ -71,7 +71,7 @@ def worker(process, name):
 
 
 def test_requests_are_replayed_when_a_source_outsleeps_its_lease(tiny_model_dir):
-    """No output changes when a prefill worker is suspended during a hand-off until its lease expires."""
+    """If a hand-off's lease expires while the prefill worker is suspended, the request's output is unchanged."""
     model = tiny_model_dir("llama")
     with running_service(model, *ENGINE, *SPLIT, program=(serve_with_lease.__file__, LEASE_S)) as (process, url):
         load = Load(url)

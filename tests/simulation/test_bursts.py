@@ -1,4 +1,4 @@
-"""With pull hand-offs, prefill memory buffers the KV of a burst until decode has room (DistServe, section 4.3)."""
+"""With pull hand-offs, KV stays in prefill memory until the decode instance has room (DistServe, section 4.3)."""
 
 import msgspec
 
@@ -55,7 +55,9 @@ def test_prefill_buffer_fills_and_drains_without_loss():
 
 
 def test_decode_blocks_are_reserved_when_a_prompt_starts():
-    """Pull hand-off reserves decode memory at the start of prefill, layer-wise hand-off at arrival."""
+    """With pull hand-offs, decode memory is requested when prefill starts; with layer-wise hand-offs, when
+    a request arrives.
+    """
     for handoff, waits in (("pull", True), ("layer-wise", False)):
         seen, _ = watched(msgspec.structs.replace(PULL, handoff=handoff))
         ahead = [

@@ -111,7 +111,7 @@ def test_the_fraction_at_most_is_bounded_by_whole_buckets(numbers, bound):
 
 @given(st.integers(1, 10**6))
 def test_a_bound_in_units_includes_the_value_it_names(milliseconds):
-    """A bound in seconds includes the equal value in nanoseconds, despite rounding."""
+    """The share of values up to n milliseconds includes n itself, despite floating-point rounding."""
     bound_s = milliseconds / 1_000
     assert histogram_of([milliseconds * 1_000_000], unit=1e-9).fraction_at_most(bound_s) == 1.0
     assert histogram_of([milliseconds], unit=1e-3).fraction_at_most(bound_s) == 1.0

@@ -82,14 +82,14 @@ def test_workers_on_one_core_take_turns(run):
 
 
 def test_sharing_with_the_other_phase_costs_extra(run):
-    """The factor `shared` slows down a decode that shares its core with a prefill."""
+    """The contention factor `shared` slows down a decode that shares a CPU core with a prefill."""
     slower = ContentionFactors(shared=1.1)
     one, _ = run(profile(decode=slower), [(0.0, 100, 2), (0.110, 50, 2)], prefill=2)
     assert one == near(0.110, 0.1342)
 
 
 def test_busy_neighbour_slows_a_worker_down(run):
-    """The factor `crowded` slows down workers on separate cores while both run."""
+    """The contention factor `crowded` slows down two workers that run at the same time on separate cores."""
     slower = ContentionFactors(crowded=1.1, shared=3.0)
     one, two = run(profile(prefill=slower), [(0.0, 100, 1), (0.0, 100, 1)], colocated=2)
     assert one == near(0.121, 0.121)

@@ -47,7 +47,7 @@ def close(expected, scale):
 
 @given(st.integers(0, 10**15), steps, gaps)
 def test_integral_mean_and_maximum_agree_with_the_plain_way(start, changes, end_gap):
-    """Statistics of a series equal those computed from the step function."""
+    """The integral, mean and maximum of a series equal the values computed directly from the recorded changes."""
     series = series_of(start, changes, end_gap)
     end, spans = segments_of(start, changes, end_gap)
     area = math.fsum((b - a) / PS * value for a, b, value in spans)

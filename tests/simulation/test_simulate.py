@@ -156,7 +156,9 @@ def test_rejects_invalid_clusters(change, says):
 
 
 def test_a_saturating_budget_is_that_of_each_pools_own_machines():
-    """The token budget `auto` of a prefill pool depends on the pool's machine."""
+    """If `max_num_batched_tokens` is set to `auto`, the token budget of a prefill pool depends on the
+    pool's machine type.
+    """
     spec = msgspec.structs.replace(SPLIT, router="jsq", max_num_batched_tokens=SATURATING)
     fast, decode = instance_profiles(spec, CATALOG)
     fits = model()

@@ -30,7 +30,7 @@ def two():
 @settings(max_examples=600)
 @given(clusters(swapping=True), workloads(outputs=LONG))
 def test_runs_end_when_blocks_run_out(cluster, requests):
-    """With KV swapping, simulating one or many iterations per event gives the same results."""
+    """If KV blocks run out, simulating several iterations per event gives the same results as one per event."""
     assert run(cluster, requests).facts() == run(cluster, requests, max_run=1).facts()
 
 

@@ -37,7 +37,7 @@ class CachePeer:
 
 
 class Cache:
-    """The KV cache of one process: a transport with its memory pools and connections."""
+    """KV cache of one process, with a KV transport and connections to peers."""
 
     def __init__(self, name, key=None, host=None):
         self.name, self.network = name, None

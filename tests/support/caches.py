@@ -7,7 +7,7 @@ from twofold.kvcache.prefix import prefix_keys
 
 
 def prompts(alphabet, longest):
-    """Strategy for prompts that often share prefixes, as block keys."""
+    """Return a Hypothesis strategy for prompts that often share prefixes. A prompt is a tuple of block keys."""
     tokens = st.lists(st.integers(0, alphabet - 1), min_size=1, max_size=longest)
     return tokens.map(lambda drawn: tuple(prefix_keys(drawn, 1)))
 

@@ -81,7 +81,7 @@ class Chaos:
         )
 
     async def _client(self, session, name):
-        """Send prompts, disconnect from some of them, and compare the outputs of the others with the expected ones."""
+        """Stream completions, cancel some of the streams early, and record incorrect outputs."""
         while not self.over:
             number = self.draw.randrange(len(self.questions))
             leave_after = self.draw.randrange(60) if self.draw.random() < 0.1 else None

@@ -29,7 +29,7 @@ class JoinedService:
         self.processes = []
 
     def serve(self, *flags, engine=ENGINE, program=None):
-        """Start the service and return its process without waiting."""
+        """Start the service and return the process, without waiting for the service to be ready."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         listen = ["--listen-workers", self.controller, "--cluster-key", str(self.key)]
@@ -90,5 +90,5 @@ def joined_service(model, folder, *flags, there=("--decode", "1"), hosts=None, p
 
 
 def worker(process, name):
-    """Return the process of the worker `name`, a descendant of a service or of a joined host."""
+    """Return the descendant process of `process` that runs the worker `name`."""
     return named(process, f"{re.escape(name)}.*")[0]

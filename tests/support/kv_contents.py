@@ -45,7 +45,10 @@ class KvContents:
         self.shared_copies += len(self._shared_copies)
 
     def ends(self, batch: Batch, gone: Iterable[str]) -> None:
-        """Execute a batch, and check that each of its requests reads its own KV. Requests in `gone` are not checked."""
+        """Apply the KV writes of an ended batch, and check that the requests have read the right KV.
+
+        Requests whose ids are in `gone` are not checked.
+        """
         for copy in self._copies:
             for here, there in zip(copy.device_blocks, copy.host_blocks, strict=True):
                 if copy.out:

@@ -1,4 +1,4 @@
-"""Overload ledgers (predicted loads of instances) with round numbers."""
+"""Helpers for tests of overload control."""
 
 from support.routed import load, pools
 from support.toy import ToyModel

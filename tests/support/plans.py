@@ -1,4 +1,4 @@
-"""Cluster plans with constant numbers."""
+"""Functions that build cluster plans for tests from fixed evaluation results, without simulation."""
 
 from support.analytic_cluster import COLOCATED, SPLIT, design
 from support.simulated import FITTED, pool
@@ -37,6 +37,6 @@ def plan(*choices, objective=Objective.THROUGHPUT, rate=None, break_even=None, w
 
 
 def split_and_colocated(split_rate=20.0, colocated_rate=10.0, **more):
-    """Return a plan with a disaggregated and a colocated cluster design, and the given highest request rates."""
+    """Return a plan of two designs: disaggregated for `split_rate` requests/s, colocated for `colocated_rate`."""
     both = [choice(design(5, 5), split_rate), choice(design(10, family=COLOCATED), colocated_rate)]
     return plan(*sorted(both, key=lambda each: -each.highest_rate), **more)

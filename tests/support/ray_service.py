@@ -113,7 +113,9 @@ def answers_of(model):
 
 
 def under_load(service, answers, what):
-    """Call `what` while clients stream, and check that all streams are complete and unchanged."""
+    """Call the function `what` while clients stream completions, and check that all outputs equal the
+    expected outputs `answers`.
+    """
     load = Load(service.url, answers)
     with ThreadPoolExecutor(1) as pool:  # Ray's test cluster needs the main thread
         clients = pool.submit(asyncio.run, load.run())

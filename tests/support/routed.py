@@ -33,7 +33,9 @@ def cluster(roles: list[Role], router: str = "jsq", capacity_tokens: int | None 
 
 
 def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int) -> InstanceLoad:
-    """Return the load of an instance with these numbers. The first letter of `name` gives its role, such as `p`."""
+    """Return the load of an instance with the given counts of tokens and requests. The first letter of
+    `name` selects the role, such as `p` for prefill.
+    """
     made = InstanceLoad(name, _ROLES[name[0]], capacity)
     made.queued = partial(int, queued)
     made.replace(NO_LOAD, LoadTotals(**numbers))
@@ -47,7 +49,7 @@ def numbers(load: InstanceLoad | LoadTotals) -> SimpleNamespace:
 
 
 def predicted(prefill: str, decode: str, reused_tokens: int = 0, fetch: PrefixFetch | None = None) -> Route:
-    """Return an expected route for comparisons that ignore the predicted TTFT."""
+    """Return the expected route of a request, with `unittest.mock.ANY` as the predicted TTFT."""
     return Route(prefill, decode, (), reused_tokens, fetch, ANY)
 
 

@@ -12,7 +12,7 @@ from aiohttp import web
 
 @dataclass(frozen=True)
 class Send:
-    """A script step that writes the bytes `data` at once."""
+    """A script step that sends the bytes `data` in a single write."""
 
     data: bytes
 

@@ -42,7 +42,7 @@ def served_model(**changes: object) -> ServedModel:
 
 
 class ScriptedService:
-    """Stub of the service that generates the tokens of a script."""
+    """Service stub that returns scripted tokens, for gateway tests without workers."""
 
     def __init__(self, script: Script | None = None, *, model: ServedModel | None = None, delay_s: float = 0.0) -> None:
         self.model = model or served_model()

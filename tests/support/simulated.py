@@ -1,4 +1,4 @@
-"""Simulation results with constant numbers."""
+"""Helpers that build simulation results with fixed values for tests."""
 
 import math
 

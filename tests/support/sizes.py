@@ -39,7 +39,7 @@ def _mappings(pid):
 
 
 def disk_bytes(directory):
-    """Return the bytes of the files in a directory."""
+    """Return the total size in bytes of the files directly in `directory`."""
     apparent = allocated = 0
     for path in directory.glob("*"):
         try:
@@ -52,7 +52,10 @@ def disk_bytes(directory):
 
 @contextmanager
 def largest(*measures):
-    """Call functions repeatedly in a thread; yield the maximum of each number in the dicts that they return."""
+    """Call measuring functions repeatedly in a thread, and record the maximum of each value that they return.
+
+    Yield a list with one dict of maxima for each function.
+    """
     most = [{} for _ in measures]
     looks, done = [0], threading.Event()
 

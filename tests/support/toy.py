@@ -129,7 +129,7 @@ class ToyRun:
 
 @st.composite
 def workloads(draw, most=30, outputs=(1, 2, 3, 7, 20, 45)):
-    """Strategy for workloads of small, large and simultaneous requests."""
+    """Hypothesis strategy that generates lists of small, large and simultaneous requests."""
     gaps = draw(st.lists(st.sampled_from([0, 0, 1, 2, 5, 13, 40, 200]), min_size=1, max_size=most))
     requests, at = [], 0
     for number, gap in enumerate(gaps):
@@ -193,7 +193,7 @@ def clusters(draw, swapping=False, failures=True):
 
 @st.composite
 def pipelines(draw, failures=True):
-    """Strategy for clusters whose instances have two or three pipeline stages."""
+    """Hypothesis strategy for clusters whose instances have two or three pipeline stages."""
     spec, batchers, first, capacity = draw(clusters(failures=failures))
     batchers = {role: "splitwise" if not BATCHERS[name].pipelined else name for role, name in batchers.items()}
     stages = draw(st.integers(2, 3))

@@ -34,7 +34,7 @@ NO_BLOCKS = st.just(())
 
 
 def request_lists(*, min_size=1, ids=NOTHING, blocks=NO_BLOCKS):
-    """Strategy for lists of requests in order of arrival."""
+    """Hypothesis strategy for lists of requests in order of arrival."""
     lengths = st.integers(1, 2**31 - 1)
     rows = st.tuples(st.floats(0, 1e5), lengths, lengths, blocks, ids)
     return st.lists(rows, min_size=min_size, max_size=30).map(_in_order)

@@ -1,4 +1,4 @@
-"""Greedy outputs of vLLM without Twofold, with which tests compare the outputs of vLLM workers."""
+"""Greedy outputs of plain vLLM, as the reference for tests of Twofold's vLLM workers."""
 
 import json
 import os

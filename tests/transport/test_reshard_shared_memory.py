@@ -42,7 +42,7 @@ class Instance:
         return ours
 
     def views(self, layer):
-        """Yield, for each rank that holds `layer`, the range of its KV heads, and their keys and values."""
+        """For each rank with layer `layer`, yield the range of the rank's KV heads, and the rank's keys and values."""
         for rank, own in enumerate(self.ranks):
             held = self.split.layers(rank, len(ALL))
             if layer in held:

@@ -1,4 +1,4 @@
-"""Arrival times repeat with their seed, never decrease, and have the expected mean and variation of gaps."""
+"""Reproducibility, order and distribution of generated arrival times."""
 
 from itertools import islice, pairwise
 

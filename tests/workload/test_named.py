@@ -57,7 +57,7 @@ def test_burstiness_implies_gamma_arrivals():
 
 
 def test_lengths_are_scaled_and_clipped_to_the_context(trace):
-    """`length_scale` and `max_model_len` apply to both named workloads and traces."""
+    """Prompt plus output tokens stay within `max_model_len` for a named workload and for a trace."""
     for spec, rate in (("azure-conv", 1.0), (trace, None)):
         requests = list(workload(spec, rate=rate, num_requests=10, length_scale=0.5, max_model_len=64))
         assert all(request.prompt_tokens + request.output_tokens <= 64 for request in requests)

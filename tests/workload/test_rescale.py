@@ -1,4 +1,4 @@
-"""Rescaling of traces to a rate, a window and a context length."""
+"""Rescaling of a trace to a request rate, a time window or a maximum context length."""
 
 from itertools import pairwise
 
@@ -87,7 +87,7 @@ def test_window_is_half_open_and_begins_at_zero():
 
 
 def test_window_and_first_stop_reading():
-    """`take` and `window` do not read the rest of the trace."""
+    """`take` and `window` stop reading a trace once no later request can be selected."""
     endless = (ask(index, float(index)) for index in iter(int, None))
     assert len(list(take(endless, 3))) == 3
     source = iter(TEN)

@@ -164,7 +164,7 @@ def test_rejects_missing_files_directories_and_unknown_formats_immediately(tmp_p
 
 
 def test_reading_is_lazy(write):
-    """Requests before an invalid line can be read."""
+    """`open_trace` yields the requests above an invalid line, and raises WorkloadError only at the invalid line."""
     requests = open_trace(write(AZURE + "bad\n"))
     assert next(requests).prompt_tokens == 4808
     with pytest.raises(WorkloadError):

@@ -176,7 +176,10 @@ class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of all requests. `timeout_s` limits the time from sending a request to its last byte."""
+    """Options for all requests of a benchmark client.
+
+    `timeout_s` limits the time from sending a request to receiving the last byte of the response.
+    """
 
     timeout_s: float = 600.0
     temperature: float = 0.0

@@ -42,9 +42,10 @@ def authorization(api_key: str | None) -> dict[str, str]:
 
 
 async def discover(base_url: str, model: str | None = None, api_key: str | None = None) -> Endpoint:
-    """Find `model` (None: the first model) on the server at `base_url`, and return its address and properties.
+    """Find a model on an OpenAI-compatible server. Return the server's URL and the model's properties.
 
-    Raises ConfigurationError if the server is unreachable, rejects the key or lacks the model.
+    If `model` is None, choose the first model that the server lists. Raise ConfigurationError if the server is
+    unreachable, rejects the API key or does not serve the model.
     """
     root = root_url(base_url)
     status, body = await _get(f"{root}/v1/models", api_key)

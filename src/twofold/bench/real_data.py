@@ -7,7 +7,9 @@ _CHECKOUT = Path(__file__).parents[3]
 
 
 def data_folder() -> Path:
-    """Return the folder of public data: TWOFOLD_DATA, else `data` in the checkout or `shared/data` beside it."""
+    """Return the folder of public data: the environment variable TWOFOLD_DATA, else `data` in the
+    checkout, else `shared/data` next to the checkout.
+    """
     configured = os.environ.get("TWOFOLD_DATA")
     if configured:
         return Path(configured)

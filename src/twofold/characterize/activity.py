@@ -1,4 +1,7 @@
-"""Simulation of active tokens (Splitwise, section III-B): the prompt tokens and decoding sequences of an iteration."""
+"""Simulation of the number of active tokens per iteration (Splitwise, section III-B).
+
+Active tokens are the prompt tokens that an iteration computes, plus one for each sequence that it decodes.
+"""
 
 import tempfile
 from collections import defaultdict
@@ -33,7 +36,9 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
         return sum(seconds for active, seconds in self.busy_s.items() if active <= tokens) / sum(self.busy_s.values())
 
     def steps(self) -> list[tuple[int, float]]:
-        """Return the cumulative distribution of active tokens over busy time."""
+        """Return the cumulative distribution of active tokens, as pairs (n, fraction of busy time with at most
+        n active tokens).
+        """
         total, whole, found = 0.0, sum(self.busy_s.values()), []
         for active in sorted(self.busy_s):
             total += self.busy_s[active]
@@ -52,7 +57,10 @@ class _BusyTime(Observer):
 
 
 def activities(profile: MeasuredProfile, catalog: Catalog, name: str, requests: Sequence[Request]) -> list[Activity]:
-    """Simulate a colocated instance at several request rates, each a multiple of the 1/s at which `requests` arrive."""
+    """Return the seconds that a simulated instance spends with each number of active tokens, at three loads.
+
+    The loads are 25%, 50% and 75% of the highest throughput. The mean arrival rate of `requests` must be 1 request/s.
+    """
     with tempfile.TemporaryDirectory(prefix="twofold-characterize-") as folder:
         path = Path(folder) / "profile.yaml"
         path.write_text(dump_profile(msgspec.structs.replace(profile, host=None)), encoding="utf-8")

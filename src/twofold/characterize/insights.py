@@ -49,7 +49,10 @@ Workloads = Mapping[str, Sequence[Request]]
 def insights(
     found: Characterization, workloads: Workloads, activity: Sequence[Activity], others: Sequence[Characterization]
 ) -> list[Insight]:
-    """Check whether Splitwise's insights hold for the instance of `found`, compared with the instances of `others`."""
+    """Return a verdict on each insight of the Splitwise paper (section III) for one measured instance.
+
+    Two of the insights compare the instance with the measured instances in `others`.
+    """
     return [
         _distributions(workloads),
         _few_active(activity),
@@ -176,7 +179,7 @@ def _power(found: Characterization, others: Sequence[Characterization]) -> Insig
 
 
 def is_capped(other: Characterization, found: Characterization) -> bool:
-    """Return whether `other` is a characterization of the same hardware and model as `found` under a power cap."""
+    """Return whether `other` has the same model and hardware as `found`, plus a power cap."""
     # The hardware name of a capped instance has a hyphen and a suffix.
     mine, its = found.profile, other.profile
     same = (mine.model.name, mine.tensor_parallel) == (its.model.name, its.tensor_parallel)

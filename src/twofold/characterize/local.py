@@ -12,7 +12,7 @@ from twofold.characterize.target import ProbeStream, StreamTimes, TargetLimits
 
 
 class Stepper:
-    """Interface of an engine in this process that runs one iteration per step."""
+    """Interface of an in-process engine that the caller runs iteration by iteration."""
 
     engine: str
     limits: TargetLimits

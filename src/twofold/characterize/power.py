@@ -117,7 +117,10 @@ class PowerMeter:
 
     @contextmanager
     def measuring(self) -> Iterator[PowerShares]:
-        """Measure power inside a `with` statement. The fields of the yielded `PowerShares` are set at its end."""
+        """Measure the power of the hardware while a `with` block runs.
+
+        The yielded `PowerShares` gets its values when the block ends.
+        """
         shares = PowerShares()
         if self.source is None:
             yield shares

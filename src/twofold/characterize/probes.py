@@ -1,12 +1,14 @@
-"""Probes of a characterization. A probe is a group of requests (streams) that measures one property of an instance.
+"""Probes for `twofold characterize`.
 
-    kind      streams                                       measures
-    prefill   one prompt alone                              prefill time by prompt length
-    parallel  several prompts at once                       prefill time by batched tokens
-    decode    n streams                                     time of a decode iteration by batch size and context
-    mixed     n streams, and prompts sent while they run    time of iterations that compute a prompt beside decodes
-    cached    a prompt, then the same prompt again          prefill time with a prefix-cache hit
-    transfer  one stream of a disaggregated service         delay of the second token due to the KV transfer
+A probe is a group of requests that measures one property of an instance:
+
+    kind      requests                                        measures
+    prefill   one prompt alone                                prefill time by prompt length
+    parallel  several prompts at once                         prefill time by number of batched tokens
+    decode    requests that decode in one batch               iteration time by batch size and context length
+    mixed     decoding requests, and prompts sent meanwhile   time of an iteration with a prompt and decodes
+    cached    one prompt, sent twice                          prefill time with a prefix-cache hit
+    transfer  one request to a disaggregated service          delay of the second token due to the KV transfer
 
 Most prompt lengths and batch sizes are not powers of two, because kernels are often tuned for powers of two.
 """
@@ -55,7 +57,7 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def injected(self) -> list[ProbeStream]:
-        """Requests that start while the others decode."""
+        """Requests that start while other requests of the probe decode."""
         return [stream for stream in self.streams if stream.after_tokens]
 
     @property
@@ -68,7 +70,7 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        """Number of prompt and output tokens of all requests."""
+        """Sum of the prompt and output tokens of all requests of the probe."""
         return sum(stream.prompt_tokens + stream.output_tokens for stream in self.streams)
 
 
@@ -145,7 +147,7 @@ def _transfers(limits: TargetLimits) -> Iterator[SweepProbe]:
 
 
 def chunks_of(tokens: int, limits: TargetLimits, decodes: int = 0) -> int:
-    """Return the number of chunks in which a prompt is computed beside `decodes` decodes."""
+    """Return the number of prefill chunks of a prompt that shares batches with `decodes` decoding requests."""
     budget = limits.max_num_batched_tokens
     return 1 if budget is None else -(-tokens // max(1, budget - decodes))
 

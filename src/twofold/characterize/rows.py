@@ -1,4 +1,4 @@
-"""Conversion of token arrival times to rows of a profile (CSV), and of rows to input for fitting iteration times."""
+"""Functions that convert token arrival times to rows of a profile CSV, and CSV rows to measured iteration times."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -116,7 +116,10 @@ def _ms(seconds: float) -> float:
 
 
 def measurements(rows: Iterable[ProfileRow], limits: TargetLimits) -> list[Measurement]:
-    """Convert rows of the profile CSV, of one model and machine, to measurements for fitting iteration times."""
+    """Convert rows of a profile CSV to measurements for fitting iteration times.
+
+    All rows must be of one model on one machine.
+    """
     budget, requests = limits.max_num_batched_tokens, int(limits.remote)
     made: list[Measurement] = []
     for row in rows:

@@ -47,7 +47,7 @@ class ProfileFile:
         self.path = path
 
     def append(self, rows: Sequence[ProfileRow]) -> None:
-        """Append rows to the file, after the header if the file is empty."""
+        """Append rows to the CSV file, and write a header first if the file is empty."""
         try:
             with self.path.open("a", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, _NAMES)
@@ -66,10 +66,11 @@ def _cells(row: ProfileRow) -> dict[str, object]:
 def sweep(
     target: Target, file: ProfileFile, pair: tuple[str, str, int], budget_s: float, on_probe: OnProbe, meter: PowerMeter
 ) -> None:
-    """Measure an instance with probes for about `budget_s` seconds, and append the measured rows to `file`.
+    """Measure an instance with probes for about `budget_s` seconds, and append the measured rows to
+    `file`.
 
-    `on_probe` gets the next probe's name and the fraction of `budget_s` that has elapsed. Raises TargetError if a probe
-    fails; rows measured before stay in `file`.
+    `on_probe` is called with the next probe's name and the elapsed fraction of `budget_s`. Raises TargetError if
+    a probe fails; `file` then contains the rows of the earlier probes.
     """
     began = time.monotonic()
     wanted = probes(target.limits)

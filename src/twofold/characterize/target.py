@@ -50,8 +50,10 @@ class Target(Protocol):
     limits: TargetLimits
 
     def run(self, streams: Sequence[ProbeStream]) -> list[StreamTimes]:
-        """Run the requests of `streams` together; return their times in the same order. Raises TargetError if one
-        fails.
+        """Run the requests in `streams` together, and return the token times of each request, in the order of
+        `streams`.
+
+        Raise TargetError if a request fails.
         """
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""`twofold bench`: load an OpenAI-compatible endpoint and report latency, throughput and goodput."""
+"""`twofold bench`: send a workload to an OpenAI-compatible endpoint and report latency, throughput and goodput."""
 
 import asyncio
 import signal

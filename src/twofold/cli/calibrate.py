@@ -92,7 +92,11 @@ def fit(settings: FitSettings) -> None:
 
 
 def fit_table(title: str, fits: Sequence[Calibration]) -> Table:
-    """Return a table of fits by model and hardware: held-out errors, and largest measured prefills and batches."""
+    """Return a table with a row for each fitted pair of model and hardware.
+
+    A row has the prefill and decode errors on held-out data, and the largest measured prefill (tokens) and decode
+    batch (sequences).
+    """
     errors = table(title, ("pair", "prefill", "decode", "tokens to", "batch to"), range(1, 5))
     for entry in fits:
         errors.add_row(
@@ -129,10 +133,12 @@ def _write(out: Path, text: str) -> None:
 
 @command
 def live(settings: LiveSettings) -> None:
-    """Measure MODEL on this host: engine, hand-offs, gateway, and interference between workers.
+    """Measure MODEL on this host, and fit a performance profile to the measurements.
 
-    Serves the model disaggregated and colocated for a few minutes, and prints the error on held-out iterations. The
-    profile is for `twofold simulate --profile`, `twofold serve --profile` and `twofold verify`.
+    Serves the model disaggregated and colocated for a few minutes, to measure the engine, KV hand-offs, the
+    gateway and interference between workers. Writes the profile to a file for `twofold simulate --profile`,
+    `twofold serve --profile` and `twofold verify`. Prints the profile's prediction error on held-out
+    iterations.
     """
     calibrate_host(settings)
 
@@ -161,7 +167,7 @@ def calibrate_host(settings: LiveSettings) -> None:
 
 
 def profile_table(profile: MeasuredProfile) -> Table:
-    """Return a table of a host profile: iteration times, slowdowns on a busy host, gateway and transfer times."""
+    """Return a table of a host's measured performance: iteration times, gateway times and KV transfer speed."""
     engine, host = profile.times, profile.shared_host
     front, prefill, decode = host.front, host.prefill, host.decode
     mixed_s = engine.seconds(512, 512 * 512, 8, 4096)

@@ -159,10 +159,10 @@ _PREFIX: Final = 8192
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
-    """Bandwidths in bytes/s above which an instance loads a prefix's KV faster than it computes it.
+    """The minimum bandwidth and the minimum prefix length at which loading KV is faster than computing it.
 
-    `peak` assumes computation at peak FLOP/s, as Mooncake does; `predicted` uses a performance model. `shortest` and
-    `shortest_at_peak` map each link to the shortest prefix, in tokens, that is faster to load.
+    The results are given at peak FLOP/s, as in Mooncake, and by a performance model. Bandwidths are in bytes/s; prefix
+    lengths are in tokens, for each network link or storage tier.
     """
 
     accelerators: int

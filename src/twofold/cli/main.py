@@ -12,7 +12,7 @@ from twofold.errors import UserError
 
 
 class Entry(NamedTuple):
-    """A command of `twofold`: its module, its name in the module, and its help text."""
+    """A `twofold` command: the module, the name of the function or Typer app in the module, and the help text."""
 
     module: str
     name: str

@@ -51,7 +51,10 @@ def parse_budget(text: str, flag: str) -> int | Literal["auto"]:
 
 
 def parse_batchers(text: str, flag: str) -> dict[Role, str]:
-    """Parse a batcher, or batchers by role such as `prefill=prefill,decode=decode`. Raises ConfigurationError."""
+    """Parse batcher names by role. Raises ConfigurationError for an unknown batcher or role.
+
+    `text` is one batcher name for all roles, or a list such as `prefill=NAME,decode=NAME`.
+    """
     found: dict[Role, str] = {}
     for part in text.split(","):
         role, equals, name = part.strip().rpartition("=")

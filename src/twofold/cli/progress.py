@@ -131,7 +131,7 @@ class PlanProgress:
 
 @contextmanager
 def plan_progress(objective: "Objective") -> Iterator[PlanProgress]:
-    """Show the progress of the search for a plan inside a `with` statement, if stderr is a terminal."""
+    """Return a context manager that shows the progress of the search for a plan, if stderr is a terminal."""
     columns = (SpinnerColumn(), TextColumn(_PLAN), TextColumn(_PLAN_SPEED), TimeElapsedColumn(), TextColumn(_PLAN_BEST))
     with _bar(*columns) as bar:
         yield PlanProgress(objective, bar)

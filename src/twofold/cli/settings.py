@@ -41,7 +41,7 @@ class Flag:
     positional: bool = False
 
     def field(self, default: object = None, unset: str | None = None) -> Any:  # noqa: ANN401  (as the class declares)
-        """Return a dataclass field with this flag. With a default of `...`, the flag is required."""
+        """Return a dataclass field with this command-line flag. The flag is required if `default` is Ellipsis."""
         # The help shows `unset` as the default.
         return field(default=MISSING if default is ... else default, metadata={"flag": self, "unset": unset})
 
@@ -73,11 +73,11 @@ class _UntypedHelp:
 
 
 class Command(_UntypedHelp, TyperCommand):  # type: ignore[misc]
-    """Typer command with `--help` listed without a value type."""
+    """Typer command whose help text lists the option `--help` without a value type."""
 
 
 class Group(_UntypedHelp, TyperGroup):  # type: ignore[misc]
-    """Typer command group with `--help` listed without a value type."""
+    """Typer command group whose help text lists the option `--help` without a value type."""
 
 
 def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typer:
@@ -90,7 +90,7 @@ def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typ
 
 
 def command(run: Callable[[S], T]) -> Callable[..., T]:
-    """Turn a function of one settings object into a Typer command with an option for each field of the settings."""
+    """Turn a function that takes one settings object into a Typer command with an option for each setting."""
     hints = get_type_hints(run)
     (parameter,) = hints.keys() - {"return"}
     kind: type[S] = hints[parameter]

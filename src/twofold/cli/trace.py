@@ -193,7 +193,7 @@ def _mention(notes: ReadNotes) -> None:
 
 
 def _trace_tables(title: str, summary: TraceSummary) -> Group:
-    """Return two tables of a trace: one of its counts and arrivals, and one of its lengths."""
+    """Return a table of a trace's requests and arrivals, and a table of prompt and output lengths."""
     facts = Table(title=title, title_justify="left", show_header=False)
     for label, value in _facts(summary).items():
         facts.add_row(label, value)
@@ -226,7 +226,7 @@ def _facts(summary: TraceSummary) -> dict[str, str]:
 
 
 def _spread(cv: float) -> str:
-    """Format the coefficient of variation of arrival gaps, with the equivalent burstiness."""
+    """Format the coefficient of variation of arrival gaps, and the burstiness of gamma arrivals with this variation."""
     return f"{cv:.3f} (gamma arrivals of burstiness {cv**-2:.3g})" if cv > 0.001 else f"{cv:.3f} (constant)"
 
 

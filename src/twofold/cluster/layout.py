@@ -58,7 +58,10 @@ def layout_of(pool: PoolSpec, machine: Machine) -> Layout:
 
 
 def check_shared_nodes(pools: Sequence[tuple[PoolSpec, Machine]]) -> None:
-    """Raise ConfigurationError if pools with the same `nodes` name do not fit on their shared machines."""
+    """Raise ConfigurationError if pools that share machines need more accelerators than the machines have.
+
+    Also raise the error if these pools differ in machine type or number of machines.
+    """
     used: dict[str, int] = {}
     firsts: dict[str, tuple[PoolSpec, Machine]] = {}
     for pool, machine in pools:

@@ -15,7 +15,7 @@ _NEVER_S = 1e6  # synchronization of a path on which layer-wise transfer is impo
 
 
 class KvEgress(NamedTuple):
-    """KV transfer model of a prefill instance, and its prefill time in seconds by prompt length."""
+    """Timing models of a prefill instance, one for KV transfers and one for prefills."""
 
     transfer: TransferModel
     prefill_s: Callable[[int], float]
@@ -63,6 +63,9 @@ def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) ->
 
 
 def local_bandwidth(slot: InstanceSlot) -> float:
-    """Return the bandwidth of KV transfers inside a machine, summed over an instance's machines, in bytes/s."""
+    """Return an instance's bandwidth for KV transfers within machines, in bytes/s.
+
+    The bandwidths of the instance's machines are added.
+    """
     each = slot.profile.machine.accelerator.interconnect_bytes_per_s
     return each * len(slot.profile.layout.machines_of(0))

@@ -41,7 +41,7 @@ def squares_of(tokens: int, context: int) -> int:
 
 @mypyc_attr(acyclic=True, free_list_len=1)
 class RunTiming:
-    """Duration and power of the successive iterations of one batch."""
+    """Durations of a batch's successive iterations in picoseconds, and power in milliwatts."""
 
     __slots__ = ("first_ps", "milliwatts", "step_ps")
 
@@ -84,13 +84,15 @@ class Timing:
         self._stages: tuple[Timing, Timing] | None = None
 
     def stages(self) -> "tuple[Timing, Timing]":
-        """Return the `Timing` of the first pipeline stage, and the `Timing` of each later stage."""
+        """Return a `Timing` for the first pipeline stage, and a `Timing` shared by all later stages."""
         if self._stages is None:
             self._stages = Timing(self.model.first_stage), Timing(self.model.later_stage)
         return self._stages
 
     def batch(self, batch: RunningBatch) -> RunTiming:
-        """Return the duration and power of successive iterations of a batch."""
+        """Return the predicted timing of a batch: duration of the first iteration and increase per later
+        iteration, in picoseconds, and power in milliwatts.
+        """
         sequences, context = batch.decode_sequences, batch.context_tokens
         if batch.prefills:
             squares = 0
@@ -107,7 +109,7 @@ class Timing:
         return blocks * self._copy_ps
 
     def decodes(self, sequences: int, context: int) -> RunTiming:
-        """Return the timing of a batch of `sequences` decodes, whose contexts have `context` KV tokens in total."""
+        """Return the timing of a decode batch of size `sequences`, with `context` KV tokens in total."""
         known = self._decodes.get(sequences)
         if known is None:
             cost, watts = self.model.decode_cost(sequences), self.model.decode_w(sequences)

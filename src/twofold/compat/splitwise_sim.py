@@ -1,4 +1,6 @@
-"""Scheduler of an instance, reproduced from the code of SplitwiseSim, which differs from the Splitwise paper."""
+"""Batch scheduler of SplitwiseSim, the simulator of the Splitwise paper. Where SplitwiseSim's code
+differs from the paper, the scheduler follows the code.
+"""
 
 from typing import ClassVar
 

@@ -103,10 +103,11 @@ class Engine(Protocol):
     def run(
         self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None, wait_for: OnLayer | None = None
     ) -> list[Sampled | None]:
-        """Run one iteration. Return one entry per step: the sampled token, or None if the step samples no token.
+        """Run one iteration, and return the sampled token of each sequence in the order of `steps`.
 
-        The engine calls `on_layer(k)`, possibly from another thread, after the KV of layer k is written. It calls
-        `wait_for(k)` before the attention of layer k, to wait for cached KV.
+        A sequence whose prompt is not fully computed yet gets None instead of a token. The engine calls `on_layer(k)`
+        after writing the KV of layer k, possibly from another thread. Before the attention of layer k, the engine calls
+        `wait_for(k)`, which waits for cached KV.
         """
 
 

@@ -32,6 +32,6 @@ def context_length(config: PreTrainedConfig, name: str) -> int:
 
 
 def _longrope_lengths(rope: dict[str, Any]) -> list[int]:
-    """Return the original context length of each LongRoPE entry in the rope parameters of a model."""
+    """List the original context lengths in a model's LongRoPE parameters, which may differ by layer type."""
     sets = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return [int(s["original_max_position_embeddings"]) for s in sets if s.get("rope_type") == "longrope"]

@@ -1,4 +1,4 @@
-"""Fit the performance profile used by the simulator to measurements of a live service."""
+"""Fit the simulator's performance profile to measurements of a live service."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -68,7 +68,7 @@ def calibrate(
 
 
 def _busy(one: TimedIteration, others: Sequence[WorkerLog]) -> float:
-    """Return the average fraction of an iteration in which other workers were busy."""
+    """Return the mean busy fraction of the workers `others` during an iteration."""
     return sum(other.busy_share(one.start_s, one.end_s) for other in others) / max(1, len(others))
 
 
@@ -104,7 +104,7 @@ def _front_share(observed: Sequence[GroupResult]) -> float:
 
 
 def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: float) -> Iterator[Measurement]:
-    """Yield the iterations of colocated workers, corrected for contention with each other and the gateway."""
+    """Yield the workers' iterations, with the slowdown by CPU contention removed from the durations."""
     prefill, decode = crowded
     for log in logs:
         others = [other for other in logs if other is not log]
@@ -172,7 +172,7 @@ def _medians(xs: Floats, ys: Floats) -> tuple[Floats, Floats]:
 
 
 def _lone_prompts(measured: Measurements) -> Iterator[tuple[tuple[float, float], TimedIteration]]:
-    """Yield ((send time, time of the first token), prefill iteration) of each request that was sent alone."""
+    """Yield the send time, the time of the first token, and the prefill iteration of each request sent alone."""
     timelines = [one.timelines[0] for one in measured.of(Purpose.ALONE)]
     for timeline in sorted(timelines, key=lambda timeline: min(timeline.moments.values())):
         sent = min(timeline.moments.values())

@@ -40,15 +40,16 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Mean absolute difference between two live replays: relative to the live mean or, for SLO attainment,
-        absolute.
-        """
+        """Mean difference between live replays: relative for latencies, absolute for SLO attainment."""
         gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
         return fmean(gaps) / self._unit if gaps else 0.0
 
     @property
     def error(self) -> float:
-        """Simulated value minus mean live value; relative to the live mean, but absolute for SLO attainment."""
+        """Simulated value minus mean live value.
+
+        The difference of a latency is divided by the mean live value; the difference of SLO attainment is not.
+        """
         return self._error(self.simulated)
 
     @property
@@ -174,7 +175,7 @@ def compare_replays(
     logs: Mapping[str, WorkerLog],  # by name of the worker
     slo: Slo,
 ) -> Comparison:
-    """Simulate the live replays of one load, and compare the results."""
+    """Simulate the requests that were replayed on a live service, and compare the simulated and the live latencies."""
     workers = twin.design.workers()
     slow = tuple(slowness(twin.profile, workers, logs, LoadSpan.of(timelines)) for timelines in live)
     return Comparison(
@@ -190,10 +191,10 @@ def compare_replays(
 
 
 def knee(twin: Twin, make: Callable[[float], list[Request]], slo: Slo, attainment: float = 0.9) -> float:
-    """Return the goodput of a simulated service in requests/s (DistServe, section 4.1), within 2%.
+    """Return the goodput of a simulated service in requests/s (DistServe, section 4.1), accurate to 2%.
 
-    Goodput is the highest rate with an SLO attainment of at least `attainment`. Raises ConfigurationError for a goodput
-    below 1/16.
+    Goodput is the highest request rate with an SLO attainment of at least `attainment`. Raises ConfigurationError
+    if the goodput is below 1/16 requests/s.
     """
 
     def kept(rate: float) -> bool:
@@ -243,7 +244,10 @@ def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
 
 
 def speed_text(comparison: Comparison) -> str:
-    """Format the host's mean slowdown for prompts and for decodes, as in `x1.04, x1.12`."""
+    """Format the mean factors by which the service's host was slower than at calibration: `x1.04, x1.12`.
+
+    The first factor is for iterations with prompts, the second factor for iterations that only decode.
+    """
     prompts, decodes = (fmean(each) for each in zip(*comparison.slowness, strict=True))
     return f"x{prompts:.2f}, x{decodes:.2f}"
 

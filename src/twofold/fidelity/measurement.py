@@ -73,14 +73,14 @@ def split_groups(max_model_len: int, max_num_seqs: int) -> Iterator[RequestGroup
 
 
 def shared_groups(max_model_len: int) -> Iterator[RequestGroup]:
-    """Yield the request groups that measure how two workers on the same core slow each other down."""
+    """Yield groups of requests for measuring how two workers that share a CPU core slow each other down."""
     prompts = [size for size in _PROMPTS if size < max_model_len // 2]
     for number in range(2):  # in pairs: the first goes to the worker with a core of its own
         yield _beside(Purpose.SHARED, f"shared-{number}", prompts, output=max_model_len // 16, together=2)
 
 
 def mixed_groups(max_model_len: int) -> Iterator[RequestGroup]:
-    """Yield the groups of requests to send for iterations that compute prompts beside decodes."""
+    """Yield groups of requests that make a worker compute prompts and decodes in the same iterations."""
     prompts = [size for size in _PROMPTS if size < max_model_len // 2]
     for number in range(2):
         yield _beside(Purpose.MIXED, f"mixed-{number}", prompts, output=max_model_len // 8)

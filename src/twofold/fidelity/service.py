@@ -77,7 +77,7 @@ class Twin(Protocol):
         """Number of instances of each role."""
 
     def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
-        """Simulate `requests` on a host with the slowdown `slowness`, and return their timelines."""
+        """Simulate `requests` on a host with the slowdown `slowness`, and return the timelines of the requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class SimulatedEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedService:
-    """Simulation of a service on the host that a measured profile describes."""
+    """Simulated counterpart of a real service, based on the measured performance profile of the service's host."""
 
     design: ServiceDesign
     profile: MeasuredProfile
@@ -129,7 +129,7 @@ class SimulatedService:
     catalog: Catalog
 
     def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
-        """Simulate `requests` on a host with the slowdown `slowness`, and return their timelines."""
+        """Return the simulated timelines of `requests` on a host slowed down by the factors `slowness`."""
         path = self.directory / f"{slowness.prompts:.6f}-{slowness.decodes:.6f}.yaml"
         if not path.exists():
             path.write_text(dump_profile(self.profile.slower(*slowness)), encoding="utf-8")
@@ -157,7 +157,10 @@ class _Ends(Observer):
 def cluster_of(
     design: ServiceDesign, profile: MeasuredProfile, path: Path, *, kv_capacity_tokens: int, max_num_seqs: int
 ) -> ClusterSpec:
-    """Return the cluster spec of a service. Raises ConfigurationError if the profile does not fit the host."""
+    """Return a cluster spec for simulating the service `design` on this machine with the performance profile `profile`.
+
+    Raises ConfigurationError if the number of CPU cores, or of threads per worker, differs from the profile's.
+    """
     workers = design.workers()
     threads, cores = workers[0].threads, len(available_cores())
     host = profile.shared_host

@@ -1,4 +1,4 @@
-"""Iterations of workers, read from their journals, and the slowdown of the host since calibration."""
+"""Read the iterations of workers from journals, and compare measured with predicted iteration times."""
 
 import math
 from bisect import bisect_right
@@ -56,7 +56,7 @@ class WorkerLog:
         return busy / (end_s - start_s)
 
     def between(self, start_s: float, end_s: float) -> Sequence[TimedIteration]:
-        """Return the iterations that started after `start_s` and not after `end_s`."""
+        """Return the iterations whose start time is after `start_s` and at or before `end_s`."""
         return self.ran[bisect_right(self._starts, start_s) : bisect_right(self._starts, end_s)]
 
 
@@ -99,7 +99,10 @@ def _spans(entries: Iterable[JournalEntry]) -> Iterator[tuple[float, float, Batc
 
 @dataclass(frozen=True, slots=True)
 class LoadSpan:
-    """Period of traffic in monotonic seconds, with its numbers of requests and tokens."""
+    """Start, end, number of requests and number of output tokens of a period of traffic.
+
+    Start and end are readings of the monotonic clock in seconds.
+    """
 
     start_s: float  # first arrival
     end_s: float  # last token
@@ -122,7 +125,7 @@ class LoadSpan:
 
 
 class Slowness(NamedTuple):
-    """Slowdown factors of a host since calibration, for iterations with prompts and for all others."""
+    """Slowdown of a host relative to its calibration, in iterations with prompts and in iterations without."""
 
     prompts: float
     decodes: float
@@ -140,7 +143,9 @@ AS_CALIBRATED = Slowness(1.0, 1.0)
 def slowness(
     profile: MeasuredProfile, workers: Sequence[WorkerConfig], logs: Mapping[str, WorkerLog], span: LoadSpan
 ) -> Slowness:
-    """Return the slowdown factors of a host since calibration, measured during `span`."""
+    """Return the slowdown factors of a host during the period `span`: measured iteration times divided by
+    the times predicted from the host's calibration.
+    """
     cores = available_cores()
     shared = gateway_cores(cores, ((worker.role, worker.cores) for worker in workers))
     front = _front_share(profile.shared_host.front, logs, span) / len(shared)
@@ -173,7 +178,7 @@ def _slowdowns(profile: MeasuredProfile, one: TimedIteration) -> ContentionFacto
 
 
 def _pace(profile: MeasuredProfile, one: TimedIteration, turns: Sequence[tuple[float, bool]]) -> float:
-    """Return the speed of an iteration as a fraction of its speed without other workers on its CPU core."""
+    """Return the speed of an iteration on a shared CPU core, as a fraction of the speed on an unshared core."""
     # `turns` has, for each other worker on the core, its busy fraction of the iteration, and whether it runs the other
     # phase (prefill or decode).
     if not turns:

@@ -27,14 +27,19 @@ class ConfigJson:
         return ModelError(f"{self.path}: {reason}")
 
     def number(self, *names: str, default: int | None = None) -> int:
-        """Return the first field in `names` that is set, or `default`. Raises ModelError for neither or a value < 1."""
+        """Return the first field in `names` that is set, else `default`. Raises ModelError if no field is set
+        and `default` is None, or if the field is not an integer ≥ 1.
+        """
         value = self.optional_number(*names)
         if value is None and default is None:
             raise self.error(f"field {names[0]} is missing")
         return value if value is not None else default or 0
 
     def optional_number(self, *names: str) -> int | None:
-        """Return the first field in `names` that is set, or None. Raises ModelError if it is not an integer ≥ 1."""
+        """Return the value of the first field in `names` that is set, or None if no field is set.
+
+        Raises ModelError if the value is not an integer ≥ 1.
+        """
         for name in names:
             value = self._raw.get(name)
             if value is None:

@@ -34,7 +34,7 @@ class CatalogEntry(msgspec.Struct, frozen=True):
     fields: dict[str, object]
 
     def overridden_by(self, later: "CatalogEntry") -> "CatalogEntry":
-        """Return this entry with the fields of `later` in place of its own."""
+        """Return a copy of this entry, updated with the fields that `later` sets."""
         # The source of an entry that does not state its own.
         source = f"{later.where}; the rest: {self.fields.get('source')}"
         return CatalogEntry(later.where, {**self.fields, "source": source, **later.fields})

@@ -92,7 +92,10 @@ def _write(text: str, output: str, name: str) -> None:
 
 
 def values_from(spec: ClusterSpec, catalog: Catalog, text: str, *, emulated: bool) -> Json:
-    """Return the Helm values that serve a plan. Raises ConfigurationError for pools that pods cannot serve."""
+    """Return the Helm values that deploy the planned cluster `spec`.
+
+    Raises ConfigurationError for a pool that the Helm chart does not support.
+    """
     if emulated:
         return {"engine": "emulated", "plan": text}
     # Each instance is a pod with one worker on one accelerator, on a node labelled with its machine's name.
@@ -184,7 +187,7 @@ def as_yaml(value: Json) -> str:
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
-    """YAML dumper that writes multi-line texts as block scalars, and no anchors."""
+    """YAML dumper that writes multi-line text as block scalars and never writes anchors."""
 
     def ignore_aliases(self, _: object) -> bool:
         return True

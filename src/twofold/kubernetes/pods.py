@@ -46,7 +46,7 @@ def serve_args(values: Values) -> list[str]:
 
 
 def _flags(group: ServeValues) -> Iterator[str]:
-    """Yield command-line flags for these values, in the same order as the Helm chart."""
+    """Convert Helm values to flags of `twofold serve`, in the same order as the Helm chart."""
     values = msgspec.to_builtins(group)
     for key, value in sorted(values.items()):
         flag = re.sub(r"(?=[A-Z])", "-", key).lower()

@@ -30,12 +30,12 @@ class _Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def _flag(settings: type[Settings], name: str) -> Meta:
-    """Return the description of a Helm value for a flag, with the help text of the flag."""
+    """Return a description of a Helm value, made of the name and help text of a command-line flag."""
     return Meta(description=f"`{flag_name(name)}`: {help_text(settings, name)}")
 
 
 def _serve_fields() -> list[tuple[str, Any, Any]]:
-    """Return struct fields for the flags of `twofold serve`."""
+    """Return the Helm values for the flags of `twofold serve`, as field definitions for `msgspec.defstruct`."""
     hints, flags = get_type_hints(ServeSettings), flags_of(ServeSettings)
     made: list[tuple[str, Any, Any]] = []
     for field in fields(ServeSettings):

@@ -1,4 +1,4 @@
-"""Allocation of the blocks of a paged KV cache to requests, and leases with which peers may write to blocks."""
+"""Allocation of KV cache blocks to requests, and leases that allow peer instances to write to allocated blocks."""
 
 from collections.abc import Sequence
 
@@ -97,7 +97,9 @@ class BlockAllocator:
                 self._free(allocation)
 
     def _assign(self, allocation: BlockAllocation, blocks: int) -> None:
-        """Hook for subclasses: assign ids to `blocks` new blocks of an allocation."""
+        """Hook for subclasses: assign block ids to the new blocks of an allocation. `blocks` is the number of
+        new blocks.
+        """
 
     def _free(self, allocation: BlockAllocation) -> None:
         self.num_free += allocation.blocks
@@ -117,7 +119,7 @@ class _Term:
 
 
 class LeaseTable:
-    """Leases on the blocks of one instance, with which peers may write to these blocks."""
+    """Leases that allow peer instances to write to KV cache blocks of one instance."""
 
     def __init__(
         self, blocks: BlockAllocator, instance: str, epoch: int, lease_s: float, watcher: LeaseWatcher | None = None

@@ -136,7 +136,7 @@ class PrefixCache:
         return count
 
     def touch(self, keys: Sequence[BlockKey], count: int) -> None:
-        """Count the first `count` blocks of a prompt, which are cached, as hits."""
+        """Record a cache hit for each of the first `count` blocks of a prompt. These blocks must be cached."""
         eviction = self._eviction
         for position in range(count):
             eviction.hit(keys[position])
@@ -163,7 +163,7 @@ class PrefixCache:
         return evicted
 
     def put(self, key: BlockKey, position: int) -> None:
-        """Store a new block with its index in its prompt."""
+        """Store the new block `key`. `position` is the number of preceding blocks in the prompt."""
         # The caller ensures that there is room.
         self._positions[key] = position
         self._eviction.stored(key, position)
@@ -179,7 +179,10 @@ class PrefixCache:
         return self._positions[key]
 
     def evict(self, keep: Container[BlockKey] = ()) -> tuple[BlockKey, int] | None:
-        """Evict a block that is not in `keep`; return its key and its index in its prompt, or None."""
+        """Evict a cached block that is not in `keep`.
+
+        Return the block's key and the block's index in the prompt, or None if no block can be evicted.
+        """
         victim = self._eviction.first(keep)
         if victim is None:
             return None
@@ -228,7 +231,7 @@ class PrefixCache:
         return count
 
     def unpin_next(self) -> bool:
-        """Unpin the next block to expire. Return False if no block is pinned."""
+        """Unpin the block whose pin expires first. Return False if no block is pinned."""
         key = self._pins.pop()
         if key is not None:
             self.release(key)

@@ -59,7 +59,7 @@ class PromptAllocation(NamedTuple):
 # A block with a key is read-only. A cached block counts as free. If no other block is free, the eviction policy chooses
 # a cached block, and pinned blocks last. `num_in_flight` counts a block once for each allocation in transfer with it.
 class PrefixBlockAllocator(PagedBlockAllocator):
-    """Allocator that reuses the full blocks of earlier prompts by key."""
+    """Allocator of KV blocks with prefix caching."""
 
     def __init__(self, block_size: int, cache: PrefixCache) -> None:
         super().__init__(cache.capacity, block_size)
@@ -130,7 +130,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             self.cache.hold(key)
 
     def _share(self, owner: str, keys: Sequence[BlockKey], total: int) -> BlockAllocation:
-        """Create an allocation that shares the cached blocks `keys`, and reserve free blocks for the rest."""
+        """Create an allocation of `total` blocks from the cached blocks with keys `keys` and from free blocks."""
         shared = [self._cached[key] for key in keys]
         taken = self._taken(total, shared)
         if taken > self.num_free:
@@ -146,7 +146,10 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return allocation
 
     def _taken(self, total: int, shared: Sequence[int]) -> int:
-        """Return how many free blocks an allocation of `total` blocks takes if it reuses the blocks `shared`."""
+        """Return the number of free blocks that an allocation takes.
+
+        The number is the allocation's `total` blocks minus the blocks in `shared` that are already in use.
+        """
         # Cached blocks without owners count as free.
         return total - sum(self._owners[block] > 0 for block in shared)
 
@@ -185,7 +188,10 @@ class PrefixBlockAllocator(PagedBlockAllocator):
                 self.cache.release(key)
 
     def _rewrite_last(self, allocation: BlockAllocation, key: BlockKey) -> tuple[int, int] | None:
-        """Append a cached block, or a copy if it is in use, to an allocation. Return (source, copy), or None."""
+        """Append a cached block to an allocation, with copy-on-write if other requests use the block.
+
+        Return the block ids (source, target) of the copy to make, or None.
+        """
         source, table = self._cached[key], self._tables[allocation]
         if not self._owners[source]:  # the cached block itself becomes writable
             self.cache.remove(key, RemovalReason.REWRITTEN)

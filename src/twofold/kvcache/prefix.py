@@ -1,4 +1,4 @@
-"""Prefix hash chain: blocks with equal keys have equal tokens after equal prefixes (Mooncake section 4, Figure 3)."""
+"""Hash keys of KV blocks: a key depends on all tokens up to the end of the block (Mooncake section 4, Figure 3)."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ def root_key(salt: bytes) -> bytes:
 
 
 def next_key(key: bytes, token_ids: Sequence[int]) -> bytes:
-    """Return the key of a block with the tokens `token_ids` after the block with the key `key`."""
+    """Return the key of a KV block that holds the tokens `token_ids`; `key` is the key of the preceding block."""
     return blake2b(key + array("q", token_ids).tobytes(), digest_size=KEY_BYTES).digest()
 
 

@@ -29,7 +29,7 @@ class Sharding(msgspec.Struct, frozen=True):
         return range(-(-stage * num_layers // self.pipeline), -(-(stage + 1) * num_layers // self.pipeline))
 
     def heads(self, rank: int, num_heads: int) -> range:
-        """Return the heads on `rank`, of a layer with `num_heads` heads."""
+        """Return the indices of the heads that rank `rank` holds in a layer with `num_heads` heads."""
         shard, each = rank % self.tensor, num_heads // self.tensor
         return range(shard * each, (shard + 1) * each)
 
@@ -61,7 +61,7 @@ class ReshardPiece(NamedTuple):
 
 
 def plan_reshard(source: Sharding, target: Sharding, kv_heads: Sequence[int]) -> list[ReshardPiece]:
-    """Return the transfers between ranks in a hand-off from sharding `source` to sharding `target`."""
+    """Return which layers and KV heads each source rank sends to each target rank in a hand-off."""
     # Every head of every layer is in one piece.
     return [
         ReshardPiece(sender, receiver, layers, heads)
@@ -92,14 +92,14 @@ def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 class LayerTraffic(NamedTuple):
-    """KV heads and transfers of a layer in a hand-off, each as the maximum over the sending ranks."""
+    """Number of KV heads sent and number of transfers made by the busiest rank for one layer of a KV hand-off."""
 
     heads: int
     pieces: int
 
 
 def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[LayerTraffic]:
-    """Return, for each layer of a hand-off, the largest numbers of KV heads and of transfers that a rank sends."""
+    """Return one pair per layer of a KV hand-off: the most KV heads and the most transfers that any rank sends."""
     found = []
     for layer in range(num_layers):
         sent: dict[int, list[int]] = {}

@@ -67,7 +67,7 @@ class SlotAllocator:
         self._had.setdefault(holder, set()).add(slot)
 
     def release(self, slot: int, holder: Holder) -> None:
-        """Remove one hold of a reader from a slot."""
+        """Decrement a reader's reference count on a slot. Raise ValueError if the count is zero."""
         holds = self._holds.get(slot, {})
         if holder not in holds:
             raise ValueError(f"{holder} does not hold slot {slot}")
@@ -84,7 +84,7 @@ class SlotAllocator:
             heappush(self._free, slot)
 
     def lose(self, holder: Holder) -> None:
-        """End all leases and holds of a holder that has crashed or left."""
+        """Remove all write leases and read holds of a process that has crashed or left."""
         for slot in sorted(self._had.get(holder, ())):
             if self.leased_to(slot, holder):
                 self.give_up(slot, holder)

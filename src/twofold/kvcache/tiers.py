@@ -30,8 +30,8 @@ class TieredCache:
         return None
 
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Return how many blocks of the cached prefix of a prompt each tier holds. Blocks count for the fastest tier
-        that holds them.
+        """Find the longest cached prefix of a prompt; return the number of prefix blocks in each tier, fastest
+        tier first.
         """
         counts = [0] * len(self.tiers)
         counts[0] = self._first.match(keys)
@@ -81,7 +81,7 @@ class TieredCache:
         return self.tiers[index]
 
     def _use(self, tier: PrefixCache, key: BlockKey, keep: Container[BlockKey], gone: list[BlockKey]) -> None:
-        """Report a use of a block, and move it to the first tier if possible."""
+        """Report to the eviction policy that a block was used, and move the block to the fastest tier if possible."""
         tier.use(key)
         if tier is not self._first and not tier.held(key) and self._first.has_room:
             position = tier.position(key)

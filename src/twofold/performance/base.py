@@ -59,9 +59,10 @@ class PerformanceModel(ABC):
 
     @abstractmethod
     def prefill_s(self, tokens: int, squares: int) -> float:
-        """Return the seconds of an iteration that contains only prompts.
+        """Return the seconds of an iteration that computes `tokens` prompt tokens and decodes nothing.
 
-        The cost of attention is proportional to `squares` = Σ ((context + tokens)² − context²) over the sequences.
+        `squares` is the attention work: the sum over the prompts of e² − c², where c tokens of a prompt were computed
+        before the iteration, and e tokens are computed after it.
         """
 
     @abstractmethod  # linear, so that simulators can sum many iterations at once

@@ -1,11 +1,13 @@
 """Latency model of DistServe's simulator, for reproducing the paper's figures.
 
-In one of PP pipeline stages, the milliseconds of an iteration with prompts of lengths l, or with decodes only, are
+An iteration runs either prompts of lengths l, or B decodes with known context lengths. In a pipeline of PP
+stages, each stage takes, in milliseconds,
 
     prefill = (a + b·Σl + c·Σl²) / PP + PP
-    decode  = (a + b·Σ(context + 1) + c·batch) / PP
+    decode  = (a + b·Σ(context + 1) + c·B) / PP
 
-with published coefficients a, b and c. The first stage takes 2 + 1e-4·Σl or 2 + 1e-4·Σcontext milliseconds more.
+Each formula has its own published coefficients a, b and c. The first stage takes 2 + 1e-4·Σl milliseconds
+more in prefill, and 2 + 1e-4·Σcontext milliseconds more in decode.
 """
 
 from functools import cache

@@ -1,12 +1,22 @@
-"""Performance model fitted to a measured profile of the same LLM and accelerator.
+"""Performance model with coefficients that were fitted to a measured profile.
 
-For n prompt tokens, S = Σ ((context + tokens)² − context²) over the prompts, and b decodes that read C KV tokens:
+The times of a prefill iteration, a decode iteration and a mixed iteration are, in seconds,
 
     prefill(n, S) = (floor^p + (a·n)^p)^(1/p) + e·n·w(n) + q·S
     decode(b, C)  = t0 + k·b + k2·max(b − 32, 0) + c·C
     mixed         = max(prefill(n, S), t0) + decode(b, C) − t0
 
-p is 2.5 and w(n) is `long_share`. The other coefficients are fitted.
+with the variables
+
+    n     prompt tokens that the iteration computes, summed over the prompts
+    S     sum of (h + m)² − h² over the prompts
+    m     tokens of one prompt that the iteration computes
+    h     tokens of the same prompt that have KV before the iteration
+    b     decoded sequences
+    C     KV tokens that the decodes read
+    w(n)  0 up to 2,048 tokens, 1 from 4,096 tokens on, and linear in between
+
+and p = 2.5. The other coefficients are fitted.
 """
 
 from collections.abc import Sequence

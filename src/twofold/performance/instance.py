@@ -33,7 +33,7 @@ def check_tensor_parallel(machine: Machine, tensor_parallel: int) -> None:
 
 
 def profile_name(machine: Machine) -> str:
-    """Return the accelerator name under which profiles list a machine, including any power cap."""
+    """Return the accelerator name of a machine as written in profiles, with the power cap if the machine has one."""
     name = machine.accelerator.name
     if machine.power_cap == 1.0 or name.endswith(_CAPPED):
         return name
@@ -77,8 +77,9 @@ def resident_kv_bytes_per_token(model: Model, tensor_parallel: int) -> int:
 
 
 class Pipeline(PerformanceModel):
-    """Performance model of a pipeline-parallel instance with one batch at a time, which passes all stages before the
-    next.
+    """Performance model of a pipeline-parallel instance that runs only one batch at a time.
+
+    The time of an iteration is the sum of the times of all pipeline stages.
     """
 
     def __init__(

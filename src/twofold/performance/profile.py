@@ -1,11 +1,7 @@
 """Measured performance of an instance, stored by `twofold characterize` in a YAML file.
 
-An iteration computes n prompt tokens, with S = Σ ((context + tokens)² − context²) over the prompts, and decodes b
-sequences, which read C KV tokens. It takes
-
-    base + p·[n > 0] + m·[n > 0 and b > 0] + f(n + b) + q·S + s·b + l·max(b − large, 0) + c·C
-
-seconds. The piecewise linear function f and the other coefficients are measured.
+The time of an iteration is a linear formula of the iteration's tokens, sequences and context. The coefficients of the
+formula are fitted to measurements.
 """
 
 from collections import Counter
@@ -23,6 +19,12 @@ from twofold.performance.base import NO_POWER, InstancePower, PerformanceModel
 from twofold.performance.coefficients import power_law
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 
+# An iteration with n prompt tokens, and b decodes that read C tokens of KV cache, takes
+#
+#     base + f(n + b) + q·S + s·b + l·max(b − large, 0) + c·C + p, if n > 0, + m, if n > 0 and b > 0
+#
+# where S is the sum of (context + tokens)² − context² over the prompts.
+#
 # - f is the time of the linear layers for all tokens together. f is piecewise linear, with measured bends: kernels use
 #   small matrices less efficiently, and CPU libraries switch kernels at certain sizes. No slope is negative.
 # - p is an additional fixed cost of iterations with prompts, for example if only pure decode iterations run as a
@@ -37,7 +39,7 @@ COLD_AFTER_S: Final = 0.03  # of idling
 
 
 class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Coefficients of this module's formula for the iteration time, in seconds."""
+    """Linear model of the iteration time in seconds, with coefficients fitted to measurements."""
 
     base_s: float
     bends: tuple[int, ...]  # numbers of tokens at which the slope of f changes, starting with 0
@@ -69,7 +71,11 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return seconds + self.prompt_s + (self.mixed_s if sequences else 0.0)
 
     def slower(self, factor: float, decodes: float | None = None) -> "IterationTimes":
-        """Return a copy with times multiplied by `factor`, or by `decodes` in iterations without prompts."""
+        """Return a copy whose iteration times are multiplied by `factor`.
+
+        If a second factor `decodes` is given, the times of iterations without prompts are multiplied by `decodes`
+        instead.
+        """
         times = ("base_s", "square_s", "sequence_s", "context_s", "prompt_s", "mixed_s", "large_s", "cold_s")
         return msgspec.structs.replace(
             self,
@@ -188,13 +194,17 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def shared_host(self) -> SharedHost:
-        """The host that all instances share. Raises ConfigurationError if there is none."""
+        """CPU host shared by all instances. Raises ConfigurationError if the profile describes no host."""
         if self.host is None:
             raise ConfigurationError(f"the profile of {self.source} has no shared host: measure a service on this host")
         return self.host
 
     def slower(self, prompts: float, decodes: float) -> "MeasuredProfile":
-        """Return a copy with times multiplied by `prompts` in iterations with prompts, and by `decodes` in others."""
+        """Return a copy with scaled iteration and gateway times.
+
+        The factor `prompts` multiplies gateway times and the times of iterations with prompts. The factor `decodes`
+        multiplies the times of iterations without prompts.
+        """
         host = self.shared_host
         front = {name: getattr(host.front, name) * prompts for name in host.front.__struct_fields__}
         slowed = msgspec.structs.replace(host, front=GatewayTimes(**front))
@@ -209,7 +219,7 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         )
 
     def as_machine(self) -> Machine:
-        """Return the hardware of one instance as a catalog machine."""
+        """Return the hardware of one instance as an entry for the hardware catalog."""
         count, network = self.tensor_parallel, UNKNOWN_LINK if self.link is None else self.link.bytes_per_s
         # Just enough memory for the weights and the KV.
         memory = self.model.weight_bytes + self.kv_capacity_tokens * self.model.kv_bytes_per_token

@@ -39,7 +39,11 @@ def mean_ttft_s(rate: float, latency_s: float, stage_s: float) -> float:
 
 
 def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> float | None:
-    """Return the prompts/s above which the option `other` has a lower mean TTFT than the option `quick`, or None."""
+    """Return the rate in prompts/s from which instance `other` has a lower mean TTFT than instance `quick`.
+
+    An instance is given by two prefill times in seconds: in all pipeline stages, and in the slowest stage. Return None
+    if there is no such rate. Raise ConfigurationError for invalid times.
+    """
     # Each argument is a pair (seconds in all stages, seconds in the slowest stage). If `quick` is (t₁, s₁) and `other`
     # is (t₂, s₂), the result is the smaller root R of
     #     (1 − R·s₁)·(1 − R·s₂) = (s₁ − s₂) / (2·(t₂ − t₁) + s₁ − s₂)
@@ -71,7 +75,11 @@ def stage_times(model: PerformanceModel, prompt_tokens: int) -> tuple[float, flo
 
 
 def quickest_by_rate(times: Mapping[str, tuple[float, float]]) -> list[tuple[float, str]]:
-    """Return pairs (rate, name): from each rate in prompts/s on, the named option has the lowest mean TTFT."""
+    """Return which option has the lowest mean TTFT at each request rate.
+
+    The result is a list of pairs (rate in prompts/s, name of the option) by ascending rate. An option is best from its
+    rate up to the rate of the next pair.
+    """
     # `times` has (seconds in all stages, seconds in the slowest stage) of each option.
     now = min(times, key=lambda name: times[name])
     found = [(0.0, now)]

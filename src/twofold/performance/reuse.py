@@ -1,11 +1,15 @@
-"""Comparison of loading the KV cache of a prefix with computing it again (Mooncake, FAST'25).
+"""Comparison of loading the KV cache of a prefix with recomputing the prefix (Mooncake, FAST'25).
 
-At G FLOP/s and B bytes per second, loading a prefix of p tokens is faster if
+For a prefix of p tokens and an LLM of hidden size d, the prefill of one layer takes
+
+    a·p²·d + b·p·d² FLOPs
+
+where a is 4, and b is 22 for LLaMA-70B. With compute of G FLOP/s and a link of B bytes per second, loading is
+faster than recomputing if
 
     B / G > 2·d·s / (gqa·(a·p·d + b·d²))
 
-for an LLM of width d with s bytes per value, gqa query heads per KV head, and a·p²·d + b·p·d² FLOPs of prefill per
-layer. For LLaMA-70B, a is 4 and b is 22.
+where s is the number of bytes per value, and gqa is the number of query heads per KV head.
 """
 
 import math

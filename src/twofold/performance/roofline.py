@@ -133,7 +133,7 @@ class RooflineTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, model: Model, machine: Machine, tensor_parallel: int) -> "RooflineTerms":
-        """Calculate the times for an LLM on `tensor_parallel` accelerators of a machine."""
+        """Calculate the roofline times of an LLM on `tensor_parallel` accelerators of a machine."""
         accelerator = machine.accelerator
         flops_per_s = tensor_parallel * accelerator.flops_per_s
         bytes_per_s = tensor_parallel * accelerator.memory_bytes_per_s

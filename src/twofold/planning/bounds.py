@@ -36,7 +36,9 @@ class MachineSeconds:
 
 
 class AnalyticBounds:
-    """Upper bounds on the request rates that designs can serve, without queueing and with the best batch sizes."""
+    """Upper bounds on the request rates that designs can serve. The bounds neglect queueing and assume the best batch
+    sizes.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem

@@ -13,7 +13,7 @@ _SPLIT = (Role.PREFILL, Role.DECODE)
 
 
 class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Hardware of a pool in a cluster design: a machine or an LLM instance on part of it, with price and power."""
+    """Type of machine, or the part of a machine that one instance uses, with price and power."""
 
     name: str
     price_per_h: float
@@ -52,7 +52,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def smallest(self) -> "Design":
-        """Design with one machine (or instance) of each type."""
+        """Smallest design of this family, with a count of 1 for each machine type."""
         return Design(family=self, counts=(1,) * len(self.kinds))
 
     @property
@@ -164,8 +164,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frontier(family: Family, allows: Allows) -> list[Design]:
-    """Return the designs of a family for which `allows` returns True, and to which no machine can be added. If `allows`
-    returns False for a design, it must also return False for designs with more machines.
+    """Return the maximal designs that the function `allows` accepts: no machine can be added to any of them.
+
+    The designs differ only in their numbers of machines. If `allows` rejects a design, it must also reject every larger
+    design.
     """
     # Largest: `allows` refuses one more machine. In ascending order of machines of the first kind.
     if not family.split:

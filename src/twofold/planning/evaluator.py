@@ -23,7 +23,9 @@ from twofold.slo import SlowdownSlo
 
 
 class Executor(AbstractContextManager["Executor"], Protocol):
-    """Interface for running simulations in parallel. Leaving the context manager cancels those not yet started."""
+    """Interface for running simulations in parallel. An executor is a context manager: on exit,
+    simulations that have not started are cancelled.
+    """
 
     def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
         """Submit a simulation. Its future has the result, or an error message if the simulation raised UserError."""

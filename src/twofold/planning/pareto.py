@@ -1,4 +1,7 @@
-"""Pareto front of designs in rate, price and power, and latencies of one design at several rates."""
+"""Pareto front of cluster designs in request rate, price and power.
+
+The function `rate_curve` evaluates one design at several request rates.
+"""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -45,7 +48,7 @@ _SHARES = (0.25, 0.5, 0.75)  # of a choice's machines
 async def front_of(
     search: RateSearch, choices: Sequence[DesignChoice], found: Iterable[ParetoPoint]
 ) -> tuple[ParetoPoint, ...]:
-    """Return the Pareto front of a plan over price, power and highest rate of designs, in ascending order of rate."""
+    """Return the Pareto-optimal designs in price, power and highest request rate, in ascending order of rate."""
     # Candidates: the choices, smaller versions of them, and the points found during the search.
     best = pareto_front(ParetoPoint(design=choice.design, rate=choice.highest_rate) for choice in choices)
     smaller = {design: None for point in best for design in _smaller(point.design)}
@@ -70,7 +73,10 @@ RateCurve = dict[float, Evaluation]
 
 
 async def rate_curve(search: RateSearch, choice: DesignChoice) -> RateCurve:
-    """Evaluate a design at several rates up to its highest rate."""
+    """Evaluate a design at several rates, up to the highest rate at which the design meets the SLO.
+
+    Return the evaluations by rate in requests/s.
+    """
     steps = sorted({search.grid.step(choice.highest_rate * share) for share in _CURVES_SHARES})
     rates = [search.grid.rate(step) for step in steps]
     told = await asyncio.gather(*(search.evaluate(Trial(choice.design, rate)) for rate in rates))

@@ -15,8 +15,9 @@ from twofold.simulation.result import Check
 
 
 def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -> None:
-    """Raise ConfigurationError if the budget allows no design. If `bounded`, also raise it if the budget does not limit
-    the size of designs.
+    """Raise ConfigurationError if no design fits in the budget.
+
+    If `bounded` is true, also raise ConfigurationError for a budget that leaves the number of machines unlimited.
     """
     budget.require_sensible()
     if bounded and not all(budget.bounds(family) for family in families):
@@ -107,7 +108,7 @@ class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The best design of a family, with its evaluation at `rate` requests/s."""
+    """Best design among designs that differ only in machine counts, evaluated at `rate` requests/s."""
 
     design: Design
     rate: float  # requested rate, or else the highest rate
@@ -122,12 +123,12 @@ class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requests_per_kwh(self) -> float | None:
-        """Requests per kWh at the highest rate and the provisioned power; None if this power is unknown."""
+        """Requests per kWh when the design runs at its highest rate within the SLO; None if its power is unknown."""
         return 3.6e6 * self.highest_rate / self.design.tdp_w if self.design.tdp_w else None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of planning: the best design of each family that meets the SLO, best first."""
+    """Ranking of the designs that meet the SLO, with only the best design of each family."""
 
     query: PlanQuery
     choices: tuple[DesignChoice, ...]

@@ -46,7 +46,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return MachineKind(name=found.name, price_per_h=found.price_per_h, tdp_w=found.tdp_w, accelerators=found.count)
 
     def instance(self, machine: str, tensor_parallel: int, pipeline_parallel: int = 1) -> MachineKind:
-        """Return the type of an instance, with price and power in proportion to its accelerators."""
+        """Return the part of a machine that one LLM instance uses, with the part's share of price and power."""
         whole = self.kind(machine)
         accelerators = tensor_parallel * pipeline_parallel
         share = accelerators / whole.accelerators
@@ -81,15 +81,17 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return kind.tensor_parallel or self.tensor_parallel or self.catalog.machine(kind.name).count
 
     def instances_on(self, kind: MachineKind) -> int:
-        """Return the number of instances on a machine of type `kind`. If `kind` is the part of a machine that one
-        instance uses, this is 1.
-        """
+        """Return how many LLM instances fit on hardware of the type `kind`."""
         if kind.tensor_parallel is not None:
             return 1
         return self.catalog.machine(kind.name).count // self.tensor_parallel_on(kind)
 
     def slo_of(self, design: Design) -> Slo | SlowdownSlo:
-        """Return the SLO for a design. If it runs one phase, this is only the bound on that phase."""
+        """Return the SLO for a design.
+
+        If the design is evaluated for one phase alone, an SLO in seconds keeps only one bound: TTFT for prefill, or
+        TPOT for decode. An SLO on slowdowns (relative latencies) is returned unchanged.
+        """
         # A family that judges one phase needs only the bound of this phase.
         slo, judged = self.slo, design.family.judged
         if judged is None or isinstance(slo, SlowdownSlo):
@@ -97,7 +99,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return Slo(ttft_s=slo.ttft_s) if judged is Phase.PREFILL else Slo(tpot_s=slo.tpot_s)
 
     def reference_model(self) -> PerformanceModel | None:
-        """Return the performance model of the reference latencies for slowdowns; None for an SLO in seconds."""
+        """Return the performance model of the reference machine. Return None if the SLO is in seconds rather
+        than relative to the latencies of the reference machine.
+        """
         if isinstance(self.slo, Slo):
             return None
         machine = self.catalog.machine(self.reference)
@@ -185,8 +189,10 @@ def parse_families(
 
 
 def fitting(problem: Problem, families: Iterable[Family]) -> tuple[tuple[Family, ...], tuple[str, ...]]:
-    """Return the design families with enough memory for the LLM on each of their machine types. Also return an error
-    message for each machine type with too little. Raises ConfigurationError if no family remains.
+    """Select the design families in which every machine type has enough memory for the LLM.
+
+    Return these families, and an error message for each machine type with too little memory. Raises
+    ConfigurationError if no family is selected.
     """
     reasons: dict[str, str] = {}
     fit = []

@@ -18,8 +18,10 @@ _NEIGHBOURS = (1, 2, 4)
 async def find_passing(
     search: RateSearch, designs: Sequence[Design], rate: float, start: int | None = None
 ) -> Design | None:
-    """Find a design that meets the SLO at `rate`, by bisection; None if the search finds none. `designs` are in
-    ascending order of prefill machines; `start` is the index of the first design to try.
+    """Return a design that meets the SLO at request rate `rate`; None if bisection finds no such design.
+
+    `designs` must be in ascending order of the number of prefill machines. `start` is the index in `designs` at
+    which the bisection starts.
     """
     # A miss caused by prefill rules out all earlier designs; a miss caused by decode, all later designs. Designs with
     # an analytic bound below `rate` are skipped.
@@ -85,7 +87,11 @@ def by_accelerators(design: Design) -> tuple[float, ...]:
 async def cheapest(
     search: RateSearch, family: Family, rate: float, allows: Allows, weigh: CostFunction
 ) -> Design | None:
-    """Find the cheapest design of a family that meets the SLO at `rate`; None if there is none."""
+    """Among the designs of a family, find the cheapest design that meets the SLO at `rate` requests/s.
+
+    The designs of a family differ only in the number of machines of each type. Return None if the search finds no
+    design.
+    """
     # Remove unneeded machines from a design that meets the SLO, look for a cheaper one that meets it, and repeat.
     best = await _first(search, family, rate, allows)
     while best is not None:
@@ -165,8 +171,10 @@ _CLOSE = 1.1  # precision of the break-even rate
 
 
 async def break_even(search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction) -> float | None:
-    """Return the approximate rate above which a split design is cheaper than every colocated design. Return `rate` if
-    no split design is cheaper up to `rate`, and None if one is cheaper at all rates.
+    """Return the approximate request rate above which a split design is cheaper than every colocated design.
+
+    Only rates up to `rate` are compared. Return `rate` if a colocated design is cheapest at all of these rates, and
+    None if a split design is cheapest at all of them.
     """
     pays, step = search.grid.step(rate), search.grid.step(_RUNG)
     if not await _splitting_pays(search, families, search.grid.rate(pays), weigh):

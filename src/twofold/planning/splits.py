@@ -43,8 +43,10 @@ class SplitPlanner:
         self._enough, self._replicas = attainment + _HEADROOM, replicas
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """Simulate splits of at most `stock` instances with requests like `traffic`; return forecasts of the best split
-        and of the `running` split.
+        """Search by simulation for the best split of at most `stock` instances into prefill and decode.
+
+        Return forecasts of the best split and of the current split `running`. The simulated requests have the rate,
+        burstiness and lengths of the sample `traffic`.
         """
         began = time.process_time()
         search = _Search(self._spec, self._catalog, self._slo, list(synthetic_requests(traffic)))
@@ -75,7 +77,7 @@ class SplitPlanner:
 
 
 class _Search:
-    """Search for the best split of instances into prefill and decode, by simulations with the same requests."""
+    """Search for the best split into prefill and decode instances, by simulations of one list of requests."""
 
     def __init__(self, spec: ClusterSpec, catalog: Catalog, slo: Slo, requests: list[Request]) -> None:
         self.known: dict[RoleSplit, SplitForecast] = {}
@@ -100,14 +102,14 @@ class _Search:
         return self.known[split]
 
     def best_of(self, instances: int) -> SplitForecast:
-        """Return the split of `instances` instances with the highest SLO attainment."""
+        """Return the forecast of the split with the highest SLO attainment, given the total number of instances."""
         tried = range(1, instances) if instances - 1 <= _ALL else self._bisected(instances)
         forecasts = [self.forecast(RoleSplit(prefill, instances - prefill)) for prefill in tried]
         return max(forecasts, key=lambda each: (each.attainment, -self._strain[each.split]))
 
     def _bisected(self, instances: int) -> list[int]:
-        """Bisect for the best number of prefill instances; return the numbers tried, and those one above and below the
-        last.
+        """Search by bisection for the best number of prefill instances. Return the tried numbers and both
+        neighbours of the last tried number.
         """
         # Each step gives more instances to the phase closer to missing the SLO; both neighbours of the last are tried.
         low, high, tried = 1, instances - 1, list[int]()

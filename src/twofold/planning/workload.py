@@ -30,7 +30,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0  # the same at all rates, so that designs are compared fairly
 
     def drawn(self, draw: int) -> "WorkloadArguments":
-        """Return this workload with another random seed, selected by `draw`."""
+        """Return this workload with `draw` added to the random seed."""
         return replace(self, seed=self.seed + draw) if draw else self
 
     @property

@@ -1,1 +1,1 @@
-"""Connection to a Ray cluster and its nodes. These modules import Ray only inside the functions that need it."""
+"""Functions that connect to a Ray cluster and list the cluster's nodes."""

@@ -64,8 +64,10 @@ _PROBE_S: Final = 5.0
 
 
 def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which has no types)
-    """Connect this process to a Ray cluster and return the `ray` module. Raises ConfigurationError if Ray or the
-    cluster is unavailable. `what` names the feature that needs Ray, for the message.
+    """Connect this process to the Ray cluster at `address`, and return the `ray` module.
+
+    Raises ConfigurationError if Ray or the cluster is unavailable. `what` is the name, for error messages,
+    of the feature that needs Ray.
     """
     # `address` is HOST:PORT, `auto`, `local`, or ray://HOST:PORT for Ray's client.
     try:

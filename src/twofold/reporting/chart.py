@@ -77,7 +77,7 @@ def on(plot: int) -> dict[str, object]:
 
 
 def suffix(plot: int) -> str:
-    """Return the suffix of plotly's axis names for plot number `plot`: x, x2, x3, …"""
+    """Return the suffix of plotly's axis names for plot `plot`: empty for plot 0, 2 for plot 1, 3 for plot 2."""
     return "" if plot == 0 else str(plot + 1)
 
 

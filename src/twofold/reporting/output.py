@@ -23,6 +23,10 @@ class JsonReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def same_fields(kind: type[msgspec.Struct], source: object, *, without: Container[str] = ()) -> dict[str, Any]:
-    """Return the fields that `source` has in common with the struct type `kind`, by name."""
+    """Return the attributes of `source` that are also fields of the struct type `kind`, as a dict from
+    name to value.
+
+    Fields named in `without` are left out.
+    """
     names = (name for name in kind.__struct_fields__ if name not in without)
     return {name: getattr(source, name) for name in names if hasattr(source, name)}

@@ -1,4 +1,4 @@
-"""HTML pages in a single file, with tables and charts, and PNG files of charts."""
+"""Self-contained HTML pages with tables and charts, and export of charts to PNG files."""
 
 from collections.abc import Sequence
 from html import escape

@@ -1,4 +1,4 @@
-"""Summary of a run: rates and latencies from the timelines of its requests, and terminal tables."""
+"""Rates and latencies of a run, computed from request timelines and formatted as terminal tables."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,10 @@ class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts, rates and latencies of a run. Tokens, rates and latencies cover only completed requests."""
+    """Request counts, throughput and latencies of a run.
+
+    Throughput and latencies cover only completed requests.
+    """
 
     sent: int  # completed, failed or unfinished
     completed: int

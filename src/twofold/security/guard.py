@@ -51,7 +51,9 @@ class Guard:
         self._monitors.append(socket.get_monitor_socket(_FAILED))
 
     def call(self, socket: Socket, address: str, *, bulk: bool = False) -> None:
-        """Authenticate `socket` to its server with the cluster key. Call this before connecting `socket`."""
+        """Configure `socket` to authenticate to a server with the cluster key. Call this method before
+        `socket` connects.
+        """
         socket.curve_secretkey, socket.curve_publickey = self._client_secret, self._client_public
         socket.curve_serverkey = self._server_public
         _set_up(socket, address, bulk=bulk)

@@ -50,8 +50,9 @@ class TcpEndpoint(msgspec.Struct, frozen=True):
 
 
 def own_host(host: str, flag: str) -> str:
-    """Resolve `host`, the address at which this host binds sockets. Raises ConfigurationError for unknown names, and
-    for wildcards such as 0.0.0.0.
+    """Resolve `host`, a name or address of this machine, to an IP address.
+
+    Raise ConfigurationError for an unknown name, and for a wildcard address such as 0.0.0.0.
     """
     if host in {"*", "0.0.0.0", "[::]"}:  # noqa: S104  (refused here)
         raise ConfigurationError(f"{flag} {host} is a wildcard: use the address at which other hosts reach this one")

@@ -198,7 +198,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def controller(self) -> str:
-        """Address of the controller's inbox for processes on this host."""
+        """Address at which processes on this host reach the controller's inbox."""
         network = self.network
         elsewhere = network is not None and network.host != HOME
         return network.controller if network is not None and elsewhere else self.inbox(CONTROLLER)

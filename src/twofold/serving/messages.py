@@ -48,7 +48,7 @@ class StoreFetch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prefill(Message, frozen=True, kw_only=True):
-    """Command to prefill a request, and then to hand its KV off to `target` or, without `target`, to decode it."""
+    """Command to prefill a request, then hand off the KV to `target`, or decode locally if `target` is None."""
 
     generation: Generation
     target: str | None = None
@@ -95,7 +95,7 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
 
 class HeartbeatAck(Message, frozen=True, kw_only=True):
-    """Acknowledgement of the heartbeat sent at `said_s`, on the sender's clock."""
+    """Acknowledgement of a heartbeat. `said_s` is the heartbeat's send time, on the clock of the heartbeat's sender."""
 
     said_s: float
 
@@ -235,7 +235,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 class HostJoins(Message, frozen=True, kw_only=True):
-    """Request of a host to join the service with a number of workers by role."""
+    """Request of a host to join the service with a given number of workers per role."""
 
     host: str
     life: int  # identifies the host's launcher process
@@ -299,7 +299,7 @@ class StartWorker(Message, frozen=True, kw_only=True):
 
 
 class KillWorker(Message, frozen=True, kw_only=True):
-    """Command to a host to kill a worker, unless its number of starts differs from `life`."""
+    """Command to a host to kill a worker. The host ignores it if the worker has restarted meanwhile."""
 
     instance: str
     life: int

@@ -60,7 +60,7 @@ class VirtualCluster(InstanceEnvironment):
     # -- from outside -----------------------------------------------------------------------------------------------
 
     def join(self, instance: SimulatedInstance) -> None:
-        """Add an instance without requests to the cluster scheduler."""
+        """Add an idle instance to the cluster scheduler."""
         name = instance.name
         self.scheduler.add_instance(name, instance.role, self.capacities[name], self.cells.get(name, ""))
         instance.load = load = self.scheduler.pools.get(name)

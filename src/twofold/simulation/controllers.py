@@ -45,8 +45,9 @@ class _Dispatcher(Router):
 
 
 class ReplicatedControllers(ClusterScheduler):
-    """Cluster scheduler with several controllers, each with its own router. A controller knows the progress of its own
-    requests at once, and all other load from delayed reports.
+    """Simulated cluster scheduler with several controllers, each with its own router.
+
+    Delayed load reports inform a controller about the requests placed by other controllers.
     """
 
     def __init__(

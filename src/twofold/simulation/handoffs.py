@@ -60,7 +60,10 @@ class SimulatedHandoffs:
         self._waiting: dict[str, SimulatedRequest] = {}  # requests in the lease queue of their decode instance
 
     def expect(self, life: SimulatedRequest) -> None:
-        """Reserve decode memory for a placed request, if the cluster reserves it at arrival."""
+        """Reserve KV memory on the decode instance of a newly placed request.
+
+        Do nothing if the simulated cluster reserves decode memory later, when the prefill starts or ends.
+        """
         if self._retry is None and self._at_arrival and life.mode is not _PULL:
             self._reserve(life)
 
@@ -91,8 +94,10 @@ class SimulatedHandoffs:
             self._send(life, life.first_layer)
 
     def prefilled(self, life: SimulatedRequest) -> None:
-        """After the prefill of a request, continue its hand-off: ask for a lease, send all layers, or wait for the last
-        ones.
+        """Continue the hand-off of a request whose prefill has just ended.
+
+        If a KV transfer is already running, let the transfer finish. Otherwise, start the transfer once the decode
+        instance has leased blocks to the request.
         """
         if life.lease is None:
             if self._retry is not None:

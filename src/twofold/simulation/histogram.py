@@ -15,9 +15,11 @@ _ROUNDING: Final = 1.0 + 2.0**-51
 
 
 class Histogram(msgspec.Struct):
-    """Histogram of integers that represent multiples of `unit`. `counts` has the number of values of each bucket by the
-    lower bound of the bucket; `total`, `low` and `high` are the exact sum, minimum and maximum of the integers.
-    Properties such as `mean` are products with `unit`, and None for an empty histogram.
+    """Histogram of numbers, stored as integer multiples of `unit`, such as 10⁻¹² s.
+
+    `counts` maps the lower bound of each bucket to the number of integers in the bucket. `total`, `low` and
+    `high` are the exact sum, minimum and maximum of the integers. Properties such as `mean` are already multiplied by
+    `unit`; they are None for an empty histogram.
     """
 
     unit: float
@@ -54,7 +56,9 @@ class Histogram(msgspec.Struct):
         return self._quantiles([p / 100])[0] if self.counts else None
 
     def fraction_at_most(self, value: float) -> float | None:
-        """Return the share of values up to `value`, in the unit of `mean`; None if the histogram is empty."""
+        """Return the share of values that are at most `value`, or None for an empty histogram. If the
+        histogram holds times, `value` is in seconds.
+        """
         if not self.counts:
             return None
         bound = math.floor(min(value / self.unit * _ROUNDING, float(LIMIT)))

@@ -18,7 +18,7 @@ from twofold.simulation.statistics import RunStatistics, SimulatedRequest
 
 
 class ServedCluster(VirtualCluster):
-    """Simulated cluster behind a server: a request reaches its instance `delay_s` seconds after it arrives."""
+    """Simulated cluster behind a server that delays each request by `delay_s` seconds."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ class InstanceEnvironment(ABC):
 
     @abstractmethod
     def loading(self, batch: RunningBatch, timing: RunTiming) -> RunTiming:
-        """Return the duration of a batch including the loading of cached prefixes; `timing` excludes it."""
+        """Return the duration of a batch with loading of cached prefixes. `timing` is the duration without loading."""
 
     @abstractmethod
     def started(self, instance: "SimulatedInstance", batch: RunningBatch, end: int) -> None: ...
@@ -35,8 +35,9 @@ class InstanceEnvironment(ABC):
     def ran(
         self, instance: "SimulatedInstance", batch: RunningBatch, timing: RunTiming, count: int, begun: int, since: int
     ) -> None:
-        """Record `count` iterations of a batch that began at picosecond `begun`. Sequences that did not just join the
-        batch got their previous token at picosecond `since`.
+        """Record that an instance ran `count` iterations of a batch, starting at picosecond `begun`.
+
+        `since` is the picosecond at which the batch's sequences got their previous token.
         """
 
     @abstractmethod
@@ -103,8 +104,10 @@ class SimulatedInstance(ABC):
 
 
 class VirtualInstance(SimulatedInstance):
-    """Simulated instance that runs the batches of its scheduler on the virtual clock. For speed, one event covers up to
-    `max_run` iterations of the same batch. `cores`, if given, are the CPU cores that compute the batches.
+    """Simulated instance that runs the batches of its scheduler on the virtual clock.
+
+    For speed, one event covers up to `max_run` iterations of the same batch. If `cores` is given, the batches run
+    on these simulated CPU cores.
     """
 
     def __init__(
@@ -260,8 +263,10 @@ class VirtualInstance(SimulatedInstance):
 
 
 def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[int]:
-    """Return the start time of an iteration on each pipeline stage. `first` and `later` are its durations on the first
-    and on each later stage. `free_at`, the time at which each stage becomes free, is updated.
+    """Return the start time of an iteration on each pipeline stage, and update `free_at`.
+
+    The iteration takes `first` picoseconds on the first stage and `later` picoseconds on every later stage.
+    `free_at` lists the times at which the stages become free, in picoseconds.
     """
     begins: list[int] = []
     at, duration = now, first

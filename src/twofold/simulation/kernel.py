@@ -17,7 +17,7 @@ Action = Callable[[Any], None]
 
 
 class EventOrder:
-    """Sort keys of simultaneous events: a base value per kind, plus the number of the event's instance or request."""
+    """Sort keys that order simultaneous events by kind."""
 
     COMPLETION: Final = 0
     TRANSFER: Final = 1 << 40
@@ -124,8 +124,9 @@ class MachineLink:
 
 
 class PacedWork:
-    """Simulated work whose speed can change, such as a KV transfer. `left` is the amount left at the last change, at
-    picosecond `since`. The event `end` happens on completion.
+    """Simulated work whose speed can change, such as a KV transfer.
+
+    The speed last changed at picosecond `since`; the amount of work left at that time was `left`.
     """
 
     __slots__ = ("end", "left", "rate", "since", "version")
@@ -138,7 +139,10 @@ class PacedWork:
         self.version = 0
 
     def pace(self, kernel: Kernel, rate: float, unit: float, leave: Action) -> None:
-        """Set the rate of progress to `rate` per `unit` picoseconds. `leave` is called on completion."""
+        """Set the speed of the work: `rate` is the amount of work per `unit` picoseconds.
+
+        `leave` is a function that is called on completion.
+        """
         if rate == self.rate:
             return
         now = kernel.now
@@ -169,8 +173,9 @@ class KvFlow(PacedWork):
 
 
 class VirtualNetwork:
-    """Simulated network between machines. With `contention`, concurrent transfers share the bandwidth of a machine
-    equally. Unused bandwidth is not redistributed, so transfer times are upper bounds.
+    """Simulated network between machines.
+
+    With `contention`, the concurrent transfers of a machine share the machine's bandwidth equally.
     """
 
     def __init__(self, kernel: Kernel, *, contention: bool, latency_s: float) -> None:
@@ -179,7 +184,7 @@ class VirtualNetwork:
         self._latency = ps(latency_s)
 
     def send(self, source: MachineLink, target: MachineLink, size: int, start: int, landed: Event) -> None:
-        """Send `size` bytes from picosecond `start` on. The event `landed` happens when the transfer is complete."""
+        """Send `size` bytes at the simulated time `start` (picoseconds). The event `landed` happens on completion."""
         if self._contention and source is not target:
             flow = KvFlow(source, target, float(size), landed)
             self._kernel.schedule(start + self._latency, landed.order, self._enter, flow)
@@ -212,7 +217,7 @@ _NONE: Final = ContentionFactors()
 
 
 class HostTask(PacedWork):
-    """CPU task of a worker or the gateway: `threads` threads on the CPU cores with the numbers `cores`."""
+    """CPU work of a worker or the gateway: `threads` threads run on the CPU cores listed in `cores`."""
 
     def __init__(self, cores: Sequence[int], threads: int = 1, contention: ContentionFactors = _NONE) -> None:
         super().__init__()
@@ -280,7 +285,10 @@ class HostCores(HostTask):
         self._ended_at = -self._cold_after - 1
 
     def compute(self, batch: RunningBatch, work: int, end: Event) -> None:
-        """Compute a batch that takes `work` picoseconds without contention. Its completion triggers the event `end`."""
+        """Run a batch on these cores, and trigger the event `end` when the batch is complete.
+
+        `work` is the duration of the batch in picoseconds without contention from other tasks.
+        """
         self.contention = self._prefill if batch.prefills else self._decode
         self.phase = Phase.PREFILL if batch.prefills else Phase.DECODE
         if self._host.kernel.now - self._ended_at > self._cold_after:

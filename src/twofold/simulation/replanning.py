@@ -25,8 +25,10 @@ from twofold.timeline import Timeline
 
 
 class SimulatedReplanning(Observer):
-    """Observer that re-plans a simulated cluster: it changes roles, and starts and retires instances. A search takes
-    `search_s` simulated seconds. The last `spare` instances are retired at first.
+    """Observer that re-plans a simulated cluster: changes roles, and starts and retires instances.
+
+    A plan search takes `search_s` simulated seconds. `spare` is the initial number of stopped instances, which
+    re-planning may start.
     """
 
     def __init__(self, replanner: Replanner, search: ReplanSearch, *, search_s: float, spare: int = 0) -> None:

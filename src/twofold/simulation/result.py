@@ -29,13 +29,19 @@ class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts, latency distributions, time series, energy and cost of a run.
+    """Counts, latency distributions, time series, energy and cost of a simulation run.
 
-    Each arrived request has completed, was rejected, has failed, or is unfinished. A slowdown is a latency divided by
-    the latency of the same request alone on a reference machine. `slo_scale` has, for each completed request, the
-    smallest factor on all SLO bounds at which the request meets them. `duration_s` is the time from the first arrival
-    to the end of the last request. `series` has `power_w` and, for each role, `queue/ROLE` and `batch/ROLE` in
-    sequences, and `pool/ROLE` in instances.
+    - `duration_s`: time from the first arrival to the end of the last request
+    - `ttft_slowdown`, `tpot_slowdown` and `e2e_slowdown`: latency of a request, divided by the latency of the same
+      request alone on a reference machine
+    - `slo_scale`: smallest factor by which the SLO bounds must be multiplied so that a request meets the SLO
+
+    `series` contains these time series (ROLE is prefill, decode or mixed):
+
+    - `power_w`: power in watts
+    - `queue/ROLE`: number of queued sequences
+    - `batch/ROLE`: number of sequences in running batches
+    - `pool/ROLE`: number of instances
     """
 
     spec: ClusterSpec

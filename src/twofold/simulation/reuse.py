@@ -35,7 +35,9 @@ class TierHits(msgspec.Struct, frozen=True):
 
 
 class HotBlock(msgspec.Struct, frozen=True):
-    """A frequently used block, with its number of prompts (`uses`) and of caches that stored it (`caches`)."""
+    """Frequently used KV block: the number of prompts that contain the block (`uses`), and the number of
+    prefix caches that have stored the block (`caches`).
+    """
 
     uses: int
     caches: int
@@ -67,7 +69,7 @@ class ReuseResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Share of the caches that have stored a hot block, averaged over the hottest blocks."""
+        """Average fraction of the caches in which a hot block has been stored."""
         if not self.hottest:
             return 0.0
         return sum(block.caches for block in self.hottest) / (len(self.hottest) * self.caches)
@@ -77,9 +79,7 @@ BLOCK_TOKENS: Final = 512  # block size of traces
 
 
 class HostCache:
-    """Access of one instance to the prefix cache of its machine. `block_ps` holds the time to load a block from each
-    tier, in picoseconds.
-    """
+    """Handle with which a simulated instance accesses the prefix cache of the instance's machine."""
 
     def __init__(self, name: str, cache: TieredCache, block_ps: Sequence[int], link: MachineLink) -> None:
         self.name, self.cache, self.link = name, cache, link
@@ -157,7 +157,10 @@ class _Use:
 
 
 class PrefixReuse(RequestSubscriber):
-    """Simulates the prefix caches of a cluster; `hosts` maps each instance to its cache."""
+    """Simulation of the prefix caches of a cluster.
+
+    `hosts` maps the name of an instance to the prefix cache on the instance's machine.
+    """
 
     def __init__(
         self,
@@ -201,7 +204,9 @@ class PrefixReuse(RequestSubscriber):
         )
 
     def loading(self, iteration: RunningBatch, pace: RunTiming) -> RunTiming:
-        """Return the duration of an iteration including the layer-wise loading of cached blocks; `pace` excludes it."""
+        """Return the timing of a batch that loads cached prefix blocks layer by layer. `pace` is the timing of
+        the batch without loading.
+        """
         loading = 0
         for part in iteration.prefills:
             use = self._uses.get(part.sequence.id)

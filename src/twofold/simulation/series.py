@@ -1,4 +1,4 @@
-"""Step functions of time, such as queue lengths, stored in constant memory."""
+"""Step functions of time, such as queue lengths, with bounded memory use."""
 
 from itertools import pairwise, zip_longest
 from typing import Final
@@ -12,7 +12,9 @@ _PS_PER_S: Final = 1e12
 
 
 class Series(msgspec.Struct):
-    """Step function of time, such as a queue length, as mean and maximum in up to 1,024 bins of equal width."""
+    """Mean and maximum of a quantity that changes in steps, such as a queue length, in up to 1,024 time
+    bins of equal width.
+    """
 
     start_ps: int = _NEVER
     at_ps: int = _NEVER

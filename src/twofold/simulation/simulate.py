@@ -210,12 +210,15 @@ def simulate(
     prepare: Callable[[VirtualCluster], None] | None = None,
     overload: str | None = None,
 ) -> SimulationResult:
-    """Simulate requests, sorted by arrival, until the last one has ended or `stop_when` returns true.
+    """Simulate requests, sorted by arrival, until the last request has ended or `stop_when` returns true.
 
-    Slowdowns are relative to an idle instance with the performance model `reference`. `progress` is called with the
-    number of ended requests and the simulated seconds. `prepare` is called with the cluster before the first arrival.
-    `overload` names a rule that rejects requests predicted to miss `slo`. Without `series`, the result has no time
-    series. Raise ConfigurationError for an invalid cluster and WorkloadError without requests.
+    If the performance model `reference` is given, the result has slowdowns: latencies divided by the latencies on
+    an idle instance with this model. `overload` names a rule that rejects requests predicted to miss `slo`. If
+    `series` is false, the result has no time series of the instances.
+
+    `prepare` is called with the cluster before the first arrival. `progress` is called with the number of ended
+    requests and the simulated seconds. Raise ConfigurationError for an invalid cluster, and WorkloadError if
+    there are no requests.
     """
     profiles = instance_profiles(spec, catalog)
     statistics = RunStatistics(slo, reference, over_all_tokens=cluster_rules(spec.rules).over_all_tokens)

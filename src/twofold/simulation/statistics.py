@@ -107,7 +107,7 @@ class Tally:
 
 @mypyc_attr(free_list_len=1)
 class SimulatedRequest:
-    """State of a simulated request. Times are in picoseconds, or −1 before the event."""
+    """State of a simulated request. Times are in picoseconds; the time of an event is −1 until the event happens."""
 
     __slots__ = (
         "arrived",
@@ -215,8 +215,10 @@ class SlowdownTallies:
 
 
 class RunStatistics:
-    """Counts and latency tallies of a run. TPOT is the time after the first token divided by the number of token gaps.
-    With `over_all_tokens`, it is divided by the number of output tokens, as in SplitwiseSim.
+    """Counts and latency tallies of a simulation run.
+
+    TPOT is the time from the first to the last token, divided by the number of output tokens minus 1. With
+    `over_all_tokens`, the divisor is the number of output tokens, as in SplitwiseSim.
     """
 
     def __init__(self, slo: Slo | None, reference: PerformanceModel | None, *, over_all_tokens: bool) -> None:
@@ -265,7 +267,7 @@ class RunStatistics:
     def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
         """Record the inter-token latencies of `count` iterations that each decode `decodes` sequences.
 
-        The sequences received their previous token at picosecond `start`; those in `joined` received it earlier.
+        Each sequence got its previous token at picosecond `start`, except the sequences in `joined`.
         """
         first, itl = pace.first_ps, self.itl
         if not joined:

@@ -17,9 +17,10 @@ SCRATCH_BYTES = 4 << 20
 
 
 class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """Address and layout of an instance's KV cache during one epoch.
+    """Address and layout of an instance's KV cache, valid until the instance restarts.
 
-    In a sharded instance, `address` is the address of the first rank and `others` are those of the other ranks.
+    If the KV cache is sharded, `address` is the address of the first rank, and `others` has the addresses of
+    the remaining ranks.
     """
 
     instance: str
@@ -72,9 +73,10 @@ class Connection(Protocol):
 
 
 class Transport:
-    """Interface of a transport, which connects the local cache to the caches of peers.
+    """Interface of a transport, which connects the local KV cache to the KV caches of peers.
 
-    With `writes_outlive_lease`, data of a peer may still arrive after its lease has ended, for example by RDMA.
+    If `writes_outlive_lease` is true, as with RDMA, a peer may still write into blocks after the lease of the blocks
+    has ended.
     """
 
     descriptor: MemoryDescriptor
@@ -97,7 +99,7 @@ class Transport:
         """Let a peer write the blocks of a lease."""
 
     def ended(self, lease: Lease) -> None:
-        """End a lease, so that its peer can no longer write the blocks."""
+        """Revoke a peer's permission to write the blocks of a lease."""
 
     def close(self) -> None: ...
 

@@ -117,7 +117,9 @@ class CurveAddress(TransportAddress, frozen=True, tag=True):
 
 
 class CurveTransport(SharedMemoryTransport):
-    """Transport that uses shared memory with peers on this host, and a server thread with other peers."""
+    """Transport that uses shared memory to peers on this host, and encrypted ZeroMQ messages to peers on
+    remote hosts.
+    """
 
     def __init__(self, spec: KvCacheSpec) -> None:
         network = spec.network

@@ -13,7 +13,7 @@ from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor, Tr
 
 
 class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
-    """Network link of an instance: its machine, latencies in seconds and bandwidths in bytes per second."""
+    """Emulated network link of an instance, with latencies in seconds and bandwidths in bytes per second."""
 
     machine: str
     bytes_per_s: float
@@ -41,7 +41,7 @@ class EmulatedConnection:
         return sum(self._write(layer, source_blocks) for layer in layers)
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Sleep until the layers would have arrived here; return their size in bytes."""
+        """Sleep until the KV of `layers` would have arrived from the peer; return the KV's size in bytes."""
         link, size = self._link, moved_bytes(self._layout, layers, len(source_blocks))
         latency = ps(link.port.latency_s) if layers.start == 0 else 0
         link.free_at = max(link.clock.now() + latency, link.free_at) + ps(size / self._rate)

@@ -157,7 +157,10 @@ class MooncakeTransport(SharedMemoryTransport):
 
 
 def own_address(epoch: int, nbytes: int) -> int:
-    """Return the address at which an epoch maps its cache. Different epochs rarely get the same address."""
+    """Return the virtual address at which a worker maps a KV cache of `nbytes` bytes.
+
+    The address depends on `epoch`, a number that changes at every restart of the worker.
+    """
     place = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
     return _FIRST + epoch % ((_LAST - _FIRST) // place) * place
 

@@ -148,20 +148,27 @@ class NixlAddress(TransportAddress, frozen=True, tag=True):
 
 
 def life_offset(layout: KvLayout, num_blocks: int) -> int:
-    """Return the offset of the epoch number in the cache memory, after the KV pool."""
+    """Return the byte offset of an instance's epoch number in the memory of the KV cache.
+
+    The epoch number comes after the KV blocks and changes when the instance restarts.
+    """
     return -(-layout.pool_bytes(num_blocks) // ALIGNMENT) * ALIGNMENT
 
 
 def cache_memory(layout: KvLayout, num_blocks: int, base: int, device: int | None) -> CacheMemory:
-    """Return the addresses of a KV cache's blocks, of its epoch number, and of a buffer for link measurements."""
+    """Return the memory addresses of the parts of a KV cache that starts at address `base`.
+
+    The parts are the KV blocks, then the epoch number of the instance, then a buffer for link measurements.
+    The epoch number changes when the instance restarts.
+    """
     life = base + life_offset(layout, num_blocks)
     return CacheMemory(layout, num_blocks, base=base, life=life, scratch=life + LIFE_BYTES, device=device)
 
 
 class NixlTransport(PooledTransport):
-    """Transport through which peers access the engine's own KV cache directly.
+    """Transport through which peers read and write the engine's own KV cache directly with NIXL.
 
-    The agent's name contains the epoch, so writes to a restarted instance fail.
+    If the instance restarts, writes from peers that are still connected to the old process fail.
     """
 
     writes_outlive_lease = True  # data of an ended process may still be in the network

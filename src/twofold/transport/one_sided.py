@@ -44,7 +44,10 @@ class TransferEngine(Protocol):
 
 
 class CacheMemory:
-    """Memory addresses of a cache: KV pool (`base`), epoch number (`life`) and memory for probes (`scratch`)."""
+    """Memory addresses of an instance's KV cache, for one-sided transfers.
+
+    The address `life` holds a number that changes when the instance restarts.
+    """
 
     def __init__(
         self, layout: KvLayout, num_blocks: int, *, base: int, life: int, scratch: int, device: int | None = None
@@ -78,8 +81,10 @@ class CacheMemory:
 
 
 class OneSidedConnection:
-    """Connection to one epoch of a peer. Each write first calls `ready`, unless it is None, with the layers and local
-    blocks to write; it copies them to registered memory.
+    """Connection for one-sided (RDMA) access to a peer's KV cache, valid until the peer restarts.
+
+    Before a write, the callback `ready` copies the local blocks to registered memory. `ready` is None if the
+    local KV cache is itself in registered memory.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from twofold.errors import ConfigurationError
 
 
 class TransportEntry(NamedTuple):
-    """Class name and help text of a transport. One of `packages`, if any, must be installed."""
+    """Class name and help text of a transport, and Python packages of which the transport needs any one."""
 
     name: str
     help: str

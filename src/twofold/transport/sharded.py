@@ -28,7 +28,10 @@ class Connect(msgspec.Struct, frozen=True, tag=True):
 
 
 class MoveBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request to copy layers `first` to `end` − 1 to the peer (if `writes`) or from the peer."""
+    """Request to copy KV blocks to a peer (if `writes` is true) or from a peer (otherwise).
+
+    The copied layers are `first` to `end` − 1.
+    """
 
     key: int
     writes: bool
@@ -96,9 +99,10 @@ class OtherRanks:
         self.addresses = tuple(message.address for message in first if isinstance(message, RankAddress))
 
     def ask(self, request: RankRequest, meanwhile: Callable[[], int] = lambda: 0) -> int:
-        """Send a request to all other ranks, do this rank's part with `meanwhile`, and return the total bytes moved.
+        """Send a request to all ranks except this rank; return the total bytes moved by all ranks.
 
-        Raises the error of a failed rank.
+        While the ranks execute the request, call the function `meanwhile`, which does this rank's part and returns
+        the number of bytes moved. Raises the error of a failed rank.
         """
         with self._lock:
             for other in self._others:
@@ -141,7 +145,9 @@ class ShardedConnection:
 
 
 class ShardedTransport(Transport):
-    """Transport of a sharded worker, which runs in the process of the first rank."""
+    """KV transport of a worker with several ranks. The transport runs in the first rank's process and
+    sends commands to the other ranks.
+    """
 
     def __init__(self, own: SharedMemoryTransport, ranks: OtherRanks) -> None:
         self.descriptor = msgspec.structs.replace(own.descriptor, others=ranks.addresses)
@@ -173,7 +179,10 @@ class RankServer:
         self._first.send(RankAddress(own.descriptor.address))
 
     def serve(self, beat: Callable[[], None], beat_s: float) -> None:
-        """Execute requests of rank 0 until it exits. Calls `beat` at least every `beat_s` seconds."""
+        """Execute the requests that rank 0 sends, until rank 0 exits.
+
+        Calls the heartbeat function `beat` at least every `beat_s` seconds.
+        """
         while True:
             try:
                 if self._first.connection.poll(beat_s):

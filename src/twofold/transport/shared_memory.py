@@ -59,8 +59,9 @@ class ReshardConnection:
     """Connection of one rank to a peer that may be sharded differently."""
 
     def __init__(self, member: RankShard, ours: tuple[KvPool, KvPool], peer: MemoryDescriptor) -> None:
-        """Map the memory of the peer ranks that hold heads and layers of this rank. Raises ConfigurationError on
-        failure.
+        """Map the KV caches of the peer's ranks that exchange KV with this rank.
+
+        Raises ConfigurationError if a KV cache cannot be mapped.
         """
         self._member, self._theirs = member, dict[int, MappedPool]()
         self._engine_pool, self._landing_pool = ours
@@ -123,10 +124,7 @@ class SharedMemoryConnection(MappedPool):
 
 
 class SharedMemoryTransport(PooledTransport):
-    """Transport whose local cache is in shared memory, which peers on this host map.
-
-    In a sharded instance, the cache holds only the heads and layers of one `rank`.
-    """
+    """Transport that copies KV blocks between processes of one host through shared memory."""
 
     def __init__(self, spec: KvCacheSpec, sharding: Sharding = UNSHARDED, rank: int = 0) -> None:
         self._member = RankShard(sharding, rank, spec.layout)

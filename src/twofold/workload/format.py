@@ -1,8 +1,8 @@
-"""Trace format type, and the rules for reading and writing that all formats share:
+"""Type of a trace format, and the rules that all formats share for reading and writing:
 
 - One line is one request, in order of arrival; blank lines are skipped.
 - A prompt has at least one token; shorter lengths are errors.
-- An output of length 0 is read as length 1 and counted, because prefill always produces a first token.
+- An output of length 0 is read as an output of length 1, because prefill always produces a first token.
 - Missing or non-finite numbers and fractional lengths are errors. The error message names the line.
 """
 

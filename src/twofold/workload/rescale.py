@@ -36,9 +36,10 @@ def mean_rate(requests: Iterable[Request]) -> float | None:
 
 
 def to_rate(reopen: Callable[[], Iterator[Request]], rate: float) -> Iterator[Request]:
-    """Scale arrival times to a mean of `rate` requests per second. `reopen` returns an iterator over all requests.
+    """Return the requests with arrival times scaled to a mean of `rate` requests per second.
 
-    Raises ConfigurationError if all requests arrive at the same time.
+    The requests are read twice, so the function `reopen` must return a new iterator at every call. Raises
+    ConfigurationError if all requests arrive at the same time.
     """
     require_positive("rate", rate)
     current = mean_rate(reopen())

@@ -46,7 +46,10 @@ class Replay:
         take((), self.num_requests)
 
     def requests(self, reopen: Callable[[], Iterator[Request]]) -> Iterator[Request]:
-        """Return the requests to replay. The function `reopen` returns an iterator over the whole trace."""
+        """Return the selected requests of a trace, with scaled arrival times.
+
+        `reopen` is a function that returns a new iterator over all requests of the trace.
+        """
         if self.rate is not None:
             scaled = to_rate(lambda: self._part(reopen), self.rate)
         else:
@@ -86,14 +89,16 @@ def workload(
 ) -> Iterator[Request]:
     """Return the requests of a generated workload or of a trace file, in order of arrival.
 
-    `spec` is a name in `NAMED`, fixed lengths such as 512+64, or the path of a trace. All lengths are multiplied by
-    `length_scale`, and requests are shortened to `max_model_len` tokens.
+    `spec` is the name of a built-in workload such as azure-conv, fixed lengths such as 512+64, or the path of a
+    trace. Prompt and output lengths are multiplied by `length_scale`, and requests are shortened to
+    `max_model_len` tokens.
 
-    A generated workload needs `rate` (requests per second) and either `num_requests` or `duration_s`. Its `arrival`
-    process is poisson by default, or gamma if `burstiness` is not 1.
+    A generated workload needs `rate` (requests per second) and either `num_requests` or `duration_s`. The default
+    `arrival` process of a generated workload is poisson, or gamma if `burstiness` is not 1.
 
-    A trace is replayed as in `Replay`. With an `arrival` process other than `trace`, only the lengths come from the
-    trace.
+    A trace file is replayed from `start_s` seconds on. If `rate` is given, the recorded arrival times are scaled
+    to this mean rate. If `arrival` is poisson, gamma or constant, arrival times are generated, and only the
+    lengths come from the trace.
 
     Invalid arguments raise ConfigurationError. A missing file or a bad line raises WorkloadError.
     """

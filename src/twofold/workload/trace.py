@@ -22,10 +22,10 @@ FORMATS: dict[str, TraceFormat] = {"azure": AZURE, "mooncake": MOONCAKE, "splitw
 
 
 def open_trace(path: str | Path, format_name: str | None = None, notes: ReadNotes | None = None) -> Iterator[Request]:
-    """Stream the requests of a trace file. If `format_name` is None, the format is detected.
+    """Return an iterator over the requests of a trace file. If `format_name` is None, detect the format.
 
-    The reader counts corrected lines in `notes`. Raises WorkloadError for a missing file or bad line, and
-    ConfigurationError for an unknown format.
+    Outputs of length 0 are read as length 1, and counted in `notes`. Raises WorkloadError for a missing file or
+    an invalid line, and ConfigurationError for an unknown format.
     """
     file = Path(path)
     require_file(file)
@@ -78,7 +78,10 @@ def _read(path: Path, chosen: TraceFormat, notes: ReadNotes) -> Iterator[Request
 
 @dataclass(slots=True)
 class WriteResult:
-    """Number of requests written, and numbers of requests without their id, prefix blocks or exact arrival time."""
+    """Number of requests written to a trace file, and numbers of requests that lost information.
+
+    Lost ids, lost prefix blocks and rounded arrival times are counted separately.
+    """
 
     requests: int = 0
     lost_ids: int = 0

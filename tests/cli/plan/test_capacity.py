@@ -28,7 +28,7 @@ def planned(*arguments):
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
-    """Return a trace of 100 requests about ten long documents."""
+    """Return the path of a trace in which each of ten long documents is the prefix of ten prompts."""
     path = tmp_path_factory.mktemp("traces") / "documents.jsonl"
     requests = [
         ask(n, n * 0.5, 17 * 512, 20, prefix_blocks=[*range(100 * (n % 10), 100 * (n % 10) + 16), 10_000 + n])

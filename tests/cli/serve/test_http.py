@@ -45,7 +45,7 @@ def test_other_machines_need_a_key(address):
     ],
 )
 def test_arguments(held, hidden):
-    """API keys are masked in the process's command line."""
+    """Values of `--api-key` are masked in a null-separated command line."""
     assert hide_arguments(held) == hidden
 
 

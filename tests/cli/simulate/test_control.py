@@ -1,4 +1,4 @@
-"""Tests of flags for several controllers, delayed load reports and cells (groups of instances)."""
+"""Tests of simulation flags: number of controllers, delay of load reports, and number of cells (instance groups)."""
 
 import msgspec
 import pytest

@@ -28,7 +28,7 @@ def prompts_of(lengths, seed=1):
 
 @pytest.fixture(scope="module")
 def expected(tiny_model_dir):
-    """Return a function from an architecture to the output of its model in `transformers`. Outputs are cached."""
+    """Return a function that computes the reference outputs of a given model architecture with `transformers`."""
     known = {}
 
     def outputs(arch):

@@ -18,7 +18,6 @@ def caches():
 
 
 def moved():
-    """Return KV cache tensors after `move_caches`, another view of each of them, and the `KvPool` that they share."""
     made = caches()
     layout, num_blocks = read_layout(made, HEADS)
     others = [cache.view(cache.shape) for cache in made.values()]

@@ -10,7 +10,7 @@ from twofold.serving.worker.state import CacheChanges
 
 
 def names(*hashes):
-    """Return a 32-byte block hash for each number."""
+    """Return a 32-byte vLLM block hash for each integer in `hashes`."""
     return [bytes([0] * 31 + [number]) for number in hashes]
 
 
@@ -41,7 +41,7 @@ def told(blocks):
 
 
 def test_reports_prompt_blocks_by_the_service_keys(monkeypatch):
-    """Cached prompt blocks are reported under the service's block keys."""
+    """Cached prompt blocks are reported by Twofold's block keys, not by vLLM's hashes."""
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
     blocks = CachedPromptBlocks()
     blocks.expect("r", names(1, 2, 3), (b"one", b"two"))

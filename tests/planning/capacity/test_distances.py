@@ -1,4 +1,4 @@
-"""The smallest LRU cache capacity at which each prompt block hits."""
+"""For each block of a prompt, the smallest LRU cache capacity at which the block is a hit."""
 
 from itertools import chain
 

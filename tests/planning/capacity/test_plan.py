@@ -42,7 +42,7 @@ def conversations():
 
 
 def counted(requests, query, caches, capacity, block_s):
-    """Replay requests over simulated caches; return the hit rate and the number of accelerators saved."""
+    """Replay requests on simulated prefix caches. Return the hit rate, and the saved accelerators."""
     stores = [PrefixCache(capacity, create_eviction("lru")) for _ in range(caches)]
     saved_s = 0.0
     for index, request in enumerate(requests):

@@ -1,4 +1,4 @@
-"""DistServe's node affinity, which is low on slow networks."""
+"""DistServe's node affinity of a cluster: low if KV transfers between nodes are too slow."""
 
 import pytest
 from msgspec.structs import replace
@@ -23,7 +23,7 @@ def test_affinity_is_low_only_for_slow_networks(between, within, affinity):
 
 
 def test_links_follow_from_model_and_machine(make_problem):
-    """OPT-13B has high node affinity on a DGX, and low node affinity at DistServe's 25 Gbit/s."""
+    """For OPT-13B, hand-offs may cross nodes on DGX machines, but not at DistServe's 25 Gbit/s between nodes."""
     problem = make_problem(model="opt-13b", router="jsq")
     kinds = [problem.instance("a100", degree) for degree in (1, 2, 4)]
     assert links_of(problem, kinds).affinity is Affinity.HIGH

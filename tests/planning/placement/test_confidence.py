@@ -1,4 +1,4 @@
-"""Confidence that the median goodput lies between the lowest and highest goodput of several random workloads."""
+"""Goodput of a cluster design for several workload seeds, and the confidence interval of the median goodput."""
 
 import asyncio
 

@@ -29,7 +29,7 @@ def plan():
 
 
 def test_rows_end_where_more_is_of_no_use(plan):
-    """The table ends at the first capacity at which every repeated block hits."""
+    """The list of cache capacities ends at the first capacity with the maximum hit rate."""
     for tier in plan.tiers:
         rows = capacities(tier)
         assert rows[0] == 0.0

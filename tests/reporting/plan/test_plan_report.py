@@ -104,7 +104,7 @@ def test_the_page_has_both_pictures_and_escapes_names():
 
 
 def test_equal_best_families_of_one_plan_are_all_shown():
-    """The Pareto chart marks the best split and the best colocated design, whether or not they are on the front."""
+    """The Pareto chart marks the best split design and the best colocated design."""
     from twofold.reporting.plan.html import pareto_chart
 
     picture = pareto_chart(split_and_colocated(), FRONT)

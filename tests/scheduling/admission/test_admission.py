@@ -8,7 +8,10 @@ from twofold.scheduling.admission.limits import KeyLimits, Refusal, RefusalReaso
 
 
 def busy(*, waiting, gap_s=1.0, **limits):
-    """Return an admission queue with one running and `waiting` waiting requests, and the current time in s."""
+    """Return an admission queue with one running request and some waiting requests.
+
+    The second value returned is the current time in seconds.
+    """
     door = admission(**{"max_running": 1, "max_waiting": waiting, **limits})
     for number in range(5):
         offer(door, f"ended{number}", now=number * gap_s)

@@ -10,7 +10,10 @@ from twofold.scheduling.admission.overload import OverloadAdmission, OverloadCon
 
 
 def door(*roles, ttft_s=0.25):
-    """Return a cluster scheduler, its overload control and its admission."""
+    """Create a cluster with instances of the given roles.
+
+    Return the cluster's scheduler, overload control and admission control.
+    """
     scheduler = cluster(list(roles))
     capacities = {
         load.id: InstanceCapacity(model=MODEL, max_num_batched_tokens=100, max_num_seqs=8, capacity_tokens=10_000)

@@ -16,7 +16,7 @@ def admit_decode(made, name, now, *, force=False):
 
 
 def filled(rule, *, prefills=0, decodes=0, **how):
-    """Return overload control with running prefills and decodes."""
+    """Return the overload control of a cluster with `prefills` requests in prefill and `decodes` in decode."""
     # Ten requests in a phase reach the latency bound.
     made = control(rule, "p0", "d0", **how)
     for number in range(decodes):

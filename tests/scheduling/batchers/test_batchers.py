@@ -54,7 +54,7 @@ def test_decode_runs_every_sequence_up_to_the_limit():
 
 
 def test_prefill_first_pauses_decodes():
-    """`prefill-first` pauses all decodes for a prompt, and resumes them in the same order afterwards."""
+    """With `prefill-first`, a waiting prompt pauses all decodes, which later resume in the same order."""
     first = BATCHERS["prefill-first"](2048, 64)
     chosen = selected(first, waiting(2000, 100), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([("w0", 2000)], [], ["d0", "d1"])

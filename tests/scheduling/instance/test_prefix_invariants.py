@@ -113,7 +113,7 @@ def test_equal_inputs_allocate_equal_blocks(world, sizes):
 
 
 def test_random_clusters_reuse_copy_and_evict():
-    """The random clusters of this test do reuse, copy and evict blocks."""
+    """The clusters of the random tests in this file reuse, copy and evict cached KV blocks."""
     world = {"eviction": "lru", "swap_blocks": 0, "max_num_seqs": 8, "budget": 64, "per_token": 1, "transfer": 10}
     world |= {"mode": HandoffMode.LAYER_WISE}
     sizes = [(32, 30, 30 * number, None, 4 + 4 * (number % 2), number % 2) for number in range(40)]

@@ -84,7 +84,7 @@ class Side:
 
 
 def one_round(together, single, during, count):
-    """Advance both instances by the same number of iterations."""
+    """Run the same number of iterations on two instances: in one step on `together`, one by one on `single`."""
     iteration = together.instance.start(0.0)
     if iteration is None:
         assert single.instance.next_batch(0.0) is None

@@ -87,7 +87,9 @@ def test_requests_end_once_with_their_tokens_in_order_and_read_their_own_kv(worl
 @settings(max_examples=200)
 @given(worlds, sizes)
 def test_runs_end_when_blocks_run_out(world, sizes):
-    """Repeating a batch swaps the same sequences as selecting a batch for each iteration."""
+    """Simulating many iterations of a batch in one step gives the same end times and swaps as simulating
+    the iterations one by one.
+    """
     _, _, single = run(world, sizes)
     _, _, together = run(world, sizes, runs=True, accounts=BlockAllocator)
     assert story(single) == story(together)

@@ -108,7 +108,7 @@ def test_does_not_swap_out_blocks_in_a_transfer():
 
 
 def test_admission_is_bounded_by_host_blocks():
-    """Requests are admitted only if host memory could hold the KV of all of them."""
+    """A request is admitted only if host memory could hold the KV of all admitted requests at once."""
     decode = growing(100, swap_blocks=8)
     for name in "abc":
         decode.reserve(request(name, prompt=8, output=9), "p")

@@ -1,4 +1,6 @@
-"""Role changes, starts and retirements that lead to new numbers of prefill and decode instances."""
+"""Tests of the steps by which a cluster reaches requested numbers of prefill and decode instances:
+role changes, starts and retirements.
+"""
 
 import pytest
 from hypothesis import given

@@ -58,7 +58,7 @@ class World:
 
 @given(st.floats(0, 5), st.lists(SAID, max_size=40), st.floats(-1e6, 1e6), st.floats(1 - 0.1, 1 + 0.1))
 def test_a_live_worker_is_never_presumed_dead(registered_s, said, offset, rate):
-    """Whatever the message delays and losses, a worker ends before it is presumed dead."""
+    """Despite message delays and losses, a worker ends itself before the controller presumes the worker dead."""
     ended, given_up = World(registered_s, said, offset, rate).run()
     assert ended <= given_up + 1e-6
 

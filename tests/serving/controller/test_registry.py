@@ -33,7 +33,7 @@ class Outbox:
 
 
 class Orders:
-    """Stub launcher that records the commands to start, kill, free and refuse workers."""
+    """Stub of the worker launcher that records every call."""
 
     def __init__(self):
         self.started, self.killed, self.freed, self.refused = [], [], [], []

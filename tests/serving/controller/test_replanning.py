@@ -72,9 +72,7 @@ def findings(job, split=RoleSplit(1, 3)):  # noqa: B008  (a split never changes)
 
 
 async def step(live, clock, *, before_s=300.0, after_s=60.0):
-    """Generate requests with a rate that rises after `before_s` seconds; call the methods of `live` when they arrive
-    and end.
-    """
+    """Report generated requests to the re-planner `live`, at a request rate that rises after `before_s` seconds."""
     draw, number = Random(0), 0
     while clock.now < before_s + after_s:
         clock.now += draw.expovariate(10.0 if clock.now < before_s else 25.0)
@@ -229,7 +227,7 @@ def send(url, requests):
 
 
 def send_until(url, said, outputs):
-    """Send requests until a re-planning decision contains the text `said`."""
+    """Send requests to the service at `url` until the text of a re-planning decision contains `said`."""
     for seed in range(100, 108):
         if any(said in decision for decision in pools_of(url)["replans"]):
             return

@@ -75,7 +75,7 @@ def test_continues_the_clients_trace(client):
 
 
 def test_answer_id_contains_the_request_id():
-    """Ids of generations are unique even if two requests have the same id."""
+    """Two requests with the same id get the same answer id, but different ids inside the service."""
     service = ScriptedService()
     with running_gateway(service) as client:
         for _ in range(2):

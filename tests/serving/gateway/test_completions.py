@@ -223,7 +223,7 @@ def test_errors_after_the_first_token_end_the_stream(error, events, caplog):
 
 @pytest.mark.parametrize("script", [[5], [5, TokenOutput(index=1, token_id=5, finish_reason=FinishReason.ERROR)]])
 def test_a_truncated_generation_is_an_error(script):
-    """A generation without a last token is never returned as a complete answer."""
+    """A generation that ends with an error or without a finish reason is answered with status 503."""
     with running_gateway(ScriptedService(lambda _: script)) as client:
         assert ask(client).status_code == 503
 

@@ -13,7 +13,7 @@ SOON = 0.05
 
 
 class Items:
-    """Asynchronous generator of `ready` numbers that then ends or waits forever."""
+    """Asynchronous generator that yields the integers from 0 to `ready` − 1, then ends or waits forever."""
 
     def __init__(self, ready, *, ends=False):
         self.ready, self.ends, self.closed = ready, ends, False
@@ -62,7 +62,7 @@ def test_the_deadline_ends_the_wait_for_an_item(ready):
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_work_with_an_item_is_not_interrupted(ends):
-    """A deadline that passes while the caller works on an item takes effect at the next wait."""
+    """A deadline does not interrupt a consumer that is processing an item from the stream."""
 
     async def check():
         items, deadline_s, got = Items(1, ends=ends), soon(), []

@@ -18,7 +18,7 @@ def client():
 
 
 def exchange(client, *parts):
-    """Send raw bytes; return the status code, the header bytes and the decoded rest of the response."""
+    """Send raw HTTP bytes; return the status code, the header bytes and the text after the header."""
     address = (client.base_url.host, client.base_url.port)
     with socket.create_connection(address, timeout=600) as sock:
         try:

@@ -14,7 +14,7 @@ CLIENTS = ("a", "b", "c")
 
 
 class Server:
-    """Stub of the server that sends blocks to other hosts; records the replies."""
+    """Stub of the server that sends blocks to other hosts. The stub records each reply instead of sending the reply."""
 
     def __init__(self):
         self.events, self.replies = [], []

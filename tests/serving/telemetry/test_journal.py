@@ -31,7 +31,7 @@ def test_entries_round_trip(tmp_path):
 
 
 def test_reuse_and_fetches_of_routes_are_written():
-    """The journal has the fields for prefix reuse and prefix fetch only for routes that use them."""
+    """In the journal, only routes that reuse or fetch a prefix have fields for prefix reuse and fetch."""
     request = Request(id="r", arrival_s=0.0, prompt_tokens=2048, output_tokens=2)
     plain = PlacedRequest(request, Route("p", "d"))
     assert msgspec.json.decode(ENCODER.encode(plain))["route"] == {"prefill": "p", "decode": "d", "moves": []}

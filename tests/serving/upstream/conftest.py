@@ -46,7 +46,7 @@ def routed_fleet(vllm_pair, probe_timeout, directory):
 
 @pytest.fixture(scope="module")
 def fleet(vllm_pair, tmp_path_factory):
-    """Yield a gateway that does not time out on a busy machine."""
+    """Yield a gateway with two vLLM servers and a probe timeout of 600 seconds."""
     yield from routed_fleet(vllm_pair, 600, tmp_path_factory.mktemp("fleet"))
 
 

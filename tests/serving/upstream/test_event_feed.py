@@ -89,7 +89,7 @@ def test_receives_batches_in_order():
 
 @pytest.mark.parametrize(("replays", "heard"), [(False, ["gap", 3]), (True, [1, 2, 3])])
 def test_missed_batches_are_replayed(replays, heard):
-    """The feed requests missed batches if it has a replay address, and reports a gap otherwise."""
+    """Missed event batches are replayed if the feed has a replay address; otherwise the feed reports a gap."""
     assert feed([0, 1, 2, 3], lost=[1, 2], replays=replays)[-len(heard) :] == heard
 
 

@@ -24,7 +24,7 @@ process_open_fds 100.0
 
 
 def test_sums_over_engines():
-    """The metrics of several engines behind one address are combined as if they were one server."""
+    """Metrics of several vLLM engines behind one address are combined into the metrics of one server."""
     readings = read_metrics(TEXT)
     assert (readings.running, readings.waiting, readings.steps) == (4, 2, 61)
     assert (readings.blocks, readings.block_tokens, readings.capacity_tokens) == (1024, 128, 131072)

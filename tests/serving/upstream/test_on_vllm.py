@@ -45,7 +45,7 @@ def test_conductor_routes_to_cached_prefixes(vllm_pair):
     with running_service(None, *flags, *both, program=ROUTE) as (_, url):
 
         def announced(server, *, tries):
-            """Send a random prompt to a server, and wait for its KV events at the gateway."""
+            """Send a random prompt to a server, and wait for the gateway to index the prompt's cached blocks."""
             prompt = [draw.randint(10, 500) for _ in range(BLOCKS * 128 + 1)]
             known = metric(url, "prefix_index_blocks")
             server.complete(prompt=prompt, max_tokens=1)

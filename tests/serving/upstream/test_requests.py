@@ -52,7 +52,9 @@ class Events:
 
 @pytest.fixture
 def attempt():
-    """Return a function that runs a request on scripted servers and returns its events, error and HTTP requests."""
+    """Return a function that runs one LLM request on scripted servers. The function returns the events of
+    the request, the raised error, and the HTTP request bodies that each server received.
+    """
 
     def run(prefill, decode=None, max_tokens=4, seed=0, first_index=0):
         heard, raised = Events(), None

@@ -51,7 +51,9 @@ def alone(url, prompts, **fields):
 
 
 def test_answers_equal_the_servers_answers(route, behind):
-    """Greedy and sampled answers through the gateway equal those of a single server, and both servers get requests."""
+    """A gateway in front of two servers gives the same greedy and sampled answers as one server alone.
+    Each of the two servers gets requests.
+    """
     prompts = [[number, 9, 11] * 20 for number in range(6)]
     for fields in ({}, {"temperature": 1.0, "seed": 5}):
         assert alone(route, prompts, **fields) == alone(behind[0][1], prompts, **fields)

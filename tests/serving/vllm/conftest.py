@@ -15,7 +15,7 @@ ENGINE = ("--engine", "vllm", "--dtype", "float32", "--kv-cache-memory-bytes", "
 
 @pytest.fixture(scope="session")
 def vllm_model_dir(tmp_path_factory):
-    """Return a function that writes a tiny model that vLLM supports to a directory and returns the directory."""
+    """Return a function that creates a tiny vLLM-compatible model and returns the model's directory."""
     made = {}
 
     def directory(arch):

@@ -77,7 +77,7 @@ def test_sampled_output_is_independent_of_the_split(vllm_service):
 
 @pytest.mark.parametrize("way", ["layer-wise", "pull"])
 def test_disconnected_clients_free_every_block(way, vllm_service):
-    """All blocks become free after clients disconnect in the queue, in prefill, in the hand-off and in decode."""
+    """After clients disconnect, all KV blocks of the aborted requests become free."""
     check_disconnects(vllm_service("llama", *SPLIT, *WAYS[way]), 60)
 
 

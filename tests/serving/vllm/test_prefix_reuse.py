@@ -21,7 +21,9 @@ async def twice(url, prompts):
 
 
 def test_routes_prompts_to_their_cached_prefix(vllm_service, vllm_model_dir):
-    """In the second round every full block of each prompt is cached, and the output does not change."""
+    """When all prompts are sent a second time, the full blocks of every prompt are cached, and the outputs
+    are the same as the first time.
+    """
     draw = random.Random(8)
     prompts = [[draw.randint(10, 500) for _ in range(draw.randint(200, 600))] for _ in range(8)]
     first, again = asyncio.run(twice(vllm_service("llama", *FLAGS), prompts))

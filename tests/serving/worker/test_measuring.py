@@ -10,7 +10,7 @@ LAYOUT = KvLayout(layers=(LayerShape(2, 8, 8),), block_size=16, dtype="float32",
 
 
 class Timed:
-    """Stub of an engine and of a link, with a fixed time per call and a time per token or byte."""
+    """Fake engine or link whose calls take a fixed time plus a time per token or byte."""
 
     layout, num_blocks = LAYOUT, 64
 

@@ -58,7 +58,7 @@ def use(peers, epoch=7, error=None):
 
 
 def test_a_connection_is_made_once(peers, transport):
-    """All transfers to one epoch of a peer share one connection."""
+    """Two transfers to a peer that has not restarted share one connection."""
     assert use(peers) is use(peers)
     assert len(transport.made) == 1
 

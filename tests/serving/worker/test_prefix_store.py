@@ -77,8 +77,8 @@ def test_a_prompt_runs_while_its_prefix_is_loaded(model, host, expected):
 
 
 def test_a_layer_is_handed_off_when_it_was_loaded(model, host):
-    """A layer is handed off as soon as its cached KV is loaded and the rest is computed, while later layers are
-    loading.
+    """A layer is ready for hand-off when its cached KV is loaded and its remaining KV is computed, even
+    if later layers are still loading.
     """
     _, client = host
     with store_worker(model, client) as worker:

@@ -1,4 +1,4 @@
-"""`twofold characterize FILE.csv`: fit and report existing measurements of hardware and models of the catalog."""
+"""`twofold characterize FILE.csv`: fit performance profiles to the measurements in a CSV file."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -30,10 +30,10 @@ _NUM_REQUESTS: Final = 400
 
 @command
 def characterize(settings: CharacterizeSettings) -> None:
-    """Measure the prefill, decode and mixed iterations of an instance, fit a profile, and test it on held-out data.
+    """Measure prefill, decode and mixed iterations, fit a profile, and test the profile on held-out data.
 
-    Pass the profile to `twofold plan`, `simulate` or `verify` with `--profile`. The report shows Splitwise's figures
-    (section III) and seven insights, checked for this instance.
+    Pass the profile to `twofold plan`, `simulate` or `verify` with `--profile`. The report shows the charts of
+    Splitwise's characterization (section III) for this instance, and whether the paper's seven insights hold.
     """
     catalog = load_catalog(settings.catalog)
     written = {name: path for name in ("output", "html") if (path := getattr(settings, name)) is not None}

@@ -1,4 +1,4 @@
-"""`twofold characterize` for a model directory or the URL of an OpenAI endpoint, which it measures."""
+"""`twofold characterize DIRECTORY|URL`: measure a local engine or an OpenAI endpoint, and fit performance profiles."""
 
 import sys
 from collections.abc import Iterator
@@ -26,9 +26,10 @@ from twofold.performance.profile import HOST, MachineCosts
 
 
 def measure(settings: CharacterizeSettings, catalog: Catalog) -> list[Characterization]:
-    """Measure the target without and with each power cap, and fit a profile each time.
+    """Measure an instance or endpoint once without a power cap, then once under each requested power cap.
 
-    Raises TargetError if the target fails, and ConfigurationError if its power cannot be capped.
+    Return the measurements with a profile fitted to each measurement. Raise TargetError if a request fails, and
+    ConfigurationError if the power of the hardware cannot be capped.
     """
     if settings.output is None:
         raise ConfigurationError("give --output FILE, the profile to write")

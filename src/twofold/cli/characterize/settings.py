@@ -15,7 +15,7 @@ _WORKLOADS: Final = ("azure-conv", "azure-code")
 
 
 def parse_caps(text: str, flag: str = "--power-caps") -> tuple[float, ...]:
-    """Parse power caps in watts, such as `300,400`. Raises ConfigurationError."""
+    """Parse a comma-separated list of power caps in watts. Raises ConfigurationError for an invalid list."""
     try:
         caps = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -104,7 +104,7 @@ class CostSettings(Settings, panel="Costs"):
 
 
 class FigureSettings(Settings, panel="Report"):
-    """Flags of the report."""
+    """Flags for the report of `twofold characterize`."""
 
     html: Path | None = options.HTML.field()
     plots: Path | None = flag("Write the charts as PNG files to this directory.", metavar="DIR")

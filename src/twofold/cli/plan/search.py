@@ -17,8 +17,8 @@ from twofold.planning.search import Objective
 
 @dataclass(frozen=True, slots=True)
 class OpenSearch:
-    """Open resources of a plan: search for the highest request rate of a design, evaluator by simulation, progress
-    display.
+    """Resources of a planning run: a search for a design's highest request rate, an evaluator that runs
+    simulations, and a progress display.
     """
 
     rates: RateSearch

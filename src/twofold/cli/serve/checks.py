@@ -105,7 +105,7 @@ def check_reuse(settings: ServeSettings, config: ServiceConfig) -> None:
 
 
 def check_store(config: ServiceConfig) -> None:
-    """Raise ConfigurationError if a host's KV store is combined with options that it does not support."""
+    """Raise ConfigurationError if the KV store is enabled along with incompatible options."""
     if config.store is None:
         return
     if any(worker.split != UNSHARDED for worker in config.workers):

@@ -123,7 +123,9 @@ def hide_arguments(arguments: bytes) -> bytes:
 
 
 def hide_variable(environment: bytes) -> bytes:
-    """Mask the value of TWOFOLD_API_KEY with asterisks in an environment like that in /proc/PID/environ."""
+    """Mask the value of TWOFOLD_API_KEY with asterisks in a process environment. As in /proc/PID/environ,
+    `environment` contains NUL-separated NAME=value entries.
+    """
     name = KEY_VARIABLE.encode() + b"="
     return b"\0".join(
         name + b"*" * (len(each) - len(name)) if each.startswith(name) else each for each in environment.split(b"\0")

@@ -27,7 +27,9 @@ def ray_network(settings: ServeSettings) -> HostNetwork:
 
 
 def launcher_of(settings: ServeSettings, config: ServiceConfig) -> tuple[ServiceConfig, Launcher]:
-    """Return the service configuration for the launcher that `--launcher` selects, and this launcher."""
+    """Return the service configuration and the launcher that `--launcher` selects. For Ray, the
+    configuration includes the controller's TCP address.
+    """
     if settings.launcher != "ray":
         return config, LocalLauncher(config)
     config = _with_endpoint(config)

@@ -8,10 +8,10 @@ from twofold.cli.settings import command
 def route(settings: RouteSettings) -> None:
     """Put the OpenAI API of Twofold in front of vLLM servers.
 
-    `--prefill` servers compute prompts and `--decode` servers generate output; vLLM's NixlConnector moves the KV cache
-    between them. `--colocated` servers run both phases. Nothing is installed on the servers. Their API key, if any, is
-    read from TWOFOLD_SERVER_API_KEY. The routers splitwise and jsq-planned change roles and need servers with kv_role
-    kv_both.
+    `--prefill` servers compute prompts and `--decode` servers generate output; vLLM's NixlConnector moves the KV
+    cache from prefill to decode servers. `--colocated` servers run both phases. Nothing is installed on the servers.
+    The servers' API key, if any, is read from TWOFOLD_SERVER_API_KEY. The routers splitwise and jsq-planned change
+    the roles of servers, and need servers with vLLM's kv_role set to kv_both.
     """
     from twofold.cli.serve.route_run import run  # noqa: PLC0415  (slow to import)
 

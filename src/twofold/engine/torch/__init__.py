@@ -1,1 +1,1 @@
-"""The built-in engine: runs models of `transformers` through their attention interface over a paged KV cache."""
+"""Built-in engine that runs `transformers` models over a paged KV cache."""

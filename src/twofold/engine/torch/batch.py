@@ -109,7 +109,7 @@ class AttentionPlanner:
             start = end
 
     def _group_end(self, spans: Sequence[_Span], start: int) -> int:
-        """Return the end of the group of decodes that starts at index `start`."""
+        """Return the index after the last decode that shares an attention call with the decode at index `start`."""
         longest, end = len(spans[start].blocks), start + 1
         while end < len(spans):
             blocks = len(spans[end].blocks)
@@ -121,7 +121,7 @@ class AttentionPlanner:
         return end
 
     def _group(self, rows: slice, spans: Sequence[_Span]) -> kernels.DecodeGroup:
-        """Return one attention call for several decodes."""
+        """Combine several decodes into one attention call."""
         width = max(len(span.blocks) for span in spans)
         # Shorter block lists are padded with their last block.
         table = [block for s in spans for block in (*s.blocks, *([s.blocks[-1]] * (width - len(s.blocks))))]
@@ -157,7 +157,7 @@ class LayerHooks:
 
 
 class PackedBatch:
-    """The steps of an iteration as packed tensors, decodes before prompts."""
+    """Batch of one engine iteration as packed tensors: first the decode tokens, then the tokens of prompt chunks."""
 
     def __init__(
         self,
@@ -190,12 +190,12 @@ class PackedBatch:
         return steps, self._pool.index(rows)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write the new keys and values of a layer, [tokens, kv_heads, dim] each, to the pool."""
+        """Write a layer's new keys and values to the KV pool. `keys` and `values` are [tokens, kv_heads, dim]."""
         for part, new in ((self._pool.keys(layer), keys), (self._pool.values(layer), values)):
             part.view(-1, part.shape[2], part.shape[3]).index_copy_(0, self._slots, new)
 
     def parts(self, layer: int) -> list[kernels.BatchPart]:
-        """Return the attention calls of a layer, in the order of the packed tokens."""
+        """Split the batch into one part for each attention call of layer `layer`; return the parts in token order."""
         window = self._windows[layer]  # layers with the same window share their calls
         if window not in self._parts:
             self._parts[window] = AttentionPlanner(window, self._pool, self._scratch).plan(self._steps)

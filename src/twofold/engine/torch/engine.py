@@ -16,7 +16,7 @@ from twofold.engine.torch.sampler import SamplingRow, sample
 # Batching and chunking change results only by rounding: greedy output is identical in float32, but may differ in
 # bfloat16 where two tokens are almost equally likely. On an accelerator, `on_layer` is called from another thread.
 class TorchEngine:
-    """Engine that runs a transformers model over a paged KV cache on the same device."""
+    """Engine that runs a Hugging Face transformers model with a paged KV cache on one device."""
 
     def __init__(self, model: LoadedModel, pool: KvPool) -> None:
         if model.layout(pool.layout.block_size) != pool.layout:
@@ -62,7 +62,7 @@ class TorchEngine:
                 copy_blocks(self._pool, layer, sources, self._pool, targets)
 
     def _forward(self, batch: PackedBatch, rows: torch.Tensor) -> torch.Tensor:
-        """Run the model, and return the logits [rows, vocabulary] of the tokens at the indices `rows`."""
+        """Run the model, and return the logits of the batch tokens at the indices `rows`."""
         options = {"logits_to_keep": rows} if self._keeps_rows else {}
         output = self._model(
             input_ids=batch.token_ids.unsqueeze(0),

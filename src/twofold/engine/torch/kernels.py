@@ -172,7 +172,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PromptStart:
-    """Attention call for the start of a prompt, whose tokens attend only to each other."""
+    """Attention call for the first chunk of a prompt. Tokens of the chunk attend only to tokens of the chunk."""
 
     rows: slice
     mask: Tensor | None

@@ -52,7 +52,7 @@ class KvPool:
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """Run the KV copies inside a `with` statement on a separate CUDA stream, and wait for them at its end."""
+        """Run the KV copies in a `with` block on a separate CUDA stream, then wait for the copies."""
         # For threads other than the engine's, so that copies and iterations do not wait for each other.
         if self._stream is None:
             yield
@@ -69,7 +69,11 @@ class KvPool:
 def copy_blocks(
     source: KvPool, layer: int, source_ids: Sequence[int], target: KvPool, target_ids: Sequence[int]
 ) -> None:
-    """Copy one layer of the blocks `source_ids` to the blocks `target_ids` of a pool with the same layout."""
+    """Copy one layer of KV blocks from the pool `source` to the pool `target`.
+
+    The blocks have the ids `source_ids` in the source and `target_ids` in the target. The two pools must have
+    equal KV layouts.
+    """
     if not source_ids:
         return
     # Copies between host and accelerator are complete at the end of `KvPool.copying` or of the iteration.
@@ -119,7 +123,10 @@ def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
 
 
 def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Split pairs (source id, target id) into ranges of consecutive ids: (first source, first target, length) each."""
+    """Pair source and target blocks by position, and group pairs with consecutive ids into runs.
+
+    Return (first source id, first target id, number of pairs) for each run.
+    """
     pairs = list(zip(source_ids, target_ids, strict=True))
     starts = [0] + [i for i, ((a, b), (c, d)) in enumerate(pairwise(pairs), 1) if (c, d) != (a + 1, b + 1)]
     ends = [*starts[1:], len(pairs)]
@@ -152,7 +159,7 @@ def _as_words(part: Tensor) -> Tensor:
 
 
 class LayerNotifier:
-    """Runs callbacks in order, each as soon as the device has completed all earlier work."""
+    """Runs each callback once the device has completed the work queued before the callback."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -124,7 +124,7 @@ def _run(model: PreTrainedModel, probe: _Probe) -> None:
 
 @contextmanager
 def _without_cuda_graphs() -> Iterator[None]:
-    """Disable torch's check for CUDA graph capture inside a `with` statement."""
+    """Make `torch.cuda.is_current_stream_capturing` return False within a `with` block."""
     asked = torch.cuda.is_current_stream_capturing
     # The check would initialize CUDA, and then the process could not fork.
     torch.cuda.is_current_stream_capturing = lambda: False
@@ -147,7 +147,7 @@ def _all_layers(probe: _Probe, expected: int) -> ProbedModel:
 def _probe_mask(
     q_length: int, kv_length: int, mask_function: MaskRule, device: torch.device, **_rest: object
 ) -> Tensor:
-    """Return a placeholder mask. Its attribute `twofold_visible` is the model's mask function."""
+    """Return a dummy attention mask that carries the model's mask function as an attribute."""
     carrier = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device=device)
     carrier.twofold_visible = mask_function  # type: ignore[attr-defined]
     return carrier

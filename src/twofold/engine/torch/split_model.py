@@ -133,7 +133,7 @@ _OWN_PLANS = {"opt": {f"model.decoder.layers.*.{name}": style for name, style in
 
 
 def tensor_plan(model: PreTrainedModel) -> dict[str, str]:
-    """Return the tensor-parallel plan of a model, which maps name patterns to styles; empty if unsupported."""
+    """Return a model's tensor-parallel plan in the format of Transformers; empty if no plan is usable."""
     if apply_tensor_parallelism is None:
         return {}
     plan = _OWN_PLANS.get(model.config.model_type) or model.tp_plan or {}
@@ -220,5 +220,5 @@ def split_model(loaded: LoadedModel, group: RankGroup) -> LoadedModel:
 
 
 def first_of_last_stage(split: Sharding) -> int:
-    """Return the first rank of the last pipeline stage, which samples tokens."""
+    """Return the rank that samples tokens: the first rank of the last pipeline stage."""
     return split.ranks - split.tensor

@@ -9,7 +9,7 @@ from twofold.engine.base import KvLayout
 
 
 class VllmBlockCounts(NamedTuple):
-    """Numbers of all blocks and of free blocks in vLLM's block pool."""
+    """Counts of total and free blocks in vLLM's block pool."""
 
     total: int
     free: int  # including cached blocks that no request uses
@@ -23,7 +23,7 @@ class SettledTransfers(NamedTuple):
 
 
 class ConnectorBridge(Protocol):
-    """Methods of a worker that vLLM's KV connector calls, all on the thread that runs vLLM."""
+    """Methods of a worker that vLLM's KV connector calls."""
 
     def place_cache(self, layout: KvLayout, num_blocks: int) -> torch.Tensor:
         """Return memory for vLLM's KV cache that peers can access, as a uint8 tensor."""
@@ -42,7 +42,7 @@ class ConnectorBridge(Protocol):
 
     # The computation may only be queued on the device yet.
     def layer_computed(self, request_ids: Sequence[str], layer: int) -> None:
-        """Record that vLLM has computed a layer for these requests."""
+        """Record that vLLM has computed the layer `layer` for the requests `request_ids`."""
 
     def holds_blocks(self, request_id: str) -> bool:
         """Return whether vLLM must keep the blocks of a finished request, because they must still be sent."""

@@ -36,7 +36,7 @@ def _shape(name: str, cache: torch.Tensor, kv_heads: int) -> tuple[int, int, int
 def move_caches(
     memory: torch.Tensor, layout: KvLayout, num_blocks: int, views: Sequence[Sequence[torch.Tensor]]
 ) -> None:
-    """Make vLLM's KV cache use the memory of `memory`. Its contents are lost."""
+    """Make the tensor `memory` the storage of vLLM's KV cache. The previous contents of the KV cache are lost."""
     numbers = memory[: layout.pool_bytes(num_blocks)].view(getattr(torch, layout.dtype))
     storage, offset = numbers.untyped_storage(), numbers.storage_offset()
     for layer, same in enumerate(views):

@@ -1,4 +1,4 @@
-"""Twofold's KV connector for vLLM, which reports allocated blocks and computed layers to the worker."""
+"""KV connector by which vLLM reports allocated blocks and computed layers to Twofold's worker."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -80,7 +80,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
     # -- scheduler --------------------------------------------------------------------------------------------------
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
-        """Return all KV cache groups, because a peer writes all KV of a request."""
+        """Return the ids of all KV cache groups, because a KV transfer loads every group."""
         return self._groups  # vLLM would clear the blocks of other groups
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:

@@ -24,7 +24,7 @@ ExternalHash = int | bytes
 
 
 class CachedPromptBlocks(EventPublisher):
-    """Translates vLLM's events of cached and evicted prompt blocks to Twofold's block keys."""
+    """Event publisher that replaces the block hashes in vLLM's cache events with Twofold's block keys."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from twofold.request import BlockKey
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class EvictionPolicy(ABC):
-    """Ranks the blocks of one memory for eviction."""
+    """Ranks the cached KV blocks of one cache tier, such as GPU memory or disk, in order of eviction."""
 
     # The memory reports every event of a block: `stored`, each `hit`, `hold` and `release` alternately, and `forget`
     # when the block is removed, even if held. The time of an operation must not depend on the number of blocks.

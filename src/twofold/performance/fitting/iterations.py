@@ -108,7 +108,7 @@ def _median(group: Sequence[Measurement]) -> Measurement:
 
 
 class _Shape(NamedTuple):
-    """Points where the slope of the iteration time changes: batched tokens and numbers of decodes."""
+    """Numbers of batched tokens and of decode sequences at which a piecewise linear iteration time changes slope."""
 
     bends: tuple[int, ...]
     large: int  # the knee, in decodes; 0: none

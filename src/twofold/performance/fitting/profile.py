@@ -47,7 +47,7 @@ class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_context(self) -> float:
-        """Mean number of KV tokens that a decode iteration of this run read."""
+        """Mean number of KV tokens that one decode iteration reads for the whole batch."""
         generated = float(self.token_size)
         if self.token_time and self.e2e_time is not None and self.e2e_time > self.prompt_time:
             generated = min(generated, 1 + (self.e2e_time - self.prompt_time) / self.token_time)
@@ -88,7 +88,10 @@ def date_of(path: Path, rows: Iterable[ProfileRow]) -> str:
 
 
 class ProfiledBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Median times of all runs with one prompt size and batch size, in milliseconds; 0 if not measured."""
+    """Median prefill and decode times over all runs with the same prompt size and batch size.
+
+    Times are in milliseconds, or 0 if not measured.
+    """
 
     prompt_size: int
     batch_size: int
@@ -107,7 +110,7 @@ class ProfiledBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def group_batches(rows: Iterable[ProfileRow]) -> list[ProfiledBatch]:
-    """Group rows by prompt size and batch size, and compute the medians."""
+    """Group profile rows by prompt size and batch size, and compute the median of the measured times in each group."""
     groups: dict[tuple[int, int], list[ProfileRow]] = defaultdict(list)
     for row in rows:
         if row.prompt_time or row.token_time:
@@ -139,7 +142,9 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 def consistent_batches(rows: Sequence[ProfileRow]) -> tuple[list[ProfiledBatch], list[Dropped]]:
-    """Return the measurements that do not contradict each other, and the number of rows dropped for each reason."""
+    """Drop profile rows that are invalid or contradict other rows. Return the remaining measurements,
+    grouped by prompt size and batch size, and the number of rows dropped for each reason.
+    """
     positive = [row for row in rows if _positive(row)]
     dropped = []
     if len(positive) < len(rows):
@@ -168,7 +173,7 @@ def _positive(row: ProfileRow) -> bool:
 
 
 def _most_at_odds(kept: Sequence[ProfiledBatch]) -> tuple[ProfiledBatch, int] | None:
-    """Return the batch that contradicts the largest number of other batches, and this number; None if none does."""
+    """Return the batch with the most contradictions to other batches, and how many it has; None if no batch has one."""
     odds = [(sum(_contradict(one, other) for other in kept), one.prefill_tokens, one) for one in kept]
     others, _, worst = max(odds, key=lambda entry: entry[:2], default=(0, 0, None))
     return (worst, others) if worst is not None and others else None
@@ -194,6 +199,6 @@ def decode_power(kept: Iterable[ProfiledBatch]) -> float | None:
 
 
 def consistent_rows(rows: Sequence[ProfileRow]) -> list[ProfileRow]:
-    """Return the rows of mixed iterations, of KV transfers, and of batches that do not contradict each other."""
+    """Drop the rows of a profile that are invalid or contradict other rows; return the remaining rows."""
     kept = [row for batch in consistent_batches(rows)[0] for row in batch.rows]
     return kept + [row for row in rows if row.mixed_time or row.transfer_time]

@@ -1,7 +1,7 @@
-"""Hit rate of a cache tier, and accelerator time saved by its hits, at every capacity of the tier.
+"""Hit rate of a cache tier and accelerator time saved by hits, at every capacity of the tier.
 
-A larger LRU cache holds all blocks of a smaller LRU cache (Mattson et al., Evaluation techniques for storage
-hierarchies, IBM Systems Journal 1970). Each use of a block thus has a smallest capacity at which it hits.
+A hit in an LRU cache is also a hit in every larger LRU cache (Mattson et al., Evaluation techniques for
+storage hierarchies, IBM Systems Journal 1970).
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,10 @@ NEVER = np.iinfo(np.int64).max
 
 
 def least_capacities(prompts: Sequence[Sequence[BlockKey]]) -> Blocks:
-    """For each block of each prompt, return the smallest LRU capacity, in blocks, at which it hits, or NEVER."""
+    """For each block of each prompt, return the smallest LRU cache capacity at which the block is a hit.
+
+    Capacities are in blocks. For a block that is never a hit, the capacity is the largest 64-bit integer.
+    """
     # The result is approximate for caches smaller than a prompt.
     keys = list(chain.from_iterable(prompts))
     distances = np.minimum(stack_distances(keys), len(keys) + 1)
@@ -45,7 +48,9 @@ def stack_distances(keys: Sequence[BlockKey]) -> Blocks:
 
 
 def _previous(keys: Sequence[BlockKey]) -> Blocks:
-    """Return the previous position of the key at each position in `keys`; −1 if there is none."""
+    """For each key in `keys`, return the index of the previous occurrence of the key, or −1 for the first
+    occurrence.
+    """
     latest: dict[BlockKey, int] = {}
     previous = []
     for place, key in enumerate(keys):
@@ -92,7 +97,7 @@ _ROUNDING = 1e-6  # of a block, so that converting blocks to GB and back is exac
 
 
 class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Factors that convert cache blocks to GB, and saved prefill time to numbers of accelerators and to dollars."""
+    """Conversion of cache blocks to GB, and of saved prefill time to saved accelerators and dollars."""
 
     caches: int  # equal caches of the tier: one per node, or one for all nodes
     nodes: int
@@ -104,11 +109,11 @@ class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
     gb_price: float  # of the tier, in dollars per hour
 
     def blocks_of(self, gb_per_node: float) -> int:
-        """Return how many blocks each cache of the tier has, if the tier has `gb_per_node` GB per node."""
+        """Convert the capacity per node in GB to the capacity of one cache in blocks."""
         return int(gb_per_node * self.nodes / self.caches / self.block_gb + _ROUNDING)
 
     def gb_of(self, blocks: int) -> float:
-        """Return the capacity of a tier in GB per node, if each cache has `blocks` blocks."""
+        """Return the GB that a cache tier needs on each node if every cache of the tier holds `blocks` blocks."""
         return blocks * self.block_gb * self.caches / self.nodes
 
 
@@ -123,7 +128,7 @@ class CapacityPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gain_per_h(self) -> float:
-        """Net savings in dollars per hour: price of the freed accelerators minus price of the tier."""
+        """Net savings in dollars per hour: price of the freed accelerators minus price of the cache tier."""
         return self.saved_per_h - self.price_per_h
 
 
@@ -144,7 +149,7 @@ class CapacityCurve:
         return self.terms.gb_of(len(self._hits) - 1)
 
     def at(self, gb_per_node: float) -> CapacityPoint:
-        """Evaluate the tier with a capacity of `gb_per_node` GB per node, rounded down to whole blocks."""
+        """Return the hit rate, savings and price of the cache tier at `gb_per_node` GB per node."""
         terms = self.terms
         place = min(terms.blocks_of(gb_per_node), len(self._hits) - 1)
         busy = float(self._saved_s[place]) / terms.duration_s

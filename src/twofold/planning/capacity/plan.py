@@ -37,7 +37,7 @@ class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Fraction of the machine's accelerators in one instance."""
+        """Accelerators per instance as a fraction of the accelerators per machine."""
         return self.accelerators / self.machine.count
 
     @property
@@ -46,7 +46,7 @@ class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Hit rate of a cache tier by its capacity, for one cache per node and for one cache shared by all nodes."""
+    """Hit rate versus capacity of a cache tier, for node-local caches and for a shared cache."""
 
     tier: StorageTier
     behind_gb: float  # DRAM per node in front of the tier, whose hits do not count
@@ -74,7 +74,10 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def capacity_plan(requests: Sequence[Request], query: CapacityQuery) -> CapacityPlan:
-    """Evaluate DRAM and disk sizes for a trace. Raises ConfigurationError for a trace without block ids or duration."""
+    """Evaluate KV cache sizes, in DRAM and on disk, for a trace of requests.
+
+    Raise ConfigurationError if the requests have no block ids or all arrive at the same time.
+    """
     blocks = sum(len(request.prefix_blocks) for request in requests)
     require(blocks > 0, "--kv-capacity needs a trace with block ids, such as Mooncake's: this trace has none")
     duration_s = requests[-1].arrival_s - requests[0].arrival_s
@@ -146,7 +149,9 @@ class _Trace:
         return CapacityCurve(terms, np.where(least < NEVER, np.maximum(least - above, 0), NEVER), np.concatenate(saved))
 
     def _saved_s(self, request: Request, least: Blocks, above: int, first_s: float, tier_s: float) -> Seconds:
-        """For each block of a prompt, return the prefill seconds saved by a hit in this tier."""
+        """Return the prefill seconds saved per prompt block by a hit in a cache tier that takes `tier_s`
+        seconds to load a block.
+        """
         there, in_first = int((least < NEVER).sum()), int((least <= above).sum())
         saved_s = np.zeros(len(least))
         loads_s = [first_s] * in_first + [tier_s] * (there - in_first)

@@ -1,4 +1,4 @@
-"""Executor that runs simulations on local CPU cores, in processes forked from a server that has loaded the code."""
+"""Executor that runs simulations in parallel processes on local CPU cores."""
 
 import ctypes
 import multiprocessing
@@ -23,7 +23,9 @@ def cores() -> int:
 
 
 class LocalExecutor(Executor):
-    """Executor that runs simulations in `jobs` processes. Leaving the context manager cancels all unfinished ones."""
+    """Executor that runs simulations in `jobs` processes. Leaving the context manager cancels unfinished
+    simulations.
+    """
 
     def __init__(self, problem: Problem, jobs: int) -> None:
         require(jobs >= 1, f"--jobs must be at least 1, not {jobs}")

@@ -1,4 +1,4 @@
-"""Executor that simulates designs on a Ray cluster, and a count of the cluster's machines for planning."""
+"""Planning on a Ray cluster: an executor simulates designs, and a function counts the cluster's machines."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -82,8 +82,9 @@ def balanced(
     *,
     node: int | None = None,
 ) -> list[Candidate]:
-    """Return designs with nearly equal goodput in prefill and decode, highest goodput per accelerator first. If `node`
-    is set, nodes have `node` accelerators, and both phases run on the same nodes.
+    """Return designs with nearly equal prefill and decode goodput, highest goodput per accelerator first.
+
+    `node` is the number of accelerators per node if prefill and decode must share nodes, otherwise None.
     """
     found = {
         candidate.design: candidate
@@ -135,7 +136,13 @@ Counts = tuple[tuple[MachineKind, int], ...]
 
 
 class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of prefill and decode instances by type, and the total goodput of each phase in requests/s."""
+    """Division of a stock of accelerators into prefill instances and decode instances.
+
+    - `prefill`: total goodput of the prefill instances in requests/s
+    - `decode`: total goodput of the decode instances in requests/s
+    - `prefills`: number of prefill instances of each hardware type
+    - `decodes`: number of decode instances of each hardware type
+    """
 
     prefill: float = 0.0
     decode: float = 0.0
@@ -152,7 +159,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
         return sum(kind.accelerators * count for kind, count in (*self.prefills, *self.decodes))
 
     def beside(self, other: "StockDivision") -> "StockDivision":
-        """Combine the instances of two divisions, and add their goodputs."""
+        """Return the union of two divisions: the instances of both, and the sums of their goodputs."""
         return StockDivision(
             prefill=self.prefill + other.prefill,
             decode=self.decode + other.decode,
@@ -205,7 +212,10 @@ def _splits(
 
 
 def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[float, Counts]]:
-    """Choose instances with the highest total goodput on 0, 1, …, `accelerators` accelerators, for one phase."""
+    """For each number of accelerators up to `accelerators`, find the set of instances with the highest total goodput.
+
+    All instances are of one phase.
+    """
     # This is an unbounded knapsack problem over the instance kinds.
     best: list[tuple[float, dict[MachineKind, int]]] = [(0.0, {})]
     for given in range(1, accelerators + 1):

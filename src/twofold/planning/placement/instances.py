@@ -50,14 +50,17 @@ _SATURATED, _LONG = 4096, 1024  # tokens of a batch that saturates prefill, and 
 
 
 class Affinity(StrEnum):
-    """Node affinity: high if hand-offs may cross nodes, low if they must stay within a node."""
+    """Node affinity as DistServe uses the term: `low` if KV must stay within a node, `high` if KV may cross nodes."""
 
     HIGH = "high"
     LOW = "low"
 
 
 class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """Bandwidths between and within nodes, and highest rate of KV production in prefill: bytes/s per accelerator."""
+    """Bandwidths between nodes and within a node, and the highest rate of KV production in prefill.
+
+    All three fields are in bytes/s per accelerator.
+    """
 
     kv: float  # peak KV production
     between_nodes: float
@@ -70,7 +73,11 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def affinity(self) -> Affinity:
-        """Low if links between nodes are slower than both KV production and links within a node, else high."""
+        """Node affinity in the terms of DistServe: `low` if hand-offs are too slow between nodes, otherwise `high`.
+
+        Hand-offs are too slow if the bandwidth between nodes is below the peak rate of KV production and below the
+        bandwidth within a node.
+        """
         narrow = self.between_nodes < self.kv and self.between_nodes < self.within_node
         return Affinity.LOW if narrow else Affinity.HIGH
 
@@ -87,7 +94,10 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
-    """Return the link bandwidths of a machine type, and the highest rate at which its prefill instances produce KV."""
+    """Return the link bandwidths of a machine type, and the highest rate at which prefill produces KV.
+
+    Bandwidths and rate are in bytes/s per accelerator.
+    """
     machine = problem.catalog.machine(kinds[0].name)
     model = problem.catalog.model(problem.template.model)
     per_token = problem.template.kv_bytes_per_token or model.kv_bytes_per_token
@@ -103,7 +113,10 @@ def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
 
 
 def shares_nodes(design: Design, node: int) -> bool:
-    """Return whether nodes with `node` accelerators each can hold a design so that every node runs both phases."""
+    """Return whether a design can be placed with both prefill and decode on every node.
+
+    `node` is the number of accelerators per node.
+    """
     if design.accelerators <= node:
         return True
     # A larger design needs one node per pipeline stage.

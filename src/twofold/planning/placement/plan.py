@@ -1,7 +1,7 @@
-"""DistServe placement plans: the best placement, the confidence in its goodput, and the best parallelism for prefill.
+"""DistServe placement plans: best placement, confidence in the goodput, and best prefill parallelism.
 
-On the same accelerators, tensor parallelism has the lower TTFT at low rates, and pipeline parallelism at high rates
-(DistServe, section 3.1).
+With equal numbers of accelerators, tensor parallelism has a lower TTFT at low request rates. Pipeline
+parallelism has a lower TTFT at high request rates (DistServe, section 3.1).
 """
 
 import asyncio
@@ -44,7 +44,10 @@ class Confidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def level(self) -> float:
-        """Probability that the median goodput over all seeds is between the lowest and the highest of `rates`."""
+        """Probability that the median goodput over all possible seeds is within the range of `rates`.
+
+        `rates` contains the goodput of each simulated seed.
+        """
         # For n draws from any distribution: 1 − 2^(1−n).
         return 1.0 - 2.0 ** (1 - len(self.rates))
 
@@ -87,7 +90,9 @@ class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a placement search: the best split placement, and all simulated placements."""
+    """Result of a placement search: the simulated placements that meet the SLO, and the best placement
+    with separate prefill and decode instances.
+    """
 
     prepared: PreparedPlacement
     placement: PlacementResults
@@ -160,7 +165,10 @@ def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlaceme
 
 
 class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
-    """Parallelism of a prefill instance with the lowest mean TTFT at each rate, by queueing theory."""
+    """Best parallelism of prefill instances for each range of request rates.
+
+    The best parallelism is the parallelism with the lowest mean TTFT, calculated by queueing theory.
+    """
 
     accelerators: int
     prompt_tokens: int

@@ -46,9 +46,9 @@ class PlacementResults(msgspec.Struct, frozen=True, kw_only=True):
 async def most_goodput(
     search: RateSearch, kinds: Sequence[MachineKind], most_accelerators: int, *, node: int | None = None
 ) -> PlacementResults:
-    """Find the placements with the highest goodput per accelerator. If `node` is None, instances may be on any node
-    (DistServe's Algorithm 1). Otherwise nodes have `node` accelerators, and both phases run on the same nodes
-    (Algorithm 2).
+    """Find the placements with the highest goodput per accelerator, by Algorithm 1 of DistServe.
+
+    If `node`, the number of accelerators per node, is given, use Algorithm 2: prefill and decode instances share nodes.
     """
     prefills, decodes = await goodputs(search, kinds, shared=node is not None)
     candidates = balanced(prefills, decodes, most_accelerators, node=node)
@@ -88,7 +88,10 @@ async def for_rate(
 
 
 async def whole_stock(search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]) -> PlacementResults:
-    """Find the placements with the highest rate on the accelerators in `stock`, by machine type."""
+    """Find the placements with the highest request rate on the available accelerators.
+
+    `stock` maps each machine type to the number of available accelerators.
+    """
     prefills, decodes = await goodputs(search, kinds)
     candidates = divided(stock, prefills, decodes, BREADTH)
     split = await _highest(search, [each.design for each in candidates])
@@ -139,8 +142,8 @@ async def _colocated(
 
 
 async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> list[Family]:
-    """Return the `BREADTH` best pairs of instance type and batcher by goodput per accelerator of one colocated
-    instance.
+    """Simulate one colocated instance for every pair of machine type and batcher; return the pairs with
+    the highest goodput per accelerator.
     """
     # Single instances are compared.
     alone = [_alone(kind, batcher, budget) for kind in kinds for batcher, budget in search.colocated_batching]
@@ -152,7 +155,7 @@ def _alone(kind: MachineKind, batcher: str, budget: int | None) -> Design:
 
 
 async def _all_colocated(search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]) -> list[Design]:
-    """Return one colocated design on all accelerators for each batcher and token budget."""
+    """Return the colocated designs that use the whole `stock`, for each batching policy and token budget."""
     designs = []
     for batcher, budget in search.colocated_batching:
         best: dict[str, MachineKind] = {}  # instance kind of each machine type

@@ -18,7 +18,7 @@ _ROWS = 12
 
 
 def capacity_tables(plan: CapacityPlan, title: str) -> Group:
-    """Return, for each cache tier, a table of hit rates and saved accelerators by capacity, and a summary in words."""
+    """Return a table of hit rates and savings for each cache tier, and a summary in words."""
     parts: list[RenderableType] = [_table(plan, each, title) for each in plan.tiers]
     return Group(*parts, Text(capacity_text(plan), style="bold"))
 
@@ -31,7 +31,7 @@ def capacity_text(plan: CapacityPlan) -> str:
 
 
 def capacities(each: TierPlan) -> list[float]:
-    """Return the capacities of a cache tier to tabulate, in GB per node."""
+    """Return the cache capacities, in GB per node, at which a report states the hit rate of a cache tier."""
     full = max(curve.full_gb_per_node for curve in _curves(each).values())
     last = math.ceil(math.log2(full)) if full > 0 else 0
     # Zero, and powers of two until the hit rate is at its highest.
@@ -94,7 +94,7 @@ def _cells(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) -> t
 
 
 class MarginalGain(msgspec.Struct, frozen=True, kw_only=True):
-    """Accelerator time and dollars that each added GB or dollar of a cache tier saves."""
+    """Savings from enlarging a cache tier: accelerator time per added GB, and dollars saved per dollar spent."""
 
     accelerator_s_per_gb_h: float  # accelerator seconds saved per hour by each added GB
     returns: float | None  # dollars saved by each dollar spent; None for a free tier
@@ -110,7 +110,9 @@ def added_by(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) ->
 
 
 class CapacityPointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Hit rate, savings and price of a cache tier at one capacity, and the savings over the next smaller capacity."""
+    """Hit rate, savings and price of a cache tier at one capacity, and the marginal gain over the next smaller
+    capacity.
+    """
 
     point: CapacityPoint
     added: MarginalGain

@@ -19,7 +19,7 @@ _SYMBOLS = {True: "circle", False: "square"}
 
 
 def pareto_chart(plan: Plan, front: Sequence[ParetoPoint]) -> ReportChart:
-    """Plot price against rate and power against rate, for the Pareto front and the best design of each kind."""
+    """Plot price and power against request rate, for the Pareto front and the plan's best designs."""
     traces: list[Trace] = []
     families = list(dict.fromkeys(point.design.family.name for point in front))
     for index, family in enumerate(families):

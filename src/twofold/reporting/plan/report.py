@@ -36,7 +36,7 @@ class DesignReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChoiceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The best design of a family, with its evaluation at `rate` requests/s."""
+    """The best design in a family (designs that differ only in numbers of machines), evaluated at `rate` requests/s."""
 
     design: DesignReport
     rate: float

@@ -64,7 +64,7 @@ _MOST_POINTS = 14  # the JSON has the whole front
 
 
 def plan_tables(plan: Plan, advice: Advice, front: Sequence[ParetoPoint], effort: Effort, title: str) -> Group:
-    """Return the tables of a plan, with advice in words and the number of simulations."""
+    """Return terminal output that shows a plan, its recommendation, and the number of simulations."""
     parts: list[RenderableType] = [_choices(plan, title)]
     if plan.without:
         parts.append(Text(f"Cannot meet the SLO: {', '.join(plan.without)}."))
@@ -83,7 +83,10 @@ def effort_text(effort: Effort) -> str:
 
 
 def thinned(front: Sequence[ParetoPoint], most: int = _MOST_POINTS) -> list[ParetoPoint]:
-    """Return at most `most` evenly spaced points of `front`, including the first and the last."""
+    """Return no more than `most` points of a Pareto front, at evenly spaced indices.
+
+    The first and the last point are kept.
+    """
     if len(front) <= most:
         return list(front)
     return [front[round(index * (len(front) - 1) / (most - 1))] for index in range(most)]

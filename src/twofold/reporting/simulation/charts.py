@@ -40,7 +40,10 @@ DASHED: Final[Layout] = {"width": 1, "dash": "dash"}
 
 
 def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart:
-    """Plot the cumulative distributions of TTFT, TPOT, ITL and E2E latency. An SLO in seconds adds its bounds."""
+    """Plot the cumulative distributions of TTFT, TPOT, ITL and E2E latency.
+
+    If the SLO has bounds in seconds, also draw each bound as a dashed line.
+    """
     known = [latency for latency in LATENCIES if latency.label in _TITLES]
     axes = [(log_axis(_TITLES[latency.label]), _SHARE) for latency in known]
     traces = [trace for plot, latency in enumerate(known) for trace in cumulative(results, latency, plot)]
@@ -119,7 +122,7 @@ def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]
 
 
 def role_lines(result: SimulationResult, kind: str, where: dict[str, object], *, legend: bool) -> Iterator[Trace]:
-    """Yield lines for the mean and the maximum of each role's time series of kind `kind`."""
+    """Yield two chart lines for each instance role: a quantity's mean and maximum in each time bin."""
     for role, series in by_role(result, kind):
         colour, group = PHASE_COLOURS[role], {"legendgroup": role.value, **where}
         times, means, highest = steps(series)
@@ -130,7 +133,7 @@ def role_lines(result: SimulationResult, kind: str, where: dict[str, object], *,
 
 
 def steps(series: Series) -> tuple[list[float], list[float], list[float]]:
-    """Return, for each step of a time series, its start, mean and maximum, as three lists to plot."""
+    """Return three lists to plot a time series: start time in seconds, mean and maximum of each time bin."""
     points = series.points()
     if points:  # the last step lasts until the end of the series
         points.append((series.at_ps / _PS_PER_S, points[-1][1], points[-1][2]))
@@ -178,7 +181,10 @@ def membership(results: Mapping[str, SimulationResult]) -> ReportChart:
 
 
 def overload(results: Mapping[str, SimulationResult]) -> ReportChart | None:
-    """Plot predicted latency divided by its SLO bound over time, one plot per run; None without overload control."""
+    """Plot the ratio of predicted latency to SLO bound against time, with one plot per run.
+
+    Return None if no run has overload control.
+    """
     controlled = {name: result for name, result in results.items() if result.overload is not None}
     if not controlled:
         return None
@@ -198,7 +204,7 @@ def overload(results: Mapping[str, SimulationResult]) -> ReportChart | None:
 
 
 def power(results: Mapping[str, SimulationResult]) -> ReportChart | None:
-    """Plot drawn and provisioned power over time; None if no simulation measured power."""
+    """Plot each simulation's consumed and provisioned power over time; return None if no simulation measured power."""
     traces: list[Trace] = []
     for index, (name, result) in enumerate(results.items()):
         series = result.series.get("power_w")

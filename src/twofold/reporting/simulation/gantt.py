@@ -40,7 +40,7 @@ class GanttRuns(Observer):
             self._end_ps = run.end_ps if self._end_ps is None else min(self._end_ps, run.end_ps)
 
     def role(self, instance: str, role: Role, at_ps: int) -> None:
-        """Add a row for the instance to the chart, even if it never runs."""
+        """Add a chart row for an instance that has joined a pool, even if the instance never runs an iteration."""
         self.instances.add(instance)
 
 

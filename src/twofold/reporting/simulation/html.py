@@ -1,4 +1,4 @@
-"""HTML page of one or several simulations in a single file."""
+"""HTML report about one or more simulations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -68,7 +68,9 @@ def html_report(
     runs: Mapping[str, GanttRuns] | None = None,
     reference: ModelAccuracy | None = None,  # of the performance model behind slowdowns
 ) -> str:
-    """Return an HTML page about simulations, given by name in `results`. Raises ValueError if there are none."""
+    """Return an HTML page about the simulations in `results`, a mapping from name to result. Raises
+    ValueError if `results` is empty.
+    """
     if not results:
         raise ValueError("a report needs at least one result")
     body = list(_verdicts(slo, verdicts or {}))

@@ -47,7 +47,10 @@ SLOWDOWNS: Final = (
 
 
 class DistributionSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of a distribution: latencies in seconds, slowdowns as multiples."""
+    """Count, mean, extremes and percentiles of a latency or slowdown distribution.
+
+    Latencies are in seconds. Slowdowns are multiples of the uncontended latency on a reference machine.
+    """
 
     count: int
     mean: float
@@ -104,7 +107,7 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worst(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None) -> Accuracy:
-    """Return, for each of `phases`, the largest error of the performance models of the pools that run this phase."""
+    """Return the largest prefill error and the largest decode error of the pools' performance models."""
     # `reference` is the error of the performance model that slowdowns are relative to.
     errors = {phase: _errors(pools, phase, reference) for phase in _all_phases(pools, phases)}
     return Accuracy(
@@ -129,7 +132,7 @@ def accuracy(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: Mo
 
 
 def phase_accuracy(pools: Sequence[PoolResult], phase: Phase) -> str:
-    """Describe the largest error of the performance models in a phase, such as `±10%`."""
+    """Return a text such as `±10%` with the largest error of the performance models in a phase."""
     errors = _errors(pools, phase, None)
     value = _worst(errors, phase)
     text = UNKNOWN if value is None else percent(value)
@@ -167,7 +170,9 @@ def _errors(pools: Sequence[PoolResult], phase: Phase, reference: ModelAccuracy 
 
 
 def _worst(errors: Sequence[ModelAccuracy], phase: Phase) -> float | None:
-    """Return the largest error of several performance models in a phase; None if one of them is unknown."""
+    """Return the largest prediction error of the performance models in a phase; None if any model's error
+    is unknown.
+    """
     values = [error.prefill if phase is Phase.PREFILL else error.decode for error in errors]
     known = [value for value in values if value is not None]
     return max(known) if known and len(known) == len(values) else None

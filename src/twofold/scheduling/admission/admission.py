@@ -1,4 +1,4 @@
-"""Admission control: a bounded priority queue in front of the cluster, with limits per API key and deadlines."""
+"""Admission control in front of the cluster: a bounded priority queue, request deadlines, and limits per API key."""
 
 from bisect import bisect_left, bisect_right, insort
 from math import ceil, floor
@@ -68,7 +68,10 @@ class AdmissionQueue:
         return queued
 
     def pop(self, now: float) -> QueuedRequest | None:
-        """Remove and return the first request without a passed deadline; None if there is none."""
+        """Remove and return the first queued request, skipping requests whose deadline has passed.
+
+        Return None if no request remains.
+        """
         timely = (each for each in self._turns if each.deadline_s is None or each.deadline_s > now)
         queued = next(timely, None)
         return None if queued is None else self.leave(queued.id)
@@ -129,7 +132,7 @@ class Admission(RequestSubscriber):
         return queued
 
     def put_back(self, queued: QueuedRequest, now: float) -> None:
-        """Requeue a request that could not be placed or lost its instance."""
+        """Requeue a request after a failed placement or after the loss of the instance that ran the request."""
         del self._running[queued.id]
         self._keys[queued.key].waiting += 1
         self._queue.join(queued)  # at its former position
@@ -177,11 +180,14 @@ class Admission(RequestSubscriber):
         return {name: (account.waiting, account.running) for name, account in self._keys.items()}
 
     def judge(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Return a refusal or None. Subclasses override this method to refuse more requests."""
+        """Return None, to accept the request. Subclasses override this method to refuse requests."""
         return None
 
     def _refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Return the refusal with the longest time until a retry; None to admit the request."""
+        """Return a refusal if the request fails an admission check, else None.
+
+        Of several refusals, return the refusal with the longest time until a retry.
+        """
         refusals: list[Refusal | None] = []
         key_wait_s = self._account(queued.key, now).wait_s(now)
         if key_wait_s > 0.0:

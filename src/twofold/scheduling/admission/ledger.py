@@ -74,7 +74,7 @@ class InstanceDecodes:
         return began
 
     def observe_iteration(self, sequences: int, seconds: float, written: float) -> None:
-        """Correct later predictions by the measured time of a decode iteration."""
+        """Update the correction factor of predicted decode times from one measured iteration."""
         # `written` is the mean number of output tokens so far.
         if self.current.sequences:
             prompt_tokens = self.current.prompt_tokens / self.current.sequences
@@ -171,7 +171,7 @@ class OverloadLedger(RequestSubscriber):
         return _prompt(self._placed[request_id]).tokens
 
     def predicted_ttft_s(self, request_id: str) -> float | None:
-        """Return the prediction of a request's TTFT at its placement, in seconds; None after its prefill."""
+        """Return the TTFT in seconds that was predicted when a request was placed; None after the request's prefill."""
         return self._predicted_ttft_s.get(request_id)
 
     def ttft(self, placed: PlacedRequest, now: float) -> float:
@@ -194,8 +194,10 @@ class OverloadLedger(RequestSubscriber):
         return ttft_s * self._margin.factor / self.ttft_s
 
     def decode_load(self, placed: PlacedRequest, *, coming: bool = False) -> float:
-        """Return the decode load of a request: its predicted time between tokens divided by the bound. If `coming` is
-        set, requests in prefill count as decoding.
+        """Return the predicted time between tokens on a request's decode instance, divided by the SLO bound.
+
+        The prediction includes the requests that decode on the instance. If `coming` is true, the prediction also
+        includes requests in prefill that will decode on the instance.
         """
         decodes = self._decodes[placed.route.decode]
         return self._load_with(placed, decodes.current + decodes.promised if coming else decodes.current)
@@ -207,7 +209,10 @@ class OverloadLedger(RequestSubscriber):
         return _mean(prefill), _mean([self._load(each, each.current) for each in decodes])
 
     def decode_relief_s(self, placed: PlacedRequest, limit: float, now: float) -> float:
-        """Predict the seconds until a request's decode load drops to `limit` if no more requests arrive."""
+        """Predict the seconds until the load of a request's decode instance falls to `limit`, if no requests arrive.
+
+        The load is the predicted time between tokens divided by the SLO's bound on this time.
+        """
         decodes = self._decodes[placed.route.decode]
         oldest = next(iter(decodes.members.values()), (now, None))[0]
         # Before any request has finished, the oldest request shows the decode time.
@@ -226,7 +231,7 @@ class OverloadLedger(RequestSubscriber):
         return 0.0
 
     def _load_with(self, placed: PlacedRequest, others: DecodeLoad) -> float:
-        """Return the decode load of a request if it decodes together with the sequences in `others`."""
+        """Predict a request's time between tokens in a batch with `others`, as a fraction of the SLO bound."""
         if not _decodes(placed):  # one output token
             return 0.0
         total = others + DecodeLoad(1, placed.request.prompt_tokens)
@@ -237,7 +242,7 @@ class OverloadLedger(RequestSubscriber):
 
     @property
     def _mean_written(self) -> float:
-        """Expected number of output tokens that a decoding request has so far."""
+        """Estimated number of tokens generated so far by a decoding request: half the mean output length."""
         return self._output_tokens.value / 2  # half the mean output length
 
 

@@ -1,4 +1,4 @@
-"""Admission limits, accounts of API keys, and estimates of waiting times from recent completions."""
+"""Admission limits of the service and of API keys, the current usage of each key, and estimated waiting times."""
 
 from collections import deque
 from enum import StrEnum
@@ -63,7 +63,7 @@ class KeyAccount:
         return len(self._since) - self.waiting
 
     def take(self, request_id: str, now: float) -> None:
-        """Count an admitted request as waiting, and take a token from the token bucket."""
+        """Count a newly queued request as waiting, and take a token from the token bucket."""
         self._refill(now)
         self._tokens -= 1.0
         self._since[request_id] = now
@@ -132,7 +132,7 @@ class CompletionRate:
         return sum(gaps, 0.0) / len(gaps)
 
     def time_for(self, ends: int, now: float) -> float:
-        """Estimate the seconds until `ends` more requests have completed."""
+        """Estimate the seconds until N more requests have completed, where N is `ends`."""
         # The longest time that so many successive completions took recently: a mean would be too low, because batched
         # requests complete in bursts. Before the first completion, the time since the service became saturated.
         gaps = self._recent(now)

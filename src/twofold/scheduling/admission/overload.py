@@ -18,7 +18,11 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler
 
 
 class OverloadRule(msgspec.Struct, frozen=True):
-    """Overload rule: the checks of prefill and decode load at a request's arrival and after its prefill."""
+    """Rule for rejecting requests under overload.
+
+    The rule says whether to check the prefill load at arrival, the decode load at arrival, and the decode load
+    after prefill.
+    """
 
     help: str
     phases: bool = True  # check the prefill load at arrival, and the decode load after prefill
@@ -110,7 +114,7 @@ def _load_limit(priority: int) -> float:
 
 
 class OverloadAdmission(Admission):
-    """Admission control that also rejects requests when the cluster is overloaded."""
+    """Admission control that enforces admission limits, and rejects requests when the cluster is overloaded."""
 
     def __init__(self, limits: AdmissionLimits, cluster: ClusterScheduler, control: OverloadControl) -> None:
         super().__init__(limits)

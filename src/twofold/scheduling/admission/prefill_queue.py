@@ -1,4 +1,4 @@
-"""Predicted prefill queue of an instance, and averages over recent measurements, for overload control."""
+"""Predicted prefill queue of an instance, for overload control."""
 
 from bisect import insort
 from collections import deque
@@ -191,7 +191,7 @@ class PrefillQueue:
             self._iterations.remove(iteration)
 
     def wait_s(self, prompt: QueuedPrompt, now: float) -> float:
-        """Predict the seconds until the end of a prompt's prefill if it joins the queue now."""
+        """Predict the seconds from `now` until the prefill of `prompt` ends, if `prompt` joins the queue at `now`."""
         self._requeue_late(now)
         joined, before_s = self._open_iteration(prompt), self.busy_s(now)
         if joined is not None:
@@ -206,7 +206,10 @@ class PrefillQueue:
         return before_s + model_s * self._speed.factor
 
     def oldest_companion(self, prompt: QueuedPrompt, now: float) -> str | None:
-        """Return the id of the oldest request in the iteration that `prompt` would join; None for a new iteration."""
+        """Return the id of the oldest request in the queued iteration that `prompt` would join.
+
+        Return None if `prompt` would start a new iteration.
+        """
         self._requeue_late(now)
         joined = self._open_iteration(prompt)
         return None if joined is None else next(iter(joined.prompts))

@@ -44,5 +44,5 @@ def can_swap(name: str) -> bool:
 
 
 def batchers_with(trait: str) -> list[str]:
-    """Return the names of all batchers for which the class attribute `trait` is True."""
+    """Return the names of the batchers whose boolean class attribute named `trait` is True."""
     return [name for name, batcher in BATCHERS.items() if getattr(batcher, trait)]

@@ -12,8 +12,9 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseMixed(Batcher):
-    """Batches whole prompts, then decodes, within one token budget, on instances of any role (Splitwise section 4.2).
-    Excess decodes are paused and keep their KV cache.
+    """Fills each batch with whole prompts first, and then with decodes (Splitwise section 4.2).
+
+    Decodes that do not fit are paused, and keep their KV cache.
     """
 
     MAX_PREEMPTIONS: ClassVar[int] = 4

@@ -65,7 +65,7 @@ class _Queue:
 
 
 class PrefixMatches:
-    """Lengths of a prompt's cached prefixes in all shared caches and all instances' memories, in blocks."""
+    """Number of leading prompt blocks stored in each shared cache and in each instance's own memory."""
 
     def __init__(self, caches: dict[str, int], memories: dict[str, int]) -> None:
         self._caches, self._memories = caches, memories
@@ -106,7 +106,7 @@ class ClusterForecast:
             self._queues[instance] = _Queue(queue.prediction)  # keeps its predictions
 
     def prediction(self, instance: str) -> Prediction:
-        """Return the predictor of an instance's prefill and fetch times. Raises KeyError if it never joined."""
+        """Return the predictor of an instance's prefill and fetch times. Raises KeyError for an unknown instance."""
         return self._queues[instance].prediction
 
     def queue_s(self, instance: str, now: float) -> float:
@@ -118,7 +118,7 @@ class ClusterForecast:
         return max(0.0, queue.total_s - min(max(0.0, now - queue.since), first_s))
 
     def assigned_s(self, instance: str) -> float:
-        """Return the predicted seconds of all prefills ever placed on an instance."""
+        """Return the running total of predicted prefill seconds that an instance has been assigned."""
         return self._queues[instance].assigned_s
 
     def matches(self, keys: Sequence[BlockKey]) -> PrefixMatches:
@@ -130,7 +130,7 @@ class ClusterForecast:
         return max(self.prefixes.prefix(load.cache, keys), self.memories.prefix(load.id, keys))
 
     def reused_tokens(self, blocks: int, prompt_tokens: int) -> int:
-        """Return the number of prompt tokens that `blocks` cached blocks save."""
+        """Return how many prompt tokens need no prefill, given the number of cached blocks."""
         return min(blocks * self.block_tokens, prompt_tokens - 1)  # the last token is always computed
 
     def placed(self, request_id: str, instance: str, tokens: int, reused: int, now: float) -> None:

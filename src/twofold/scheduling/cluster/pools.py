@@ -1,4 +1,4 @@
-"""Pools of instances by role, ranked by load."""
+"""Pools that group instances by role and find the least loaded instance of a role."""
 
 from collections.abc import Iterator
 from typing import Final

@@ -32,7 +32,8 @@ class Router(ABC):
         return Pools()
 
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
-        """Return the next role of an instance after the router changed its role temporarily. By default, it is the
-        current one.
+        """Return the next role of an instance whose current role is temporary.
+
+        The base class keeps the current role; subclasses may choose another role.
         """
         return load.role  # `idle`: the instance has no work left

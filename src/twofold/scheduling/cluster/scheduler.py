@@ -264,7 +264,7 @@ class ClusterScheduler(RequestSubscriber):
         self.withdraw(request_id)
 
     def withdraw(self, request_id: str) -> None:
-        """Stop tracking a request, and subtract its remaining load from its prefill and decode instance."""
+        """Stop tracking a request, and subtract the request's remaining load from the recorded loads of instances."""
         placed = self._placed.get(request_id)
         if placed is None:
             return

@@ -1,7 +1,7 @@
 """Cluster scheduler for several controllers that share the instances.
 
-Each instance reports its load periodically, in total and for the requests of each controller. Reports are outdated when
-they arrive, so a controller replaces the load of its own requests in a report by their current load.
+A controller estimates the load of an instance as the reported load from other controllers' requests plus the
+current load from the controller's own requests.
 """
 
 from enum import StrEnum
@@ -15,7 +15,11 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 
 class OwnLoad(StrEnum):
-    """Ways in which a controller tracks the load of its own requests between load reports."""
+    """Rule for how a controller tracks the load of an instance between two load reports of the instance.
+
+    Possible rules: count all unfinished requests of the controller, count only the requests placed since the
+    last report, or count no requests.
+    """
 
     FOLLOWED = "followed"  # all requests, from placement to end
     SENT = "sent"  # requests placed since the last report; their ends only appear in reports
@@ -23,7 +27,9 @@ class OwnLoad(StrEnum):
 
 
 class LoadReport:
-    """Load of an instance or cell, sent to one of several controllers: in total, and from the receiver's requests."""
+    """Report of the load of an instance or cell (group of instances), sent to one of several controllers.
+    A report has the total load, and the load from requests of the receiving controller.
+    """
 
     def __init__(self, instance: str, total: LoadTotals, yours: LoadTotals) -> None:
         self.instance = instance

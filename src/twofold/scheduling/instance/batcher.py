@@ -14,7 +14,7 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 @mypyc_attr(free_list_len=1)
 class SchedulingBudget:
-    """Free KV blocks and sequence slots from which a batcher can admit sequences to one batch."""
+    """Budget for one batch: the KV blocks and sequence slots that a batcher can still assign to sequences."""
 
     def __init__(self, blocks: BlockAllocator, free_blocks: int, free_seats: int, leases_first: bool = False) -> None:
         self.blocks = blocks
@@ -109,7 +109,7 @@ class Batcher(ABC):
     def should_reschedule(
         self, sequence: ScheduledSequence | None, running: RunningBatch | None, blocks: BlockAllocator
     ) -> bool:
-        """Return whether to select a new batch after a sequence was queued or blocks were freed."""
+        """Return whether to select a new batch. Called when a sequence is queued or KV blocks are freed."""
         return True  # `sequence` is None after blocks were freed
 
 

@@ -30,8 +30,9 @@ class KvReceiver:
         self.lease_queue.append(self._expect(request, source))
 
     def grant(self, now: float) -> list[Lease]:
-        """Grant and return leases in queue order while blocks are free. Call this after a request was queued or blocks
-        were freed.
+        """Grant leases on free blocks to waiting requests in queue order. Return the list of granted leases.
+
+        Call this method after a request was queued or blocks were freed.
         """
         granted: list[Lease] = []
         queue = self.lease_queue
@@ -51,12 +52,12 @@ class KvReceiver:
         return None
 
     def kv_received(self, request_id: str, epoch: int) -> bool:
-        """End the lease of a request whose KV has arrived; return True if the request can now decode."""
+        """Record that a request's KV has arrived; return True if the request can now decode."""
         self.leases.end(request_id, epoch)
         return self._arrived(request_id)
 
     def end_lease(self, request_id: str, epoch: int) -> None:
-        """End the lease of a request whose KV is incomplete."""
+        """End the lease that lets a prefill instance write a request's KV into local blocks."""
         if self.leases.end(request_id, epoch):  # the prefill instance gave up or failed
             self.blocks_freed()
 
@@ -71,7 +72,7 @@ class KvReceiver:
         return reads
 
     def read_ended(self, request_id: str, *, complete: bool) -> bool:
-        """End the pull of a request's KV; return True if the request can now decode."""
+        """Record that reading a request's KV has ended; return True if the request can now decode."""
         self.blocks.end_transfer(self.pulls.pop(request_id))
         if complete:
             return self._arrived(request_id)
@@ -79,7 +80,7 @@ class KvReceiver:
         return False
 
     def peer_lost(self, source: str) -> list[str]:
-        """End all leases of the failed instance `source`; return the ids of the affected requests."""
+        """End all leases that let the failed instance `source` write KV; return the ids of affected requests."""
         # The caller must abort those of the requests that hold blocks.
         queued = [sequence for sequence in self.lease_queue if sequence.source == source]
         for sequence in queued:
@@ -101,7 +102,7 @@ class KvReceiver:
             sequence.decode_tokens = reservation.at_decode_start(output)
 
     def enqueue_ready(self, sequence: ScheduledSequence) -> None:
-        """Queue a sequence with complete KV for decode."""
+        """Add a sequence to the decode queue after its whole KV has arrived."""
         raise NotImplementedError
 
     def blocks_freed(self) -> None:

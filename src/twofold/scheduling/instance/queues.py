@@ -30,7 +30,7 @@ NO_CHANGES: Final = SchedulerOutput()  # all decodes continue
 
 @mypyc_attr(free_list_len=1)
 class RunningBatch:
-    """A running batch of a lane (a group of sequences that share batches)."""
+    """A running batch of an instance. Pipeline parallelism allows one running batch per stage."""
 
     __slots__ = (
         "context_tokens",
@@ -81,7 +81,7 @@ _UNBOUNDED: Final = 1 << 60
 
 
 class DecodeSet(SequenceQueue):
-    """Decoding sequences that share batches; each generates one token per iteration."""
+    """Set of sequences that decode in the same batches, one token per sequence and iteration."""
 
     def __init__(self) -> None:
         # Progress is counted once for the whole set, so `advance` costs time only for sequences that end.
@@ -101,7 +101,7 @@ class DecodeSet(SequenceQueue):
         return members
 
     def join(self, sequence: ScheduledSequence, most: int = _UNBOUNDED) -> None:
-        """Add a sequence for at most `most` decode iterations."""
+        """Add a sequence; `most` is the maximum number of iterations before a new batch must be formed."""
         self.append(sequence)
         self._joins += 1
         sequence.joined_at = self.iterations
@@ -112,7 +112,7 @@ class DecodeSet(SequenceQueue):
         self._ends.insert(self._place(sequence), sequence)
 
     def remove(self, sequence: ScheduledSequence) -> None:
-        """Remove a sequence from the set, and store its numbers of computed and generated tokens in it."""
+        """Remove a sequence from the set, and update the sequence's counts of computed and generated tokens."""
         super().remove(sequence)
         self._ends.pop(self._place(sequence))
         self._update(sequence)

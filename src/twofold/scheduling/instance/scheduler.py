@@ -1,16 +1,18 @@
 """The instance scheduler: a state machine over queues, running batches and KV blocks.
 
-            submit                    start                          advance
-    prefill ──────▶ waiting ────────▶ prefilling ──┬── decodes here ──▶ ready
-       └▶ fetching ──▲ fetched                     ├── ends ──────────▶ done
-                                                   └── hands off ─────▶ handing off ── handed_off ─▶ done
-            reserve              grant           kv_received     start             advance
-    decode  ──────▶ lease queue ─────▶ arriving ────────▶ ready ───────▶ decoding ─── ends ──▶ done
-                                                                   start │    ▲ start
-                                                                         └▶ paused
+Each method moves sequences from one state to another:
 
-A simulation calls `start` and `advance`, which can repeat a batch of decodes. A live worker calls `next_batch` and
-`complete` for each iteration. The scheduler reads no clock and does no I/O.
+    submit       new prompt → waiting, or new prompt → fetching while cached KV of the prompt is copied
+    fetched      fetching → waiting
+    start        waiting → prefilling; ready → decoding; decoding → paused; paused → decoding
+    advance      prefilling → ready, handing off or done; decoding → done or paused
+    handed_off   handing off → done
+    reserve      new request for decode → lease queue
+    grant        lease queue → arriving
+    kv_received  arriving → ready
+
+The simulator calls `start` and `advance`. A live worker calls `next_batch` instead of `start`, and
+`complete` instead of `advance`. The scheduler reads no clock and does no I/O.
 """
 
 from collections.abc import Collection, Sequence
@@ -127,7 +129,7 @@ class InstanceScheduler(KvReceiver):
         self._end_fetches()
 
     def _end_fetches(self) -> None:
-        """Move prompts to the waiting queue in order, until one still waits for its prefix fetch."""
+        """Move prompts to the waiting queue in order, up to the first prompt whose prefix is still being fetched."""
         while (sequence := self._fetching.first) is not None and not sequence.fetching:
             self._fetching.remove(sequence)
             self._enqueue(sequence, self.queues.waiting)
@@ -178,7 +180,7 @@ class InstanceScheduler(KvReceiver):
         return allocation_of(self.sequences[request_id])
 
     def copy_of(self, request_id: str) -> tuple[int, int] | None:
-        """Return the (source, target) blocks to copy before a prompt's first batch; None if there is no copy."""
+        """Return the (source, target) blocks to copy before a prompt's first batch; None if no copy is needed."""
         return self.sequences[request_id].copy
 
     def reused_tokens(self, request_id: str) -> int:
@@ -213,8 +215,8 @@ class InstanceScheduler(KvReceiver):
         return batch
 
     def _start_idle_lane(self) -> RunningBatch | None:
-        """Start and return a batch on the lane with work that is idle for longest; return None if there is no such
-        lane.
+        """Start and return a batch of the longest-idle lane that has work, or return None if no idle lane has
+        work. A lane is a group of sequences that share batches.
         """
         turns = self._turns
         for turn in range(self._running, self.stages):
@@ -228,7 +230,7 @@ class InstanceScheduler(KvReceiver):
         return None
 
     def _start_lane(self, lane: Lane) -> RunningBatch | None:
-        """Start and return the next batch of an idle lane; None if it has nothing to run."""
+        """Start and return the next batch of an idle lane (group of sequences); return None if there is no work."""
         queues, changes = lane.queues, NO_CHANGES
         if self.changed or not lane.remaining:
             self.changed = False
@@ -311,7 +313,7 @@ class InstanceScheduler(KvReceiver):
         return results
 
     def _tokens_made(self, batch: Batch, decoding: DecodeSet) -> list[tuple[ScheduledSequence, int]]:
-        """Return the sequences that a batch decodes, each with the index of its new token."""
+        """Return the decoded sequences of a batch, each with the index of the new token in the sequence's output."""
         made: list[tuple[ScheduledSequence, int]] = []  # without aborted sequences
         for item in batch.items:
             sequence = self.sequences.get(item.request_id) if item.phase is _DECODE else None
@@ -395,7 +397,7 @@ class InstanceScheduler(KvReceiver):
     def finish_prefills(
         self, queues: Queues, chunks: list[PrefillChunk], stopped: Collection[str], results: list[StepResult]
     ) -> None:
-        """Record computed prompt chunks, and append the first token of each complete prompt to `results`."""
+        """Record computed prompt chunks, and append the first output token of each finished prefill to `results`."""
         shared = self.shared
         for chunk in chunks:
             sequence = chunk.sequence
@@ -473,7 +475,7 @@ class InstanceScheduler(KvReceiver):
                 return
 
     def _lane_for_decode(self) -> Lane:
-        """Return the lane with the fewest decodes."""
+        """Return the lane (group of sequences that share batches) with the fewest decodes."""
         fewest = self._lane
         if self.stages > 1:
             for lane in self._lanes:
@@ -533,7 +535,7 @@ def _reused(request: Request, tokens: int) -> int:
 
 
 def _publish(shared: PrefixBlockAllocator, sequence: ScheduledSequence, computed: int, published_tokens: int) -> None:
-    """Publish the full blocks of a sequence's first `computed` prompt tokens for reuse by other requests."""
+    """Let other requests reuse the full KV blocks of the prompt tokens computed so far."""
     size = shared.block_size
     keys = sequence.request.prefix_blocks[: min(computed, sequence.prompt_tokens) // size]
     shared.publish(allocation_of(sequence), keys, published_tokens // size)

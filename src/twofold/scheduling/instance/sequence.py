@@ -20,7 +20,9 @@ class KvReservation:
         self.step = step  # if set, tokens per step of the output (swap preemption)
 
     def at_start(self, prompt: int, output: int, decodes_here: bool) -> int:
-        """Return for how many tokens to reserve KV memory before an instance computes or receives KV of a request."""
+        """Return the number of KV cache tokens to reserve before an instance computes or receives a request's
+        KV cache.
+        """
         if self.output_at_decode_start or not decodes_here:
             return prompt + self.extra
         if self.step:
@@ -32,7 +34,7 @@ class KvReservation:
         return output - 1 if self.output_at_decode_start else 0
 
     def in_all(self, prompt: int, output: int) -> int:
-        """Return the largest number of KV tokens reserved for a request on its decode instance."""
+        """Return the peak number of KV tokens reserved for one request on the decode instance of the request."""
         return prompt + output - 1 + self.extra
 
 
@@ -111,7 +113,7 @@ class ScheduledSequence:
 
 @mypyc_attr(free_list_len=1)
 class PrefillChunk:
-    """A part of a prompt in a batch: `num_tokens` tokens after `context_tokens` tokens in the KV cache."""
+    """Part of a prompt in a batch: `num_tokens` new tokens, after `context_tokens` tokens already in the cache."""
 
     __slots__ = ("context_tokens", "num_tokens", "samples", "sequence")
 

@@ -21,7 +21,7 @@ _admission: Final = attrgetter("admission")
 
 @mypyc_attr(free_list_len=1)
 class BlockCopy:
-    """Copy of a sequence's first `blocks` blocks, to host memory (`out`) or back to the device."""
+    """Order to copy a sequence's first KV blocks to host memory, or back to the device."""
 
     def __init__(self, out: bool, blocks: int, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         self.out = out
@@ -32,8 +32,8 @@ class BlockCopy:
 
 
 class SwapPreemption:
-    """Swaps sequences of one instance out to `host` blocks and back. The caller must carry out `copies`, in order,
-    before the next batch.
+    """Swaps the KV blocks of one instance's sequences out to host memory and back. The caller must execute
+    the pending block copies in the list `copies`, in order, before the next batch.
     """
 
     def __init__(self, blocks: BlockAllocator, host: BlockAllocator, step_tokens: int = STEP_TOKENS) -> None:
@@ -90,7 +90,7 @@ class SwapPreemption:
             self._free_host(sequence, sequence.swapped)
 
     def iterations_left(self, sequence: ScheduledSequence) -> int:
-        """Return the number of decode iterations before a sequence needs more blocks."""
+        """Return how many decode iterations still fit in a sequence's allocated KV blocks."""
         allocation = sequence.allocation  # of a sequence that is not decoding
         return 0 if allocation is None else allocation.blocks * self.blocks.block_size - sequence.computed
 
@@ -103,8 +103,9 @@ class SwapPreemption:
         return True
 
     def resume_paused(self) -> list[ScheduledSequence]:
-        """Make paused sequences ready again while blocks are free or can be freed by swapping; return the decodes that
-        were swapped out.
+        """Resume paused sequences in order of admission, as far as KV blocks suffice.
+
+        To free KV blocks, swap out sequences admitted later. Return the swapped-out sequences that were decoding.
         """
         # Called between batches. The oldest sequence always progresses, so all finish.
         queues = self.queues
@@ -137,7 +138,9 @@ class SwapPreemption:
         self._returning.clear()
 
     def _make_room(self, sequence: ScheduledSequence, preempted: list[ScheduledSequence]) -> bool:
-        """Swap out sequences until a sequence's next output tokens have blocks; return False if impossible."""
+        """Free blocks for the next output tokens of `sequence` by swapping out sequences admitted later. Return
+        False if swapping cannot free enough blocks.
+        """
         needed, free = self.blocks.blocks_for(self._step_of(sequence)), self.blocks.num_free
         if needed <= free:
             return True
@@ -211,7 +214,7 @@ class SwapPreemption:
         self.blocks_copied += host.blocks
 
     def _step_of(self, sequence: ScheduledSequence) -> int:
-        """Return the number of tokens for which a sequence allocates KV blocks next."""
+        """Return how many tokens a sequence's next allocation of KV blocks is for."""
         full = sequence.prompt_tokens + sequence.output_tokens - 1  # the last output token needs no KV
         return min(self._step, full - sequence.computed)
 

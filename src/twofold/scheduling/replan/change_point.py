@@ -1,7 +1,8 @@
 """Online detection of a change in the mean of a sequence of numbers, in bounded memory.
 
-A t-test compares the latest 4, 8, 16, 32, 64 and 128 numbers with all earlier numbers. The most significant test result
-shows the change (Hawkins, Qiu and Kang, "The changepoint model for statistical process control", 2003).
+A t-test compares the mean of the latest n numbers with the mean of all earlier numbers, for several n from 4
+to 128. The n with the most significant difference locates the change (Hawkins, Qiu and Kang, "The changepoint
+model for statistical process control", 2003).
 """
 
 from collections import deque
@@ -49,11 +50,18 @@ class ChangePoint:
         self._count += 1
 
     def strongest(self) -> MeanChange | None:
-        """Return the most significant change, tested at the window lengths of `WINDOWS`; None with too few numbers."""
+        """Return the most significant change of the mean, or None if the sequence has fewer than 12 numbers.
+
+        The mean of the latest 4, 8, 16, 32, 64 or 128 numbers is compared with the mean of all earlier numbers.
+        """
         return self._least_likely(WINDOWS)
 
     def located(self) -> MeanChange | None:
-        """Return the most significant change, tested at all window lengths from 4 to 128. This is slow."""
+        """Return the most significant change of the mean, or None if the sequence has fewer than 12 numbers.
+
+        For every n from 4 to 128, compares the mean of the latest n numbers with the mean of all earlier numbers.
+        This search is slow.
+        """
         return self._least_likely(range(WINDOWS[0], WINDOWS[-1] + 1))
 
     def restart(self, count: int) -> None:

@@ -1,10 +1,12 @@
 """Re-planning: decide whether to change the split of the instances into prefill and decode.
 
-    monitoring ── traffic shift ──▶ settling ── new traffic known ──▶ searching ── decided ──▶ monitoring
-                      └─ shift has passed ──▶ monitoring
+    monitoring ── traffic shift detected ──▶ settling
+    settling ── enough requests since the shift ──▶ searching
+    settling ── traffic shift no longer detected ──▶ monitoring
+    searching ── split decided ──▶ monitoring
 
-As in DistServe (OSDI'24, section 4.3), the split is planned again on recent traffic. The caller runs the search for a
-split and executes the decision.
+As in DistServe (OSDI'24, section 4.3), the split is planned again on recent traffic. The caller runs the
+search for a split and executes the decision.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -80,8 +82,10 @@ def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad
 
 
 def degraded_plan(planned: RoleSplit, left: int, running: RoleSplit) -> RoleSplit | None:
-    """Return the split of the `left` remaining instances with the prefill share closest to that of `planned`; None if
-    fewer than two remain.
+    """Divide `left` instances between prefill and decode, after others have failed.
+
+    The share of prefill instances is as close as possible to the share in the original plan `planned`. Return None if
+    fewer than two instances are left.
     """
     splits = (RoleSplit(prefill, left - prefill) for prefill in range(1, left))
 
@@ -105,7 +109,7 @@ class SplitForecast(msgspec.Struct, frozen=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a search: forecasts of the running split, the best split and all searched splits."""
+    """Result of a search for the best split of instances between prefill and decode."""
 
     running: SplitForecast
     best: SplitForecast
@@ -143,8 +147,8 @@ class ReplanSearch(Protocol):
     """Interface of searches for the best split under given traffic."""
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """Return the forecast SLO attainment of the `running` split into prefill and decode instances, and of the best
-        split of at most `stock` instances.
+        """Return the forecast SLO attainment of the current cluster, and of the best cluster of at most `stock`
+        instances.
         """
 
 

@@ -1,11 +1,11 @@
-"""Traffic monitoring: detect shifts in the request rate and in prompt and output lengths.
+"""Detection of shifts in request rate, prompt length and output length.
 
-The statistical tests compare means over sets of consecutive requests, which limits the effect of bursts and heavy
-tails. They use logarithms of lengths, and cube roots of mean gaps between arrivals, which are nearly normal even for
-bursty arrivals (Wilson and Hilferty, 1931).
+The change-point tests use means over 16 consecutive requests, to limit the effect of bursts and long
+requests. Mean gaps between arrivals are tested as cube roots, which are nearly normal (Wilson and Hilferty,
+1931). Lengths are tested as logarithms.
 
-Estimates of output lengths include running requests as censored observations (Kaplan and Meier, 1958), because finished
-requests alone are biased towards short outputs.
+Estimates of output length include running requests (Kaplan and Meier, 1958), because finished requests alone
+are biased towards short outputs.
 """
 
 from bisect import bisect_left
@@ -125,7 +125,9 @@ class _Stream:
 
 
 class TrafficMonitor:
-    """Detects significant shifts in request rate, prompt or output length by a factor of at least `tolerance`."""
+    """Detector of significant shifts in request rate, prompt length or output length. A shift is a change
+    by a factor of at least `tolerance`.
+    """
 
     def __init__(self, tolerance: float = 1.25, false_alarm_s: float = HOURS_100) -> None:
         self._tolerance, self._false_alarm_s = tolerance, false_alarm_s
@@ -200,7 +202,10 @@ class TrafficMonitor:
         return self._count - since >= _SETTLED and len(self._ended_since(since)) >= _SETTLED_OUTPUTS
 
     def traffic(self, shifts: Sequence[TrafficShift], made: Callable[[int], int]) -> TrafficSample | None:
-        """Return the traffic since the start of the latest shift; None if too few requests have been seen."""
+        """Return a sample of the traffic since the latest traffic shift in `shifts`.
+
+        Return None if too few requests have arrived or ended.
+        """
         since = self._since(shifts)
         arrivals = list(islice(self._arrivals, max(0, len(self._arrivals) - (self._count - since)), None))
         ended = self._ended_since(since)
@@ -251,7 +256,7 @@ class TrafficMonitor:
         return shift if max(shift.ratio, 1.0 / shift.ratio) >= self._tolerance else None
 
     def _since(self, shifts: Sequence[TrafficShift]) -> int:
-        """Return the index of the first request after the latest shift, or of the oldest request in memory."""
+        """Return the arrival index of the first request after the latest traffic shift."""
         since = self._count - len(self._arrivals)  # the oldest in memory
         for shift in shifts:
             if shift.quantity is Quantity.OUTPUT:
@@ -262,7 +267,7 @@ class TrafficMonitor:
         return since
 
     def _ended_since(self, since: int) -> list[int]:
-        """Return the output lengths of completed requests from number `since` on."""
+        """Return the output lengths in tokens of completed requests that arrived as number `since` or later."""
         later = (tokens for number, tokens in self._ended.items() if number >= since and tokens is not None)
         return [*(tokens for number, tokens in self._outputs if number >= since), *later]
 

@@ -12,7 +12,7 @@ from twofold.scheduling.routers.draws import drawn, two_of
 
 
 class CellLoad(InstanceLoad):
-    """Load of a cell: the sum over its instances, treated as the load of one mixed instance."""
+    """Total load of the instances in a cell (a group of nearby instances), represented as one mixed instance."""
 
     def __init__(self, name: str, prefilling: int = 0, decoding: int = 0) -> None:
         super().__init__(name, Role.MIXED, cell=name)
@@ -21,7 +21,7 @@ class CellLoad(InstanceLoad):
 
 
 class Cell:
-    """The instances of a cell, and their summed load."""
+    """Group of nearby instances, with the total load of the group."""
 
     def __init__(self, name: str) -> None:
         self.pools = Pools()
@@ -58,7 +58,7 @@ class _CombinedPool(Pool):
 
 
 class CellPools(Pools):
-    """One pool of instances for each cell and role."""
+    """Pools of instances, one for each cell and role. A cell is a group of nearby instances."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,8 +109,8 @@ class CellPools(Pools):
 
 
 class CellSelector(Router):
-    """Picks the less loaded of two random cells (groups of nearby instances). Its routes have the name of the cell in
-    place of instance ids.
+    """Picks the less loaded of two random cells (groups of nearby instances). A returned route contains
+    the cell's name in place of the prefill and decode instance ids.
     """
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:

@@ -38,11 +38,11 @@ def two_of(pool: Pool, draw: int) -> tuple[InstanceLoad, InstanceLoad] | None:
 
 
 class TwoChoices(Router):
-    """Picks the less loaded of two random instances for each phase.
+    """Router that picks the less loaded of two random instances for each phase.
 
-    Choosing from two balances load nearly as well as choosing from all instances (Mitzenmacher, The Power of Two
-    Choices in Randomized Load Balancing, IEEE TPDS 2001). If loads are outdated, choosing from two balances better than
-    choosing from all (How Useful Is Old Information?, IEEE TPDS 2000).
+    With two random choices, load is balanced nearly as well as with a choice from all instances (Mitzenmacher,
+    The Power of Two Choices in Randomized Load Balancing, IEEE TPDS 2001). If loads are outdated, two random
+    choices balance load better than a choice from all instances (How Useful Is Old Information?, IEEE TPDS 2000).
     """
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
@@ -66,7 +66,7 @@ def _lesser(pool: Pool, draw: int, measure: LoadMeasure) -> InstanceLoad | None:
 
 
 class InTurn(Router):
-    """Picks instances by a function from the number of the request to an index in the pool, without regard to load."""
+    """Router that ignores load, and picks instances round-robin or by pseudo-random numbers."""
 
     repeats_routes: ClassVar[bool] = False
 

@@ -74,10 +74,11 @@ THRESHOLD: Final = 1.5  # the paper gives none
 
 
 class Conductor(ForecastingRouter):
-    """Picks the prefill instance with the least predicted TTFT (Mooncake, arXiv 2407.00079, section 6, algorithm 1).
+    """Router that picks the prefill instance with the least predicted TTFT.
 
-    An instance reuses blocks in its own cache. If another cache holds a prefix more than `threshold` times as long, the
-    instance fetches the missing blocks if this lowers the TTFT. A `threshold` of None disables fetches.
+    Implements algorithm 1 of Mooncake (arXiv 2407.00079, section 6). An instance with a cached prefix of n
+    blocks fetches a longer prefix from another cache if two conditions hold: the longer prefix has more than
+    `threshold` · n blocks, and the fetch lowers the TTFT. If `threshold` is None, instances fetch no blocks.
     """
 
     reads_prefix_caches: ClassVar[bool] = True

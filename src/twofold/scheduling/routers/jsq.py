@@ -28,7 +28,7 @@ class JoinShortestQueue(Router):
 
 
 class PlannedRoles(JoinShortestQueue):
-    """Joins the shortest queue, with instance roles that re-planning can change."""
+    """Join-the-shortest-queue router for clusters in which a re-planner changes the roles of instances."""
 
     # After a role change, an instance finishes its earlier requests, so every instance must support both phases.
     fixed_roles: ClassVar[bool] = False

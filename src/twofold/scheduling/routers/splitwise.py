@@ -17,10 +17,9 @@ _MIXED: Final = Role.MIXED
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseRouter(Router):
-    """Chooses the prefill and the decode instance at arrival by the shortest queue (Splitwise section 4.1).
+    """Router that picks the prefill and decode instances with the shortest queues (Splitwise section 4.1).
 
-    If a pool is full, the phase runs on a mixed instance, or else on an instance of the other pool, which becomes
-    mixed. A mixed instance returns to its home pool when it has no work of the other phase.
+    If a pool is full, the router picks a mixed instance, which runs prefill and decode.
     """
 
     fixed_roles: ClassVar[bool] = False

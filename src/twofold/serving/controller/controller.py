@@ -1,4 +1,4 @@
-"""Controller: the service that runs the gateway's requests on its own workers."""
+"""The controller: the service that runs requests on Twofold's workers."""
 
 import asyncio
 import time
@@ -113,7 +113,9 @@ class Controller(Service):
         self._remote.exited(instance)
 
     def workers_waiting(self, instances: Collection[str]) -> None:
-        """Re-plan the service without the workers `instances`, for which the cluster has no room."""
+        """Re-plan the service without the workers named in `instances`, for which the cluster has no free
+        resources. If `instances` is empty, restore the original plan.
+        """
         self._degraded.update(instances)  # if none waits, restores all workers and roles
 
     def shutdown(self) -> None:

@@ -1,4 +1,4 @@
-"""Speeds of links and prefill measured by workers, and load forecasts for the router."""
+"""Measured speeds of KV transfers and prefills, and load forecasts for the router."""
 
 import asyncio
 from collections.abc import Collection
@@ -86,7 +86,10 @@ class MeasuredPaths(TransferPaths):
         return known
 
     def into(self, host: str) -> TransferModel | None:
-        """Return the slowest measured link between `host` and another host; None before a worker has registered."""
+        """Return a model of transfers over the slowest link between `host` and the rest of the cluster.
+
+        Return None if no worker has registered with the service.
+        """
         known = self._into.get(host)
         if known is None and self._layout is not None:
             known = self._into[host] = self._way_into(host, self._layout)

@@ -61,7 +61,7 @@ class WorkerHealth(RequestSubscriber):
         self._resumed = False
 
     def take_resumed(self) -> bool:
-        """Return whether any worker that its circuit breaker had excluded became available since the last call."""
+        """Return True if a circuit breaker has readmitted a worker since the previous call."""
         resumed, self._resumed = self._resumed, False
         return resumed
 

@@ -19,7 +19,7 @@ def watchdog_clock() -> float:
 
 
 class ParentWatchdog:
-    """Deadline by which a process on another host must exit, extended by each acknowledged heartbeat."""
+    """Deadline at which a remote worker must exit if the controller acknowledges no further heartbeat."""
 
     def __init__(self, now: float) -> None:
         self._until_s = now + WATCHDOG_S
@@ -34,7 +34,7 @@ class ParentWatchdog:
 
 
 def presumed_dead(heard_s: float, now: float) -> bool:
-    """Return whether the watchdog has surely ended a process whose last message arrived at `heard_s`."""
+    """Return whether a process has been silent for longer than the watchdog timeout plus a safety margin."""
     return now - heard_s > WATCHDOG_S + WATCHDOG_MARGIN_S
 
 

@@ -20,7 +20,7 @@ class PromptKeys:
         self._salts: dict[str, bytes] = {}
 
     def name(self, generation: Generation) -> Generation:
-        """Return a copy of the request `generation` with the block keys of its prompt."""
+        """Return a copy of a generation request, with the block keys of the prompt added."""
         salt = self._salt(generation.key)
         if generation.cache_salt:
             salt = tenant_salt(generation.cache_salt, secret=salt)

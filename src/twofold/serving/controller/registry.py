@@ -68,7 +68,7 @@ class RegisteredWorker(Worker):
 
 
 class SweepResult(NamedTuple):
-    """Names of workers that were killed (`lost`) and restarted (`restarted`) in one health check."""
+    """Result of a health check: names of the killed workers (`lost`) and of the restarted workers (`restarted`)."""
 
     lost: list[str]
     restarted: list[str]
@@ -92,7 +92,7 @@ class WorkerRegistry(WorkerGroup):
     # -- membership -------------------------------------------------------------------------------------------------
 
     def expect(self, instance: str, role: Role) -> None:
-        """Add a worker that is about to start on a joined host."""
+        """Add a worker that is about to start on a host that has joined the service."""
         joined = RegisteredWorker(instance, role, self._timeouts.restart_s)
         self.members.setdefault(instance, joined).state = WorkerState.STARTING
 
@@ -174,7 +174,7 @@ class WorkerRegistry(WorkerGroup):
             )
 
     def heartbeat(self, message: Alive, now: float) -> None:
-        """Record a worker's heartbeat, and acknowledge it if the worker is on another host."""
+        """Record a worker's heartbeat. A heartbeat from a remote host is acknowledged."""
         if self.is_current(message.instance, message.epoch):
             member = self.members[message.instance]
             member.heard_s, member.batch_s = now, message.batch_s

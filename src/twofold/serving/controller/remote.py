@@ -56,17 +56,17 @@ class RemoteHost:
 
 
 class JoinResult(msgspec.Struct, frozen=True):
-    """New workers of a joining host (`workers`), and workers of its earlier membership to remove (`gone`)."""
+    """Workers to add (`workers`) and old workers to remove (`gone`) when a host joins or rejoins the service."""
 
     workers: Mapping[str, Role] = {}
     gone: Collection[str] = ()
 
 
 class Hosts(ProcessControl):
-    """Starts and kills the workers of all hosts.
+    """Starts and kills workers: through the launcher `local`, or by messages to hosts that joined.
 
-    The launcher `local` starts workers that have no joined host. For workers named in `own`, which run on Ray, it
-    starts host processes. `model` is the fingerprint of the served model, which joining hosts must have too.
+    The launcher starts the workers named in `own` on Ray nodes. A host that joins must serve the model with the
+    fingerprint `model`.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Role changes of live workers, when traffic shifts or while some workers cannot start.
+"""Adapt the roles of live workers to traffic shifts, and to workers that cannot be started.
 
-Run as a program, the module searches for a new plan: it reads a SearchJob from standard input and writes a SearchResult
-to standard output.
+The module is also a program that searches for a new plan: it reads a SearchJob (JSON) from standard input and
+writes a SearchResult (JSON) to standard output.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Live requests of the controller: admission, placement on workers, retries after lost workers, and end."""
+"""Lifecycle of requests in the controller: admission, placement on workers, retry after worker loss, and completion."""
 
 import asyncio
 import logging
@@ -25,11 +25,10 @@ MAX_FAILED_ATTEMPTS = 8  # consecutive attempts without a token: the request its
 
 
 class LiveRequests:
-    """All live requests of a service. Each placement of a request on a pair of workers is one attempt.
+    """Live requests of a service, from arrival to completion.
 
-    If `announces`, decode blocks are reserved when the prefill worker reports its start, otherwise at placement. If
-    `recomputes`, decode workers may recompute KV, so they also receive the prompt. If `reuses`, metrics include prefix
-    cache hits.
+    `announces` delays the reservation of decode blocks until the prefill starts. `recomputes` sends the prompt to the
+    decode worker too, to recompute the KV. `reuses` adds prefix cache hits to the metrics.
     """
 
     def __init__(
@@ -183,7 +182,7 @@ class LiveRequests:
             self._reserve(live.current, live.placed)
 
     def leased(self, lease: Lease) -> None:
-        """Forward a lease on decode blocks to the prefill worker."""
+        """Forward to a request's prefill worker the lease for writing KV into the decode worker's blocks."""
         if lease.request_id in self._attempts:  # otherwise, the request has ended
             self._workers.send(lease.source, LeaseGranted(lease=lease))
         else:

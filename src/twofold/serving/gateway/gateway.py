@@ -74,7 +74,7 @@ class Gateway:
             )
 
     def check_tokens(self, tokens: int, field: str) -> None:
-        """Raise RequestError if a prompt has more tokens than `prompt_tokens` allows."""
+        """Raise RequestError if a prompt of `tokens` tokens exceeds the configured limit."""
         most = self.limits.prompt_tokens
         if most is not None and tokens > most:
             raise invalid(field, f"{tokens} tokens are more than the limit of {most}", code="prompt_too_long")

@@ -26,7 +26,10 @@ _SEED_MASK = (1 << _SEED_BITS) - 1
 
 
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Id, deadline (s, monotonic clock) and cache retention (s) of a response, and the arrival of its request."""
+    """Parameters of a response: id, request arrival, deadline, and lifetime of the prompt's KV cache.
+
+    Times are in seconds; the deadline is a time of the monotonic clock.
+    """
 
     id: str
     arrival: Arrival
@@ -61,8 +64,10 @@ def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFiel
 def plan(
     gateway: Gateway, fields: GenerationFields, spec: ResponseSpec, prompts: list[list[int]]
 ) -> list[PlannedChoice]:
-    """Return what the service needs to generate each choice: `n` choices for each prompt. Raises RequestError for
-    invalid fields.
+    """Return a service input and an output processor for every choice of a response.
+
+    The request parameter `n` is the number of choices per prompt. Raises RequestError if a request parameter is
+    invalid.
     """
     n = fields.n or 1
     stops = _stop_strings(fields, gateway.limits)

@@ -27,7 +27,11 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestMiddleware:
-    """ASGI middleware of the gateway. With `keys`, /v1, /pools and the dashboard's data require an API key."""
+    """ASGI middleware of the gateway: sets request ids, checks API keys and converts exceptions to error
+    responses.
+
+    If `keys` is given, a request needs an API key to access /v1, /pools or the dashboard's data.
+    """
 
     def __init__(self, app: ASGIApp, keys: KeyRing | None) -> None:
         self._app = app

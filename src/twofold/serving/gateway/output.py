@@ -31,7 +31,10 @@ class StopStrings:
         self._held = ""
 
     def push(self, piece: str, *, armed: bool = True) -> StopText:
-        """Add text, and return the text to emit. Unless `armed`, a stop string in `piece` does not end the output."""
+        """Add the text `piece`, and return the text to emit.
+
+        If `armed` is false, a stop string completed by `piece` is ignored.
+        """
         if not self._automata:
             return StopText(piece)
         text = self._held + piece
@@ -105,7 +108,7 @@ class OutputProcessor:
         self._tokens = 0
 
     def push(self, token: TokenOutput) -> Delta:
-        """Add a token; return the text and finish reason that it adds to the output."""
+        """Process an output token; return the text to emit and the finish reason (None before the end)."""
         self._tokens += 1
         offset = self._detokenizer.characters if self._detokenizer else 0
         found = self._stops.push(self._text_of(token), armed=self._tokens > self._min_tokens)

@@ -1,7 +1,7 @@
 """Request bodies of the API. Types are checked strictly: a number in a string is an error.
 
-Null selects the default. Unknown fields are ignored. A known field that Twofold does not support is an error unless its
-value would change nothing.
+Null selects the default, and unknown fields are ignored. Known but unsupported fields, such as `logit_bias`,
+are accepted only with values that do not affect the answer.
 """
 
 from typing import TYPE_CHECKING, Annotated, ClassVar

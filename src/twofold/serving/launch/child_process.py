@@ -95,7 +95,7 @@ class WorkerStarter(ABC):
     def kill_all(self) -> None: ...
 
     def watch(self) -> None:
-        """Execute commands until the launcher ends this process, then kill all workers."""
+        """Execute the launcher's commands. When the launcher dies or asks this process to exit, kill all workers."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write)
         signal.signal(signal.SIGTERM, self._end)  # set now, because connecting to Ray has replaced the handler

@@ -88,10 +88,11 @@ def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoRet
 
 
 class ForkServer(WorkerStarter):
-    """Forks workers and kills them on command. If one rank of a worker exits, its other ranks are killed.
+    """Forks and kills worker processes on command. If one rank of a worker exits, the remaining ranks of
+    the worker are killed.
 
-    `runs` has one function for each worker: it returns the main functions of the worker's ranks. `daemons` has the main
-    functions of all other processes.
+    `runs` maps the name of each worker to a function that returns the main functions of the worker's ranks.
+    `daemons` maps the name of each further process, such as the KV store, to the main function of the process.
     """
 
     poll_s = DAEMON_RESTART_S

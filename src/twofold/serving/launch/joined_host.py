@@ -92,8 +92,9 @@ class JoinSession:
         self._was_heard = False
 
     async def run(self, run_dir: Path) -> bool:
-        """Join the service and run workers; return whether to join again. Raises ConfigurationError if the service
-        refuses the host or a worker fails.
+        """Join the service, run workers, and return whether the host should join again.
+
+        Raise ConfigurationError if the service refuses the host, or if a worker fails.
         """
         loop = asyncio.get_running_loop()
         loop.add_reader(self._inbox.fileno(), self._drain)

@@ -40,7 +40,7 @@ class Launcher(ProcessControl):
         self._send(WorkerCommand(start=instance))
 
     def kill_worker(self, instance: str) -> None:
-        """Tell the child process to kill a worker."""
+        """Tell the launcher's child process, which manages the workers, to kill the worker `instance`."""
         self._send(WorkerCommand(kill=instance))
 
     def release_worker(self, instance: str) -> None:
@@ -55,7 +55,10 @@ class Launcher(ProcessControl):
             process.stdin.write(msgspec.json.encode(command) + b"\n")
 
     async def reports(self) -> AsyncIterator[Report]:
-        """Yield the reports of the child process until it ends. If it fails, the last one has the error message."""
+        """Yield the reports of the child process until the process ends.
+
+        If the child process fails, one report contains the error message.
+        """
         assert self._process is not None  # noqa: S101  (called after start)
         assert self._process.stdout is not None  # noqa: S101  (a pipe)
         explained = False

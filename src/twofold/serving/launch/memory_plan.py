@@ -13,7 +13,7 @@ DEFAULT_KV_CACHE_BYTES = 1024 * MIB
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Context length in tokens, and number of KV blocks per worker, on its device and in swap space."""
+    """Context length in tokens, and numbers of KV blocks in a worker's device memory and swap space."""
 
     layout: KvLayout
     num_blocks: int

@@ -19,11 +19,7 @@ from twofold.transport.registry import DEFAULT_TRANSPORT
 
 
 class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that determine the batcher of each worker.
-
-    `batchers` maps roles to batcher names and overrides the other settings. With `inlines`, mixed workers add whole
-    prompts to decode batches. With `roles_move`, every worker has Splitwise's batcher, which runs both phases.
-    """
+    """Batching policy and batch limits of the workers, by role."""
 
     chunked_prefill: bool = True
     max_num_batched_tokens: TokenBudget | None = None

@@ -44,7 +44,7 @@ class BlockCopier(Protocol):
 
 
 class StoreMatch(NamedTuple):
-    """Length of a prompt's cached prefix in blocks: in memory or on disk, and in memory alone."""
+    """How many leading blocks of a prompt are in the KV store (`blocks`), and how many of these are in memory."""
 
     blocks: int
     in_memory: int

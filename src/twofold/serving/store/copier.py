@@ -10,7 +10,7 @@ from twofold.serving.store.memory import SlotMemory
 
 
 class PoolCopier:
-    """Copies KV blocks between a `KvPool`, the KV cache of the torch engine, and the slots of a KV store."""
+    """Copies KV blocks between the KV cache of the torch engine and the slots of a KV store."""
 
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool

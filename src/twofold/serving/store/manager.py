@@ -25,8 +25,10 @@ _DISK: Requester = ("", 0)
 
 @dataclass(frozen=True, slots=True)
 class StoreGrant:
-    """Slots assigned to a request: empty slots to write (`puts`), or slots with blocks to read. `blocks` maps block
-    indices in the prompt to slots.
+    """Memory slots that a KV store assigns to a request.
+
+    If `puts` is true, the request writes KV blocks to the slots; if false, the request reads KV blocks from the
+    slots. `blocks` maps the index of a block in the prompt to the block's slot.
     """
 
     requester: Requester
@@ -88,7 +90,10 @@ class StoreManager:
             disk.put(key, position)
 
     def lookup(self, keys: Sequence[bytes]) -> tuple[int, int]:
-        """Return the length of a prompt's cached prefix in blocks: in the whole store, and in its memory alone."""
+        """Count the leading blocks of a prompt that are in the store.
+
+        Return two counts: the leading blocks in memory or on disk, and the leading blocks in memory alone.
+        """
         return sum(self.tiers.match(keys)), self.tiers.tiers[MEMORY].match(keys)
 
     def incoming(self, key: bytes) -> bool:
@@ -120,7 +125,7 @@ class StoreManager:
         self._advance()
 
     def commit(self, requester: Requester, blocks: Sequence[Block]) -> None:
-        """Store the blocks that a Put request has written, and lease slots for its next blocks."""
+        """Make the written blocks of a Put request available to readers, and lease slots for the remaining blocks."""
         putting = self._requests.get(requester)
         if not isinstance(putting, _PutRequest):
             return
@@ -172,7 +177,7 @@ class StoreManager:
         self._advance()
 
     def was_read(self, move: DiskRead, checksum: int | None) -> None:
-        """Process the end of a disk read; `checksum` is None if it failed."""
+        """Process the end of a disk read; `checksum` is None if the read failed."""
         waiting = self._reading.pop(move.key)
         if checksum is None:
             self.slots.give_up(move.slot, _DISK)

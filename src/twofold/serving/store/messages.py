@@ -11,7 +11,7 @@ from twofold.serving.messages import Message
 
 
 class Block(NamedTuple):
-    """Slot in the store's memory, and the CRC-32 of its block (0 while the slot is empty)."""
+    """Memory slot and CRC-32 checksum of a KV block in the store."""
 
     slot: int
     checksum: int
@@ -38,7 +38,7 @@ class DiskRead(NamedTuple):
 
 
 class DiskSpare(NamedTuple):
-    """Disk operation: allow the disk to replace a block that memory has too."""
+    """Disk operation: mark a block on disk as replaceable, because memory has a copy of the block."""
 
     key: bytes
 
@@ -62,26 +62,26 @@ class Lookup(msgspec.Struct, frozen=True, tag=True):
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Request to read the cached prefix of a prompt. The store pins its blocks until the client releases them."""
+    """Request to pin and read the cached prefix of a prompt."""
 
     keys: list[bytes]
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Request for slots to which to write the missing blocks of a prompt, beginning with block `start`."""
+    """Request to write the KV blocks of a prompt to the store, beginning with the block at index `start`."""
 
     keys: list[bytes]
     start: int
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
-    """Message from a client that it has written these `blocks` of its Put request."""
+    """Message that tells the store which blocks of a Put request the client has written."""
 
     blocks: list[Block]
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Request to release some slots of a Load request or, if `slots` is None, all slots of a Load or Put request."""
+    """Message from a client that no longer reads or writes `slots`; None ends the whole Load or Put request."""
 
     slots: list[int] | None = None
 
@@ -101,7 +101,11 @@ StoreOperation = Lookup | Load | Put | Commit | Release | FetchBlocks
 
 
 class LookupResult(msgspec.Struct, frozen=True, tag=True):
-    """Reply to Lookup: length in blocks of the prefix that is cached in memory or on disk, and of that in memory."""
+    """Reply to Lookup, a request to count the leading blocks of a prompt that are in the store.
+
+    `blocks` counts the leading blocks in memory or on disk; `in_memory` counts the leading blocks in memory
+    alone.
+    """
 
     blocks: int
     in_memory: int
@@ -115,8 +119,8 @@ class HeldBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class LeasedSlots(msgspec.Struct, frozen=True, tag=True):
-    """Reply to Put or Commit: slots to write, by the index of the block in the prompt. `last` marks the final reply,
-    which has no slots.
+    """Reply to a Put or Commit request: memory slots that the client may write, by block index. No slots end the
+    request.
     """
 
     slots: dict[int, int]
@@ -191,8 +195,9 @@ class GetBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class BlocksFollow(msgspec.Struct, frozen=True, tag=True):
-    """Reply to GetBlocks. Some of the requested blocks follow in separate message frames; `checksums` has their
-    CRC-32s, by index in the request.
+    """Header of a reply to a GetBlocks request. KV blocks follow in the next frames of the message.
+
+    `checksums` maps the index of a block in the request to the CRC-32 of the block.
     """
 
     number: int

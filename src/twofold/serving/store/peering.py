@@ -50,7 +50,10 @@ class Peering:
         return self._server.address
 
     def filenos(self) -> tuple[int, int]:
-        """Return file descriptors that are readable when `turn` has work to do."""
+        """Return the file descriptors that become readable when a background thread has a result.
+
+        When one of them is readable, the caller must call `Peering.turn`.
+        """
         return self._server.fileno(), self._fetcher.fileno()
 
     def wait_s(self, now: float) -> float:
@@ -86,7 +89,10 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """Pass a lease of slots to the background thread that asked for it; return False if none did."""
+        """Pass granted memory slots to the background thread that requested them.
+
+        Return False if a client requested the slots.
+        """
         who, number = granted.requester
         if who == _SENDS:
             self._server.put(PeerReply(number, self._callers[number], granted.blocks, granted.last))

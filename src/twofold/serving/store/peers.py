@@ -19,21 +19,21 @@ GONE_MS = 10_000  # a host without TCP acknowledgements for this long is lost, w
 
 
 class PeerCaller(NamedTuple):
-    """Connection and number of a request from another store, used to reply to it."""
+    """Where to send a reply: the connection of another KV store, and the number of that store's request."""
 
     connection: bytes
     number: int
 
 
 class PeerRequest(NamedTuple):
-    """Message from another store that asks for the blocks with these keys."""
+    """Message in which another KV store asks for the blocks with the keys `keys`."""
 
     caller: PeerCaller
     keys: list[bytes]
 
 
 class PeerReply(NamedTuple):
-    """Answer to a PeerRequest: the blocks to send, by index in the request."""
+    """Answer to a PeerRequest. `blocks` maps the index of a key in the request to the block that is sent."""
 
     load: int  # number of the Load request that pins the blocks
     caller: PeerCaller
@@ -42,9 +42,7 @@ class PeerReply(NamedTuple):
 
 
 class BlockServer(StoreThread[PeerReply, PeerRequest | PeerReply]):
-    """Thread that sends blocks to other stores that have the cluster's secret key. `take` yields requests that were
-    received and replies that were sent.
-    """
+    """Thread that sends KV blocks to other hosts' KV stores on request."""
 
     def __init__(
         self,

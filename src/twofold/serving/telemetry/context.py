@@ -52,7 +52,9 @@ CURRENT: ContextVar[RequestContext | None] = ContextVar("twofold_request", defau
 
 
 def context_of(request_id: str, path: str, traceparent: str) -> RequestContext:
-    """Return the context of an HTTP request to `path`; `traceparent` is that header's value or empty."""
+    """Return the logging and tracing context of an HTTP request to `path`. `traceparent` is the value of
+    the HTTP header with this name, or an empty string.
+    """
     parent = TraceParent.parse(traceparent) if traceparent else None
     span = TraceParent.new() if parent is None else parent.child()
     operation = "chat" if path.endswith("/chat/completions") else "text_completion"

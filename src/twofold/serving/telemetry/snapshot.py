@@ -14,7 +14,7 @@ from twofold.timeline import Moment, Timeline
 
 
 class StageName(StrEnum):
-    """Stages of a request, in order. A layer-wise hand-off overlaps the prefill."""
+    """Stages of a request, from queueing to decode."""
 
     QUEUE = "queue"
     PREFILL = "prefill"
@@ -40,7 +40,10 @@ class Stage(msgspec.Struct, frozen=True, array_like=True):
 
 
 def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, ...]:
-    """Return the stages that a request has begun. `ended_s` is the end of stages without a recorded end."""
+    """Return the stages that a request has begun, with start and end times.
+
+    If the end of a stage was not recorded, the end time is `ended_s`, in monotonic seconds.
+    """
     # A running prefill counts as queued, because workers report it when it ends.
     at = timeline.moments.get
     first, landed, decoding = at(Moment.FIRST_TOKEN), at(Moment.HANDOFF_ENDED), at(Moment.DECODE_STARTED)
@@ -65,7 +68,10 @@ def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, 
 
 
 def stage_of(timeline: Timeline) -> StageName:
-    """Return the current stage of a live request: QUEUE until its worker has reported the prefill."""
+    """Return the current stage of a live request, such as queue, prefill or decode.
+
+    A request stays in the queue stage until a worker reports that the prefill has started.
+    """
     moments = timeline.moments
     if Moment.DECODE_STARTED in moments:
         return StageName.DECODE
@@ -120,7 +126,7 @@ class InstanceSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoleSpan(msgspec.Struct, frozen=True, array_like=True):
-    """A role of an instance, and its start in monotonic seconds."""
+    """Role of an instance, and the time at which the instance took the role, in monotonic seconds."""
 
     role: Role
     since_s: float

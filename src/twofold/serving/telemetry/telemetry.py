@@ -92,7 +92,7 @@ class Telemetry(RequestSubscriber):
         self._routes = RouteMetrics(self._registry, pools, forecast)
 
     def admitted(self, request: Request, now: float) -> None:
-        """Store the context of the current HTTP request for the logs and traces of `request`."""
+        """Link `request` to the HTTP call that is being served, for use in logs and traces."""
         context = CURRENT.get()
         if context is not None:
             span = context.span if not context.generations else context.span.child()

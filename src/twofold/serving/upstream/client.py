@@ -175,7 +175,10 @@ def completion_body(
 
 
 def rejected_decode_body(model: str, kv: KvParams) -> bytes:
-    """Return a decode request that vLLM rejects. The rejection makes the prefill server free the request's KV."""
+    """Return the body of a decode request that is invalid on purpose.
+
+    The decode server rejects the request and tells the prefill server to free the KV cache described by `kv`.
+    """
     # vLLM: `notify_kv_transfer_request_rejected`. Otherwise the KV is kept until its lease ends, by default for 30 s.
     fields = {"model": model, "prompt": [0], "max_tokens": 1 << 30, "kv_transfer_params": kv}
     return msgspec.json.encode(fields)

@@ -1,6 +1,4 @@
-"""Translation of vLLM's KV cache events (vLLM 0.32, `distributed/kv_events.py`) to block keys. The keys are computed
-from the tokens in the events, because vLLM's block hashes cannot be recomputed.
-"""
+"""Translation of vLLM's KV cache events (vLLM 0.32, `distributed/kv_events.py`) to block keys."""
 
 import asyncio
 import logging
@@ -43,11 +41,14 @@ class BlockStored(_Event, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """Whether the router can use the blocks: in GPU memory, without LoRA, in the first KV cache group."""
+        """Whether the blocks are in GPU memory, in the first KV cache group, and computed without LoRA."""
         return self.medium in _ENGINE and self.lora_name is None and not self.group_idx
 
     def salt(self) -> str | None:
-        """Return the request's cache salt, "" without one, or None if the block hashes include other extra keys."""
+        """Return the cache salt of the request, or "" if the request has no salt.
+
+        Return None if the block hashes depend on more than the tokens of the prompt and the salt.
+        """
         extra = (self.extra_keys or [None])[0] or []
         if not extra:
             return ""

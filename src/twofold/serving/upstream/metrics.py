@@ -152,7 +152,7 @@ class ExternalLoads:
         self._apply(load, added, _smaller(found, before))
 
     def forget(self, instance: str) -> None:
-        """Set the estimated load of other clients on a lost server to zero."""
+        """Set the estimated external load of the lost server `instance` to zero."""
         self._latest.pop(instance, None)
         load = self._pools.get(instance)
         if load is not None:

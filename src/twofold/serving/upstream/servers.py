@@ -186,7 +186,10 @@ class HealthProbe:
 
 
 def check(instance: str, card: ServerModel, other: ServerModel | None, model: ServedModel | None) -> None:
-    """Raise ConfigurationError if the servers serve different models, or one has a shorter context than `model`."""
+    """Raise ConfigurationError if a server cannot join the service.
+
+    A server must serve the same model as the other servers, with at least the context length of the service.
+    """
     if other is not None and card.id != other.id:
         raise ConfigurationError(
             f"{instance} serves {card.id!r} and others serve {other.id!r}: start all servers with the same model "

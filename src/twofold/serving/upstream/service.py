@@ -131,7 +131,7 @@ class RouteService(Service):
 
 
 class RoutedGateway:
-    """Application of `twofold route`: runs the HTTP gateway and the service that sends its requests to vLLM servers."""
+    """Application of `twofold route`: an HTTP gateway that forwards requests to external vLLM servers."""
 
     def __init__(
         self,

@@ -39,7 +39,10 @@ class RankPipes:
         self._others = [RankPipe(steps[1], memory[1]) for steps, memory in pairs]
 
     def of_first(self) -> Sequence[RankPipe]:
-        """Return rank 0's ends of all pipes, in the order of ranks. Close the other ends in this process."""
+        """Return the pipe ends that rank 0 uses, one for each of the other ranks in order.
+
+        Close the ends that belong to the other ranks.
+        """
         # A process that keeps no other ends reads EOF when the process at the other end exits.
         _close(self._others)
         return self._first
@@ -60,14 +63,14 @@ def _close(pipes: Sequence[RankPipe]) -> None:
 
 
 class HostSwapSpace(NamedTuple):
-    """Host memory for `num_blocks` swapped-out blocks. `copy` swaps blocks out and in."""
+    """Host memory for `num_blocks` swapped-out KV blocks, and the function `copy` that swaps blocks out and in."""
 
     num_blocks: int
     copy: Callable[[Sequence[BlockCopy]], None]
 
 
 class WorkerDriver(NamedTuple):
-    """A worker's scheduler, and a function that creates its main loop."""
+    """Scheduler of a worker, and a function that creates the worker's main loop."""
 
     scheduler: WorkerScheduler
     loop: Callable[[SharedWorkerState], Callable[[], None]]
@@ -101,7 +104,7 @@ class EngineFactory:
         """Create a worker's engine and transport in the calling process."""
 
     def run_rank(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> None:
-        """Run rank `rank` of a worker (not rank 0) in this process until rank 0 exits."""
+        """Run the nonzero rank `rank` of a worker in this process until rank 0 exits."""
         raise NotImplementedError
 
 

@@ -47,7 +47,7 @@ class HandoffEvents:
             self._reply(incoming, complete=False)
 
     def ended(self, message: messages.HandoffEnded) -> None:
-        """Process the end of a hand-off to this worker; a message without a first token cancels the hand-off."""
+        """Handle the message that a hand-off to this worker has ended, successfully or not."""
         state, request_id = self._state, message.request_id
         if message.epoch != state.epoch:
             log.warning("%s ignores KV for %s with epoch %d", state.instance, request_id, message.epoch)

@@ -18,7 +18,7 @@ PROBE_S = 0.025  # long enough to measure bandwidth
 
 
 class PeerDirectory:
-    """Message addresses of a worker's peers, and connections to their KV caches."""
+    """Registry of a worker's peers, with the inbox address of each peer and the connections to the peers' KV caches."""
 
     def __init__(self, transport: Transport, host: str = HOME) -> None:
         self.transport, self.own_memory, self.host = transport, transport.descriptor, host

@@ -1,6 +1,6 @@
-"""Exchange of prompt prefixes with the host's KV store. A thread loads the cached prefix of a new prompt layer by
-layer, and iterations wait for the layers that they read. Another thread stores computed blocks layer by layer. If
-another host has a longer prefix, the store fetches it first. Missing blocks are computed.
+"""Exchange of KV blocks between a worker and the host's KV store, in background threads.
+
+Blocks are loaded and stored layer by layer, so the copies overlap with computation.
 """
 
 import threading

@@ -17,7 +17,7 @@ class ReadyLayers:
         self._changed = threading.Condition()
 
     def ready(self, layer: int) -> None:
-        """Record that this layer and all earlier layers are complete."""
+        """Record that layer `layer` and all earlier layers are complete."""
         with self._changed:
             self._count = layer + 1
             self._changed.notify_all()
@@ -36,7 +36,7 @@ class ReadyLayers:
 
 
 class LayerSync:
-    """Synchronizes an iteration with loads from and stores to the KV store, layer by layer."""
+    """Layer-by-layer synchronization of an iteration with the threads that load and store cached prefixes."""
 
     def __init__(self, num_layers: int, loads: Sequence[ReadyLayers], computed: ReadyLayers | None) -> None:
         self._num_layers, self._loads, self._computed = num_layers, loads, computed
@@ -47,7 +47,7 @@ class LayerSync:
             load.wait(layer)
 
     def computed(self, layer: int) -> None:
-        """Record that the iteration has computed this layer."""
+        """Record that the iteration has computed layer `layer`."""
         if self._computed is not None:
             self._computed.ready(layer)
 
@@ -78,7 +78,8 @@ class PrefixSource:
         queue()
 
     def begin(self, batch: Batch) -> LayerSync | None:
-        """Return the `LayerSync` with which the next batch waits for loaded KV, or None if it loads none. Requires the
-        worker's lock.
+        """Return the `LayerSync` that coordinates a batch with the loading and storing of cached KV.
+
+        Return None if the batch neither loads nor stores cached KV. The caller must hold the worker's lock.
         """
         return None

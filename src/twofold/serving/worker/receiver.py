@@ -12,9 +12,7 @@ from twofold.serving.worker.peers import PeerDirectory
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class IncomingHandoff:
-    """Incoming hand-off after the end of the prefill. In pull mode, `source_blocks` are read into `blocks`. In the
-    other modes, the prefill worker has already written `blocks`.
-    """
+    """State of an incoming KV hand-off after the prefill has ended."""
 
     request_id: str
     source: str  # the prefill worker
@@ -52,7 +50,10 @@ class HandoffReceiver:
         self._thread: threading.Thread | None = None
 
     def start(self, receive: OnIncoming, ended: OnIncoming) -> None:
-        """Start the thread. For each hand-off, it calls `receive` (not if cancelled) and then `ended`."""
+        """Start a thread that calls `receive` and then `ended` for each hand-off.
+
+        If a queued hand-off has been cancelled or has failed, the thread calls only `ended`.
+        """
         arguments = (receive, ended)
         self._thread = threading.Thread(target=self._run, args=arguments, name="handoff-receiver", daemon=True)
         self._thread.start()

@@ -115,7 +115,10 @@ class HandoffSender:
             self._outgoing[request_id] = OutgoingHandoff(request_id, target, mode)
 
     def begin(self, request_id: str, blocks: Sequence[int]) -> bool:
-        """Record the KV blocks of a request, before its last prefill batch; return False if it has no hand-off."""
+        """Record the KV blocks of a request whose last prefill batch is about to start.
+
+        Return False if the request has no hand-off.
+        """
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:
@@ -123,7 +126,7 @@ class HandoffSender:
             return outgoing is not None
 
     def layer_computed(self, request_ids: Iterable[str], layer: int) -> None:
-        """Record that `layer` and all earlier layers of these requests have been computed."""
+        """Record that all layers up to `layer` have been computed for the requests `request_ids`."""
         with self._changed:
             for request_id in request_ids:
                 outgoing = self._outgoing.get(request_id)
@@ -151,7 +154,7 @@ class HandoffSender:
             return True
 
     def taken(self, request_id: str, *, complete: bool) -> None:
-        """Record that the target of a pull-mode hand-off has read all KV, or stopped early if not `complete`."""
+        """Record that the receiver in a pull-mode hand-off stopped reading; `complete` says if all KV was read."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None and outgoing.offered:

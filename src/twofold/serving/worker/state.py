@@ -51,20 +51,30 @@ class WorkerScheduler(Protocol):
 
 
 class KvLanding:
-    """Copies received KV blocks to the engine's pool. This base class copies nothing: peers write there directly."""
+    """Handler of KV blocks received from peers.
+
+    The base class does nothing, because the peers write directly to the engine's KV pool. If peers write to host
+    memory instead, a subclass copies the received blocks to the engine's KV pool.
+    """
 
     def received(self, request_id: str, blocks: Sequence[int]) -> None:
-        """Register received blocks, to be copied before the next batch. Requires the worker's lock."""
+        """Register received KV blocks, which are copied to the engine's pool before the next batch.
+
+        The caller must hold the worker's lock.
+        """
 
     def take(self) -> list[Sequence[int]]:
-        """Remove and return the blocks registered by `received`. Requires the worker's lock."""
+        """Remove and return the received KV blocks that are not yet copied to the engine's pool.
+
+        The caller must hold the worker's lock.
+        """
         return []
 
     def drop(self, request_id: str) -> None:
         """Unregister the blocks of an aborted request. Requires the worker's lock."""
 
     def copy(self, block_lists: Sequence[Sequence[int]]) -> None:
-        """Copy received blocks to the engine's pool. The caller does not hold the worker's lock."""
+        """Copy received KV blocks to the engine's pool. Does not require the worker's lock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +117,7 @@ class CacheChanges(CacheObserver):
         self._add(key, stored=False)
 
     def take(self) -> tuple[list[BlockKey], list[BlockKey]]:
-        """Return the keys of cached blocks and of evicted blocks since the last call."""
+        """Return the keys of blocks cached since the last call, and the keys of blocks evicted since the last call."""
         changes, self._changes = self._changes, {}
         stored = [key for key, there in changes.items() if there]
         return stored, [key for key, there in changes.items() if not there]
@@ -139,8 +149,10 @@ class ControllerDeadline:
 
 @dataclass(eq=False, kw_only=True)
 class SharedWorkerState:
-    """State shared by a worker's threads. The lock `changed` guards the scheduler and `sequences`. Acquire it before
-    the sender's lock.
+    """State shared by a worker's threads.
+
+    The lock `changed` guards the scheduler and the token sequences. To avoid deadlocks, acquire `changed` before
+    the lock of the `HandoffSender`.
     """
 
     # No thread holds the lock `changed` while a batch runs or a block is copied.

@@ -1,4 +1,4 @@
-"""Workers that run a model with torch: engine, transport, swap space and ranks."""
+"""Parts of a worker that runs a model with torch, such as the engine and the transport."""
 
 import os
 import threading

@@ -8,7 +8,11 @@ from twofold.timeline import Timeline
 
 
 class IterationRun(msgspec.Struct, frozen=True):
-    """Consecutive iterations of a batch on an instance. With pipeline parallelism: one iteration, on the last stage."""
+    """One or more consecutive iterations of the same batch on an instance.
+
+    With pipeline parallelism, the number of iterations is 1, and start and end are times on the last pipeline
+    stage.
+    """
 
     instance: str
     start_ps: int
@@ -49,7 +53,7 @@ class Observer(RequestSubscriber):
         """An instance joined the pool of a role, at the start or by a role change."""
 
     def note(self, at_ps: int, kind: str, subject: str, detail: str) -> None:
-        """A note for the log: the failure of an instance or a re-planning decision."""
+        """Handle a log entry about an instance failure, an instance restart or a re-planning decision."""
 
     def close(self, at_ps: int) -> None:
         """The simulation ended."""

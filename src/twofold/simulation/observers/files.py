@@ -265,7 +265,7 @@ class ChromeTrace(Observer):
             self._track(instance, role)
 
     def note(self, at_ps: int, kind: str, subject: str, detail: str) -> None:
-        """Add a note about an instance to the instance's row in the trace. Other notes are omitted."""
+        """Add a note about an instance to the instance's row in the trace. Ignore notes without an instance."""
         if subject in self._tracks:
             self._instant(subject, at_ps, kind, detail)
 

@@ -94,7 +94,7 @@ class Instance(RuleBasedStateMachine):
 
     @rule(target=leased, request=consumes(queued))
     def vllm_makes_room(self, request):
-        """Let vLLM allocate blocks for a request, or abort the request if few are free."""
+        """Let vLLM allocate KV blocks for a request, or abort the request if fewer than 8 KV blocks are free."""
         self.vllm.obey()
         if not self.instance.is_remote(request.id) or len(self.vllm.free) < 8:
             self.instance.abort(request.id)
@@ -133,7 +133,7 @@ class Instance(RuleBasedStateMachine):
 
     @rule(request=consumes(running))
     def it_ends(self, request):
-        """Let vLLM finish a request, unless it was aborted."""
+        """Finish a running request in the fake vLLM, unless the request was aborted."""
         self.vllm.obey()
         self.vllm.settle()
         if self.instance.find(request.id) is not None:

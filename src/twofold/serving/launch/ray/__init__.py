@@ -1,6 +1,6 @@
 """Workers on the nodes of a Ray cluster.
 
-launcher.py   runs in the service process: starts the driver
-driver.py     the only process that uses Ray: chooses nodes, creates and removes actors
-host.py       child process of an actor, which joins the service with one worker as `twofold join` does
+launcher.py   starts the driver process
+driver.py     driver process: chooses nodes, creates and removes Ray actors
+host.py       child process of a Ray actor: runs one worker of the service
 """

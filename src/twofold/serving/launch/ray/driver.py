@@ -34,8 +34,8 @@ def choose_node(
 ) -> RayNode | None:
     """Return the Ray node for a new worker, or None if no node has room for the resources in `bundle`.
 
-    Nodes near the other workers are preferred: nodes with the same value of the label `link_label` share a fast
-    network. Among these, the workers of each role are spread over several nodes.
+    Nodes with equal values of the label `link_label` share a fast network. Prefer the network with the most
+    workers, then the node with the fewest workers of the role `role`.
     """
     placed = list(others)
     on_node = Counter(each.node for each in placed)

@@ -1,4 +1,4 @@
-"""Program of a Ray worker: it joins the service as a host with one worker. Its input is a HostJob."""
+"""Program that runs one worker of the service on a Ray node. Standard input contains the job as JSON (HostJob)."""
 
 import asyncio
 import os

@@ -38,7 +38,7 @@ class VllmEngine:
     def run(
         self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None, wait_for: OnLayer | None = None
     ) -> list[Sampled | None]:
-        """Prefill whole prompts from position 0. Return None instead of a token for each prompt."""
+        """Prefill whole prompts with vLLM, and return a list with one None per prompt in place of sampled tokens."""
         for step in steps:
             self._runs += 1
             sampling = vllm_sampling(SamplingParams(max_tokens=1, temperature=0.0), 0, 1, frozenset())
@@ -50,7 +50,7 @@ class VllmEngine:
 
 
 class VllmFactory(EngineFactory):
-    """Creates vLLM workers, each of which loads the model itself."""
+    """Factory of vLLM workers. Every worker loads a separate copy of the model."""
 
     def __init__(self, service: ServiceConfig) -> None:
         config = service.engine

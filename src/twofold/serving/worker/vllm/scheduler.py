@@ -56,7 +56,11 @@ class VllmOrder(Enum):
 
 @dataclass(slots=True, eq=False)
 class VllmRequest:
-    """Request on a vLLM worker. If a peer prefills it, `source` is the peer, and `grant` its leased blocks."""
+    """Request on a vLLM worker.
+
+    If a prefill worker sends the prompt's KV, `source` is the name of the prefill worker. `grant` then contains
+    the local blocks into which the prefill worker writes the KV.
+    """
 
     request: Request
     decodes_here: bool
@@ -189,7 +193,7 @@ class VllmScheduler:
         return self._here.get(request_id)
 
     def is_remote(self, request_id: str) -> bool:
-        """Return whether a peer will send KV for this request, for which vLLM must allocate blocks."""
+        """Return whether a request waits for vLLM to allocate blocks for the KV that a prefill worker will send."""
         # False after a preemption: vLLM computes the KV itself.
         held = self._here.get(request_id)
         return held is not None and held.stage is VllmRequestState.LEASE_QUEUE

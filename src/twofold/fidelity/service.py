@@ -159,7 +159,7 @@ def cluster_of(
 ) -> ClusterSpec:
     """Return a cluster spec for simulating the service `design` on this machine with the performance profile `profile`.
 
-    Raises ConfigurationError if the number of CPU cores, or of threads per worker, differs from the profile's.
+    Raises ConfigurationError if the profile was measured with another number of CPU cores or threads per worker.
     """
     workers = design.workers()
     threads, cores = workers[0].threads, len(available_cores())

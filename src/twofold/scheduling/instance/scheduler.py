@@ -7,9 +7,12 @@ Each method moves sequences from one state to another:
     start        waiting → prefilling; ready → decoding; decoding → paused; paused → decoding
     advance      prefilling → ready, handing off or done; decoding → done or paused
     handed_off   handing off → done
-    reserve      new request for decode → lease queue
-    grant        lease queue → arriving
-    kv_received  arriving → ready
+
+A sequence that is prefilled elsewhere first gets a lease on blocks, into which its KV is written:
+
+    reserve      new sequence → waiting for a lease
+    grant        waiting for a lease → receiving KV
+    kv_received  receiving KV → ready
 
 The simulator calls `start` and `advance`. A live worker calls `next_batch` instead of `start`, and
 `complete` instead of `advance`. The scheduler reads no clock and does no I/O.

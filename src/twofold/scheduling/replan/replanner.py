@@ -164,8 +164,10 @@ class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replanner:
-    """Monitors the traffic, decides when to search for a better split, and whether to adopt the split found. Call
-    `arrived` and `ended` for each request. After arrivals, call `query`, which returns the traffic to plan for.
+    """Decides from the traffic when to search for a better split, and whether to adopt the result.
+
+    Call `arrived` and `ended` for each request. After arrivals, call `query`; if it returns traffic, search for a
+    split.
     """
 
     def __init__(self, monitor: TrafficMonitor, rules: ReplanRules | None = None) -> None:

@@ -124,9 +124,7 @@ class CellSelector(Router):
 
 
 class CellRouter(Router):
-    """Picks a cell (group of nearby instances) with `CellSelector`, and instances within the cell with the router
-    `within`.
-    """
+    """Router that first picks a cell (a group of nearby instances), and then instances in this cell."""
 
     uses_cells: ClassVar[bool] = True
 

@@ -63,10 +63,9 @@ class JoinResult(msgspec.Struct, frozen=True):
 
 
 class Hosts(ProcessControl):
-    """Starts and kills workers: through the launcher `local`, or by messages to hosts that joined.
+    """Starts and kills workers, on this machine and on hosts that joined the service.
 
-    The launcher starts the workers named in `own` on Ray nodes. A host that joins must serve the model with the
-    fingerprint `model`.
+    Workers named in `own` run on Ray. Hosts must serve the model with the fingerprint `model`.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
-"""Compare vLLM colocated, vLLM split by its NixlConnector, vLLM split by Twofold, and Twofold's torch engine.
+"""Compare colocated vLLM, vLLM split by NixlConnector or by Twofold, and Twofold's torch engine.
 
-Each system runs alone on the same cores, with the same small model in float32 and without prefix caching. The client
-`vllm bench serve` sends every system the same greedy requests with uniform lengths and Poisson arrivals. Run this
-script with a Python that has vLLM and Twofold (docs/comparison.md). With --only, earlier results of other systems are
-kept. Exits with 1 if a system does not start or leaves a request unanswered.
+Each system runs alone on the same cores, with the same small model in float32 and without prefix caching. The
+client `vllm bench serve` sends every system the same greedy requests, with Poisson arrivals and uniformly
+distributed random lengths. Run this script with a Python that has vLLM and Twofold (docs/comparison.md). With
+--only, earlier results of other systems are kept. Exits with 1 if a system does not start or leaves a request
+unanswered.
 """
 
 import argparse

@@ -32,7 +32,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     busy_s: dict[int, float]
 
     def share(self, tokens: int) -> float:
-        """Return the fraction of busy time in iterations with at most `tokens` active tokens."""
+        """Return the fraction of busy time spent on batches with at most `tokens` active tokens."""
         return sum(seconds for active, seconds in self.busy_s.items() if active <= tokens) / sum(self.busy_s.values())
 
     def steps(self) -> list[tuple[int, float]]:

@@ -9,9 +9,9 @@ The times of a prefill iteration, a decode iteration and a mixed iteration are, 
 with the variables
 
     n     prompt tokens that the iteration computes, summed over the prompts
-    S     sum of (h + m)² − h² over the prompts
     m     tokens of one prompt that the iteration computes
     h     tokens of the same prompt that have KV before the iteration
+    S     sum of (h + m)² − h² over the prompts
     b     decoded sequences
     C     KV tokens that the decodes read
     w(n)  0 up to 2,048 tokens, 1 from 4,096 tokens on, and linear in between

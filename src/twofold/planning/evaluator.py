@@ -88,8 +88,8 @@ _CREATE = "CREATE TABLE IF NOT EXISTS evaluations (key TEXT PRIMARY KEY, trial T
 
 
 class EvaluationStore(AbstractContextManager["EvaluationStore"]):
-    """Store of evaluations in a SQLite file, which several plans may use at the same time. Methods raise
-    ConfigurationError if the file is unusable.
+    """Store of simulation results in a SQLite file that several planning processes may use at once.
+    Methods raise ConfigurationError if the file is unusable.
     """
 
     def __init__(self, path: Path) -> None:

@@ -25,7 +25,7 @@ class RateGrid(msgspec.Struct, frozen=True):
         return float(f"{(1.0 + self.tolerance) ** step:.{_DIGITS}g}")
 
     def step(self, rate: float) -> int:
-        """Return the highest step whose rate is at most `rate`."""
+        """Return the index of the highest grid rate at or below `rate`."""
         step = math.floor(math.log(rate) / math.log1p(self.tolerance)) + 1
         while self.rate(step) > rate:
             step -= 1

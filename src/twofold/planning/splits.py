@@ -29,8 +29,10 @@ _HEADROOM = 0.03
 
 
 class SplitPlanner:
-    """Finds the split into prefill and decode instances with the highest SLO attainment, by simulating the cluster
-    `spec`. If `replicas` is true, it finds the fewest instances that reach `attainment`.
+    """Planner that finds the best numbers of prefill and decode instances by simulating cluster `spec`.
+
+    The best numbers have the highest SLO attainment. With `replicas`, the planner finds the fewest instances that
+    reach the SLO attainment `attainment`.
     """
 
     def __init__(
@@ -108,9 +110,7 @@ class _Search:
         return max(forecasts, key=lambda each: (each.attainment, -self._strain[each.split]))
 
     def _bisected(self, instances: int) -> list[int]:
-        """Search by bisection for the best number of prefill instances. Return the tried numbers and both
-        neighbours of the last tried number.
-        """
+        """Return candidate numbers of prefill instances, found by bisection."""
         # Each step gives more instances to the phase closer to missing the SLO; both neighbours of the last are tried.
         low, high, tried = 1, instances - 1, list[int]()
         while low <= high:

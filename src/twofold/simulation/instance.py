@@ -1,4 +1,4 @@
-"""Simulated instances: the live instance scheduler with a performance model in place of an engine."""
+"""Simulated instances: the scheduler of live instances, with a performance model in place of the engine."""
 
 from abc import ABC, abstractmethod
 from typing import Final

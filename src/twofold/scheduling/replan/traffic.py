@@ -1,8 +1,8 @@
 """Detection of shifts in request rate, prompt length and output length.
 
-The change-point tests use means over 16 consecutive requests, to limit the effect of bursts and long
-requests. Mean gaps between arrivals are tested as cube roots, which are nearly normal (Wilson and Hilferty,
-1931). Lengths are tested as logarithms.
+The change-point tests use means over 16 consecutive requests, to limit the effect of bursts and long requests.
+The test of the request rate uses the cube root of the mean time between arrivals, because the cube root is
+nearly normally distributed (Wilson and Hilferty, 1931). The tests of lengths use logarithms of the lengths.
 
 Estimates of output length include running requests (Kaplan and Meier, 1958), because finished requests alone
 are biased towards short outputs.

@@ -2,9 +2,8 @@
 
 Four machines serve prompt-heavy, then output-heavy, then prompt-heavy traffic. Splitwise's router changes the
 roles of machines; each fixed split uses join-the-shortest-queue. Each design runs in the simulator and, unless
---simulate-only, live on emulated machines. Live runs also check that streaming requests with long outputs get
-the same tokens during the traffic as before the traffic. Goodput is the number of requests per second within
-the SLO.
+--simulate-only, live on emulated machines. Live runs also check that role changes do not alter the tokens of long
+outputs. Goodput is the number of requests per second within the SLO.
 """
 
 import argparse

@@ -10,11 +10,15 @@ The compared routers choose
 
     jsq     the least loaded instance
     two     the less loaded of two random instances
-    cells   the least loaded instance of the less loaded of two random cells (groups of instances)
+    cells   the less loaded of two random cells (groups of instances), then the cell's least loaded instance
     random  a random instance
 
-With `+ sent` or `+ own`, a controller adds its own requests to the reported loads: those sent since the last report,
-or all of its unfinished requests.
+After the comma, a policy such as `jsq, + sent` names the controller's own requests that the controller adds
+to the reported loads:
+
+    reports  none
+    + sent   requests sent since the last report
+    + own    all unfinished requests
 """
 
 import argparse

@@ -25,9 +25,7 @@ from twofold.slo import SPLITWISE
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Simulation settings of a study variant. `template` is a cluster spec that sets the performance
-    model, and `mixed_batchers` names the batchers to try on colocated instances.
-    """
+    """Named set of simulation settings: SplitwiseSim's settings or Twofold's defaults."""
 
     name: str
     template: ClusterSpec

@@ -99,7 +99,10 @@ class LayerTraffic(NamedTuple):
 
 
 def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[LayerTraffic]:
-    """Return one pair per layer of a KV hand-off: the most KV heads and the most transfers that any rank sends."""
+    """Return the maximum traffic of a sending rank for each layer of a KV hand-off.
+
+    The traffic is a number of KV heads and a number of transfers.
+    """
     found = []
     for layer in range(num_layers):
         sent: dict[int, list[int]] = {}

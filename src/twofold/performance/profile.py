@@ -86,7 +86,7 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def spread(tokens: float, bends: tuple[int, ...]) -> list[float]:
-    """Split a range of `tokens` tokens into segments that start at `bends`, and return the length of each segment."""
+    """Divide `tokens` tokens among the segments of a piecewise linear function. A segment starts at each of `bends`."""
     ends = (*bends, float("inf"))
     return [min(max(tokens - low, 0), high - low) for low, high in pairwise(ends)]
 

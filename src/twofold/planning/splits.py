@@ -31,8 +31,8 @@ _HEADROOM = 0.03
 class SplitPlanner:
     """Planner that finds the best numbers of prefill and decode instances by simulating cluster `spec`.
 
-    The best numbers have the highest SLO attainment. With `replicas`, the planner finds the fewest instances that
-    reach the SLO attainment `attainment`.
+    The best numbers have the highest SLO attainment or, if `replicas` is set, are the smallest with an SLO attainment
+    of at least `attainment`.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class _Search:
         return self.known[split]
 
     def best_of(self, instances: int) -> SplitForecast:
-        """Return the forecast of the split with the highest SLO attainment, given the total number of instances."""
+        """Return the forecast of the best prefill/decode split of `instances` instances."""
         tried = range(1, instances) if instances - 1 <= _ALL else self._bisected(instances)
         forecasts = [self.forecast(RoleSplit(prefill, instances - prefill)) for prefill in tried]
         return max(forecasts, key=lambda each: (each.attainment, -self._strain[each.split]))

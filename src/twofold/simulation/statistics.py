@@ -267,7 +267,8 @@ class RunStatistics:
     def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
         """Record the inter-token latencies of `count` iterations that each decode `decodes` sequences.
 
-        Each sequence got its previous token at picosecond `start`, except the sequences in `joined`.
+        `start` is the time of the previous token in picoseconds. Sequences in `joined` start or resume decoding,
+        and can have an earlier previous token.
         """
         first, itl = pace.first_ps, self.itl
         if not joined:

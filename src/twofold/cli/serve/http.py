@@ -44,7 +44,7 @@ def http_config(
     keys: KeyRing | None,
     cache_retention_s: float = RequestLimits().longest_retention_s,
 ) -> HttpConfig:
-    """Return the HTTP configuration: model name, API keys, and limits of requests and admission."""
+    """Return the HTTP configuration of a service: model name, API keys and limits."""
     return HttpConfig(
         served_model_name=name,
         keys=keys,

@@ -144,7 +144,7 @@ class ReplanDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplanSearch(Protocol):
-    """Interface of searches for the best split under given traffic."""
+    """Interface of a search for the best split of instances between prefill and decode."""
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
         """Return the forecast SLO attainment of the current cluster, and of the best cluster of at most `stock`

@@ -195,9 +195,7 @@ class TrafficMonitor:
         return found
 
     def settled(self, shifts: Sequence[TrafficShift]) -> bool:
-        """Return whether enough requests have arrived and ended since the latest traffic shift to estimate the new
-        traffic.
-        """
+        """Return whether the traffic since the latest shift has enough requests for an estimate."""
         since = self._since(shifts)
         return self._count - since >= _SETTLED and len(self._ended_since(since)) >= _SETTLED_OUTPUTS
 

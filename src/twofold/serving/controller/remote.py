@@ -200,7 +200,7 @@ class Hosts(ProcessControl):
         return ended
 
     def host_of(self, instance: str) -> RemoteHost | None:
-        """Return the joined host of a worker; None for a worker of the local launcher."""
+        """Return the remote host of a worker, or None if the worker is on no remote host."""
         return next((host for host in self.joined.values() if instance in host.workers), None)
 
     # -- inside -----------------------------------------------------------------------------------------------------

@@ -112,7 +112,10 @@ class LookupResult(msgspec.Struct, frozen=True, tag=True):
 
 
 class HeldBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Reply to Load: pinned blocks by index in the prompt. `last` is false if more replies follow."""
+    """Reply to a Load request, with pinned blocks keyed by block position in the prompt.
+
+    The field `last` is false if more replies follow.
+    """
 
     blocks: dict[int, Block]
     last: bool

@@ -51,7 +51,7 @@ def run(spec: ClusterSpec, arriving: Sequence[Request], slo: Slo | None = None) 
 
 
 def missed(result: SimulationResult, slo: Slo) -> str:
-    """Return the name of the missed SLO bound; "refused" if a request was not completed; else ""."""
+    """Return why a run missed the SLO ("TTFT", "TBT" or "refused"), or an empty string if the run met the SLO."""
     for name, histogram, bound_s in (("TTFT", result.ttft_s, slo.ttft_s), ("TBT", result.tpot_s, slo.tpot_s)):
         value = histogram.percentile(90)
         if value is not None and bound_s is not None and value > bound_s:

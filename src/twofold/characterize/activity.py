@@ -24,7 +24,10 @@ _PS: Final = 10**12
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that an instance spends on batches, by number of active tokens (prompt tokens and decoding sequences)."""
+    """Seconds that an instance spends on batches, by number of active tokens.
+
+    Active tokens are the prompt tokens of a batch, plus one token per decoding sequence.
+    """
 
     workload: str
     load: float

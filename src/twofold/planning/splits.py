@@ -38,7 +38,7 @@ class SplitPlanner:
     def __init__(
         self, spec: ClusterSpec, catalog: Catalog, slo: Slo, *, attainment: float = 0.9, replicas: bool = False
     ) -> None:
-        """Raise ConfigurationError if the instances are not interchangeable or `slo` has no bounds."""
+        """Raise ConfigurationError if instances cannot switch between prefill and decode, or if `slo` has no bounds."""
         require_movable(spec, instance_profiles(spec, catalog))
         require(slo != Slo(), "re-planning needs an SLO in seconds, as in ttft=2,tpot=0.1")
         self._spec, self._catalog, self._slo = replace(spec, failures=()), catalog, slo

@@ -75,7 +75,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Batchers and token budget of workers that join from other hosts."""
+    """Configuration of workers that join from other hosts: batching policy of each role, and token budget."""
 
     batchers: dict[Role, str]
     max_num_batched_tokens: TokenBudget | None = None

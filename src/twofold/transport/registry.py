@@ -7,7 +7,7 @@ from twofold.errors import ConfigurationError
 
 
 class TransportEntry(NamedTuple):
-    """Class name and help text of a transport, and Python packages of which the transport needs any one."""
+    """Class name, help text and required packages of a transport. One of the packages is enough."""
 
     name: str
     help: str

@@ -1,4 +1,4 @@
-"""Requests split over two unmodified vLLM servers get the tokens of a single server and leak no blocks."""
+"""A request split over two unmodified vLLM servers gets the same tokens as on one server, and leaks no blocks."""
 
 import asyncio
 import json

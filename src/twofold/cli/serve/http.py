@@ -133,7 +133,10 @@ def hide_variable(environment: bytes) -> bytes:
 
 
 def listen(settings: HttpSettings, keys: KeyRing | None) -> socket.socket:
-    """Open the service's port. Raises ConfigurationError if it is in use, or public without API keys."""
+    """Open the listening socket of the service.
+
+    Raise ConfigurationError if the port is in use, or if API keys are required but `keys` is None.
+    """
     host, port = settings.host, settings.port
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -108,7 +108,7 @@ def _median(group: Sequence[Measurement]) -> Measurement:
 
 
 class _Shape(NamedTuple):
-    """Numbers of batched tokens and of decode sequences at which a piecewise linear iteration time changes slope."""
+    """Breakpoints of a piecewise linear iteration time, in batched tokens and in decode sequences."""
 
     bends: tuple[int, ...]
     large: int  # the knee, in decodes; 0: none

@@ -4,8 +4,8 @@ Each method moves sequences from one state to another:
 
     submit       new prompt → waiting, or new prompt → fetching while cached KV of the prompt is copied
     fetched      fetching → waiting
-    start        waiting → prefilling; ready → decoding; decoding → paused; paused → decoding
-    advance      prefilling → ready, handing off or done; decoding → done or paused
+    start        waiting → prefilling; ready or paused → decoding; decoding → paused
+    advance      prefilling → ready (or handing off, or done); decoding → done (or paused)
     handed_off   handing off → done
 
 A sequence that is prefilled elsewhere first gets a lease on blocks, into which its KV is written:

@@ -265,7 +265,7 @@ class TrafficMonitor:
         return since
 
     def _ended_since(self, since: int) -> list[int]:
-        """Return the output lengths in tokens of completed requests that arrived as number `since` or later."""
+        """Return output lengths, in tokens, of completed requests with an arrival index of at least `since`."""
         later = (tokens for number, tokens in self._ended.items() if number >= since and tokens is not None)
         return [*(tokens for number, tokens in self._outputs if number >= since), *later]
 

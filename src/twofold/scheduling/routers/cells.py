@@ -12,7 +12,7 @@ from twofold.scheduling.routers.draws import drawn, two_of
 
 
 class CellLoad(InstanceLoad):
-    """Total load of the instances in a cell (a group of nearby instances), represented as one mixed instance."""
+    """Total load of the instances in a cell (a group of nearby instances)."""
 
     def __init__(self, name: str, prefilling: int = 0, decoding: int = 0) -> None:
         super().__init__(name, Role.MIXED, cell=name)

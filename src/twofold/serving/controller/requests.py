@@ -182,7 +182,7 @@ class LiveRequests:
             self._reserve(live.current, live.placed)
 
     def leased(self, lease: Lease) -> None:
-        """Forward to a request's prefill worker the lease for writing KV into the decode worker's blocks."""
+        """Forward a lease to the prefill worker, which may then write KV into the decode worker's blocks."""
         if lease.request_id in self._attempts:  # otherwise, the request has ended
             self._workers.send(lease.source, LeaseGranted(lease=lease))
         else:

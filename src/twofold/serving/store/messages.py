@@ -122,9 +122,7 @@ class HeldBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class LeasedSlots(msgspec.Struct, frozen=True, tag=True):
-    """Reply to a Put or Commit request: memory slots that the client may write, by block index. No slots end the
-    request.
-    """
+    """Reply to a Put or Commit request: memory slots that the client may write, by block index."""
 
     slots: dict[int, int]
     last: bool

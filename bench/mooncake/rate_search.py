@@ -60,7 +60,7 @@ def missed(result: SimulationResult, slo: Slo) -> str:
 
 
 def highest(misses: Callable[[float], str], start: float, grid: RateGrid) -> tuple[float | None, str]:
-    """Return the highest rate within all bounds, and the bound missed at the next higher rate."""
+    """Return the highest rate that meets the SLO, and the reason why the next higher rate fails."""
     step, stride = grid.step(start), grid.stride
     kept: int | None = None
     lost: tuple[int, str] | None = None

@@ -67,9 +67,9 @@ def arguments() -> argparse.Namespace:
 
 
 def merge_earlier(path: Path, report: Report) -> Report:
-    """Return the report in the file `path` of an earlier run, to be extended; if there is no file, return `report`.
+    """Return the earlier report in the file `path`, or `report` if the file does not exist.
 
-    Raises ConfigurationError if the earlier run had another machine, number of cores or load.
+    Raises ConfigurationError if the reports differ in machine, number of cores or load.
     """
     if not path.exists():
         return report

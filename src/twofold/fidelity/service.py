@@ -129,7 +129,7 @@ class SimulatedService:
     catalog: Catalog
 
     def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
-        """Return the simulated timelines of `requests` on a host slowed down by the factors `slowness`."""
+        """Return the simulated timelines of `requests` on a host with the slowdown `slowness`."""
         path = self.directory / f"{slowness.prompts:.6f}-{slowness.decodes:.6f}.yaml"
         if not path.exists():
             path.write_text(dump_profile(self.profile.slower(*slowness)), encoding="utf-8")

@@ -28,7 +28,10 @@ class Executor(AbstractContextManager["Executor"], Protocol):
     """
 
     def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
-        """Submit a simulation. Its future has the result, or an error message if the simulation raised UserError."""
+        """Submit a simulation, and return a future for the result.
+
+        The result is an error message if the simulation raises UserError.
+        """
         ...
 
 

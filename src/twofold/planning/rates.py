@@ -82,7 +82,7 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         return MaxRate(design=design, rate=self.grid.rate(kept), step=kept, kept=known[kept])
 
     async def highest_of(self, designs: Iterable[Design]) -> list[MaxRate]:
-        """Return the highest rate of each design; leave out designs that meet the SLO at no rate."""
+        """Return the highest rate within the SLO for each design; omit designs that never meet the SLO."""
         found = await asyncio.gather(*map(self.highest, designs))
         return [each for each in found if each.kept is not None]
 

@@ -129,7 +129,7 @@ class ForecastConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of the KV store on each host: bytes in memory and, if `disk_dir` is set, on disk."""
+    """Configuration of each host's KV store: capacity in memory and, optionally, on disk."""
 
     memory_bytes: int
     disk_dir: str | None = None

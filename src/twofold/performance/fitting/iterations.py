@@ -66,7 +66,10 @@ class FittedTimes(NamedTuple):
 
 
 def fit_iterations(measurements: Iterable[Measurement]) -> FittedTimes:
-    """Fit iteration times to measurements. Raises ConfigurationError for too few different measurements."""
+    """Fit iteration times to measurements.
+
+    Raises ConfigurationError for too few measurements. Similar measurements count as one.
+    """
     cells = median_measurements(measurements)
     if len(cells) < FEWEST:
         raise ConfigurationError(f"a fit needs {FEWEST} distinct measurements, but only {len(cells)} were made")

@@ -287,7 +287,7 @@ class RemoteWorkers:
                 self._membership.exited(instance)
 
     def exited(self, instance: str) -> None:
-        """Record the exit of a worker that the local launcher started."""
+        """Process the launcher's report that a worker has exited."""
         host = self._hosts.host_of(instance)
         # A joined host on Ray reports the exit of its worker itself.
         if instance not in self._hosts.own or host is None or not host.present:

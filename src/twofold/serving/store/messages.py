@@ -81,7 +81,10 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Message from a client that no longer reads or writes `slots`; None ends the whole Load or Put request."""
+    """Message from a client that no longer uses the memory slots `slots`.
+
+    If `slots` is None, the whole Load or Put request ends.
+    """
 
     slots: list[int] | None = None
 

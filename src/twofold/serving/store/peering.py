@@ -89,9 +89,9 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """Pass granted memory slots to the background thread that requested them.
+        """Pass granted memory slots to the thread that transfers blocks to or from other hosts.
 
-        Return False if a client requested the slots.
+        Return False if the slots were granted to a client of the store instead.
         """
         who, number = granted.requester
         if who == _SENDS:

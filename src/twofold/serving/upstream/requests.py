@@ -54,7 +54,7 @@ class AttemptListener(Protocol):
 
 
 class UpstreamRequest:
-    """One attempt to run a request. Earlier attempts have produced its first `first_index` output tokens."""
+    """One attempt to run a request on vLLM servers. Earlier attempts have produced `first_index` output tokens."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Three answers to compare: tenant B copies a prompt of tenant A, B sends a new prompt, and A repeats a prompt."""
+    """Answers of one round: for a prompt copied from tenant A, a new prompt, and a prompt repeated by tenant A."""
 
     sent: Answer
     unsent: Answer

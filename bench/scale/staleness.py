@@ -13,12 +13,8 @@ The compared routers choose
     cells   the less loaded of two random cells (groups of instances), then the cell's least loaded instance
     random  a random instance
 
-After the comma, a policy such as `jsq, + sent` names the controller's own requests that the controller adds
-to the reported loads:
-
-    reports  none
-    + sent   requests sent since the last report
-    + own    all unfinished requests
+With `+ sent`, a controller adds the requests that it has sent since the last report to the reported load. With
+`+ own`, it adds all of its unfinished requests to the reported load of the others.
 """
 
 import argparse

@@ -67,9 +67,9 @@ def arguments() -> argparse.Namespace:
 
 
 def merge_earlier(path: Path, report: Report) -> Report:
-    """Return the earlier report in the file `path`, or `report` if the file does not exist.
+    """Return the report of an earlier run in `path`, for more results; return `report` if there is none.
 
-    Raises ConfigurationError if the reports differ in machine, number of cores or load.
+    Raises ConfigurationError if the earlier run had another machine, number of cores or load.
     """
     if not path.exists():
         return report

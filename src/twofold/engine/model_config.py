@@ -8,7 +8,7 @@ from twofold.errors import ModelError
 
 
 def eos_token_ids(*given: object) -> tuple[int, ...]:
-    """Return the EOS token ids in the first valid argument: a token id or a list of token ids."""
+    """Return the end-of-sequence token ids from the first argument that is a token id or a list of token ids."""
     for each in given:
         if isinstance(each, int):
             return (each,)

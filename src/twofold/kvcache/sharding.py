@@ -99,10 +99,7 @@ class LayerTraffic(NamedTuple):
 
 
 def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[LayerTraffic]:
-    """Return the maximum traffic of a sending rank for each layer of a KV hand-off.
-
-    The traffic is a number of KV heads and a number of transfers.
-    """
+    """Return, for each layer of a KV hand-off, the traffic of the rank that sends most."""
     found = []
     for layer in range(num_layers):
         sent: dict[int, list[int]] = {}

@@ -7,7 +7,7 @@ from twofold.errors import ConfigurationError
 
 
 class TransportEntry(NamedTuple):
-    """Class name, help text and required packages of a transport. One of the packages is enough."""
+    """Class name and help text of a transport, and alternative packages, of which it needs one."""
 
     name: str
     help: str

@@ -8,7 +8,7 @@ Each method moves sequences from one state to another:
     advance      prefilling → ready (or handing off, or done); decoding → done (or paused)
     handed_off   handing off → done
 
-A sequence that is prefilled elsewhere first gets a lease on blocks, into which its KV is written:
+On a decode instance, a sequence gets a lease on blocks, into which the prefill instance writes its KV:
 
     reserve      new sequence → waiting for a lease
     grant        waiting for a lease → receiving KV

@@ -89,10 +89,7 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """Pass granted memory slots to the thread that transfers blocks to or from other hosts.
-
-        Return False if the slots were granted to a client of the store instead.
-        """
+        """Pass memory slots to the background thread that requested them; return False if a client requested them."""
         who, number = granted.requester
         if who == _SENDS:
             self._server.put(PeerReply(number, self._callers[number], granted.blocks, granted.last))

@@ -50,7 +50,7 @@ IDLE_S = 5.0
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU use of the gateway and of the average worker in cores, and memory of the whole service."""
+    """CPU cores used by the gateway and by an average worker, and memory of the whole service."""
 
     worker: float
     gateway: float

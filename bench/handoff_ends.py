@@ -36,7 +36,7 @@ class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandoffRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Order to prefill a prompt of `tokens` tokens and hand it off in a given mode."""
+    """Request to prefill a prompt of `tokens` tokens and to hand it off in a given mode."""
 
     tokens: int
     mode: HandoffMode

@@ -1,9 +1,9 @@
-"""Compare the goodput of role-changing workers and of every fixed prefill/decode split, under shifting traffic.
+"""Compare the goodput of role-changing workers and fixed prefill/decode splits, as traffic shifts.
 
-Four machines serve prompt-heavy, then output-heavy, then prompt-heavy traffic. Splitwise's router changes the roles of
-machines; each fixed split uses join-the-shortest-queue. Each design runs in the simulator and, unless --simulate-only,
-live on emulated machines. Sixteen long streams run during the live traffic; their tokens must equal those of an earlier
-run. Goodput is the number of requests per second within the SLO.
+Four machines serve prompt-heavy, then output-heavy, then prompt-heavy traffic. Splitwise's router changes the
+roles of machines; each fixed split uses join-the-shortest-queue. Each design runs in the simulator and, unless
+--simulate-only, live on emulated machines. Live runs also check that role changes do not alter the tokens of long
+outputs. Goodput is the number of requests per second within the SLO.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Measure how much later the second token arrives from a split service (shared memory) than from a colocated one."""
+"""Measure how much later the second token arrives when prefill and decode run on separate workers."""
 
 import asyncio
 import statistics

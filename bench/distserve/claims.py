@@ -6,8 +6,8 @@ instances that have the paper's tensor parallelism and one of these schedulers:
 
 - mixed: batches of decodes and whole prompts
 - chunked: batches of decodes and prompt chunks
-- old vLLM: the paper's baseline, which runs prefills first, at vLLM's speed as measured by DistServe's
-  authors
+- old vLLM: the paper's baseline, which runs prefills before decodes, with the speed that the paper's authors
+  measured for vLLM
 
 Also prints how much tighter the SLO can be for the placement than for the colocated instances, at equal request
 rates per GPU. Models without published profiles use a roofline estimate and are marked.

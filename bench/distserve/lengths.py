@@ -1,8 +1,8 @@
-"""Write the length distributions of DistServe's three applications as named workloads.
+"""Write length distributions of DistServe's three applications as workload files.
 
-The paper (OSDI'24, figure 7) gives mean prompt and output lengths of ShareGPT (chat), HumanEval (code) and LongBench
-(summaries). The written lengths are log-normal with these means and an assumed coefficient of variation, clipped to
-2,048 tokens, the context length of the paper's OPT models.
+The paper (OSDI'24, figure 7) gives mean prompt and output lengths of ShareGPT (chat), HumanEval (code) and
+LongBench (summaries). This script writes log-normal distributions with the paper's means and an assumed
+coefficient of variation. Lengths are clipped to 2,048 tokens, the context length of the paper's OPT models.
 """
 
 import math

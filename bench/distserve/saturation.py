@@ -2,8 +2,8 @@
 
 L_m is the length in tokens of the shortest prompt that reaches 90% of the peak token rate. The script
 simulates prefill on one DGX-A100 with the iteration times of DistServe's simulator. Prompt lengths are
-chat-like (log-normal, median 220 tokens). The request rates are 30% to 95% of the prefill capacity: the
-requests/s served when every batch has L_m tokens.
+chat-like (log-normal, median 220 tokens). The request rates are 30% to 95% of the prefill capacity.
+The prefill capacity is the number of requests per second if every batch has L_m tokens.
 """
 
 import argparse

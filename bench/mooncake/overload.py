@@ -1,12 +1,13 @@
-"""Count the requests that each overload rule rejects when 8 + 8 machines serve a trace at twice its rate.
+"""Count the requests that each overload rule rejects when a trace is replayed at twice its rate.
 
-Mooncake (arXiv 2407.00079, section 7) reports 4,183 rejections for its baseline, 3,771 for early rejection and 3,589
-for early rejection with prediction; its 23,000 requests are not public. This script simulates Mooncake's conversation
-trace on LLaMA2-70B, with 8 prefill and 8 decode machines of 8 A100 each. A wasted prefill belongs to a request that is
-rejected later. Exits with 1 unless:
-- the baseline rejects more requests than early rejection, and early rejection more than early rejection with prediction
-- the prefill load and the decode load have smaller standard deviations with prediction than without
-- the baseline wastes more prefills than early rejection; prediction does not increase wasted prefills
+Mooncake (arXiv 2407.00079, section 7) reports 4,183 rejections for the baseline, 3,771 for early rejection and
+3,589 for early rejection with prediction, on a trace of 23,000 requests that is not public. This script simulates
+Mooncake's public conversation trace on LLaMA2-70B, with 8 prefill machines and 8 decode machines of 8 A100 each.
+A prefill is wasted if the request is rejected after the prefill. Exits with 1 unless:
+- the baseline rejects more requests than early rejection, and early rejection more than early rejection with
+  prediction
+- the prefill load and the decode load have smaller standard deviations with prediction than without prediction
+- the baseline wastes more prefills than early rejection, and prediction does not increase wasted prefills
 - at least 90% of served requests meet the TTFT bound, and at least 90% meet the TPOT bound
 """
 

@@ -1,15 +1,14 @@
 """Simulate whether Mooncake serves more traffic within the SLO than colocated instances, as the paper claims.
 
-Prints a table for each of three experiments, and whether each claim of the paper holds. `systems.py` defines the
-clusters.
+Prints a table for each experiment, and whether each claim of the paper holds. Each experiment compares split
+clusters with colocated clusters of equal size. 3P+1D means 3 prefill machines and 1 decode machine.
 
-- Generated prompts (`arxiv`, `l-eval`, `16k` to `128k`, defined in `settings.py`): the highest request rate
-  with P90 TTFT and P90 time per output token within the SLO, for 3 prefill and 1 decode machines (3P+1D)
-  and for 2P+2D against four colocated machines.
+- `arxiv`, `l-eval` and `16k` to `128k` (generated prompts): the highest request rate with P90 TTFT and P90 time
+  per output token within the SLO, for 3P+1D, 2P+2D and 4 colocated machines.
 - `trace`: the highest replay rate of the conversation trace with a P90 TTFT within 30 s and a P90 time per
-  output token within 0.1 s, for 10P+10D against 20 colocated machines.
-- `fast25`: the share of requests of the trace with a TTFT within 30 s and a TBT within 100, 200 or 300 ms,
-  for 8P+8D against 16 colocated machines.
+  output token within 0.1 s, for 10P+10D and 20 colocated machines.
+- `fast25`: the share of requests of the conversation trace with a TTFT within 30 s and a TBT within 100, 200 or
+  300 ms, for 8P+8D and 16 colocated machines.
 
 Exits with 1 if a claim does not hold, except for known deviations, which the output explains.
 """

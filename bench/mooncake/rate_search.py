@@ -51,7 +51,7 @@ def run(spec: ClusterSpec, arriving: Sequence[Request], slo: Slo | None = None) 
 
 
 def missed(result: SimulationResult, slo: Slo) -> str:
-    """Return the name of the missed SLO bound; "refused" if a request was not completed; else ""."""
+    """Return why a run missed the SLO ("TTFT", "TBT" or "refused"), or an empty string if the run met the SLO."""
     for name, histogram, bound_s in (("TTFT", result.ttft_s, slo.ttft_s), ("TBT", result.tpot_s, slo.tpot_s)):
         value = histogram.percentile(90)
         if value is not None and bound_s is not None and value > bound_s:
@@ -60,7 +60,7 @@ def missed(result: SimulationResult, slo: Slo) -> str:
 
 
 def highest(misses: Callable[[float], str], start: float, grid: RateGrid) -> tuple[float | None, str]:
-    """Return the highest rate within all bounds, and the bound missed at the next higher rate."""
+    """Return the highest rate that meets the SLO, and the reason why the next higher rate fails."""
     step, stride = grid.step(start), grid.stride
     kept: int | None = None
     lost: tuple[int, str] | None = None

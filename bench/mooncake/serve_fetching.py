@@ -42,7 +42,7 @@ class Registrations:
     def fetch(self, instance: str, keys: Sequence[BlockKey]) -> StoreFetch | None:
         """Return a command to fetch the longest stored prefix of a prompt from another host's KV store.
 
-        Return None if the KV store on the worker's own host already has as long a prefix.
+        Return None if the KV store of the worker's own host has an equally long or longer prefix.
         """
         own = self._leading(self._hosts[instance], keys)
         best = max(self._stores.values(), key=lambda store: self._leading(store.host, keys), default=None)

@@ -148,7 +148,7 @@ class Crashes:
         time.sleep(self._draw.uniform(0.0, 0.1))
 
     def _catch(self, what: int) -> None:
-        """Wait until a client runs the given operation (get or put), then for a random time of up to 3 ms."""
+        """Wait until a client performs the operation `what`, then wait for a random time of up to 3 ms."""
         _until(lambda: any(tally.doing == what for tally in self._tallies))
         until_s = time.monotonic() + self._draw.uniform(0.0, 0.003)
         while time.monotonic() < until_s:

@@ -55,7 +55,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers of one round: to tenant B's copied prompt, to B's new prompt, and to a prompt that tenant A repeats."""
+    """Answers of one round: for a prompt copied from tenant A, a new prompt, and a prompt repeated by tenant A."""
 
     sent: Answer
     unsent: Answer
@@ -120,7 +120,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(first_s: list[float], second_s: list[float]) -> Comparison:
-    """Compare paired TTFTs by a permutation test of rank differences."""
+    """Compare two paired samples of TTFTs with a permutation test of the TTFT ranks."""
     first, second = np.array(first_s), np.array(second_s)
     _, place, counts = np.unique(np.concatenate([first, second]), return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]

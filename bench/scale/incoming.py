@@ -122,7 +122,7 @@ class ControllerBench:
         return Measured("idle second", 1, (time.process_time() - began) / seconds)
 
     async def requests(self, count: int, tokens: int, batch: int) -> tuple[Measured, Measured]:
-        """Run requests; return the controller's CPU time up to the last hand-off, and from there to the last token."""
+        """Run `count` requests. Return the controller's CPU seconds up to the last hand-off, and after it."""
         began, before = time.process_time(), self.inbox.count
         self.order(f"requests {count}")
         tasks = [asyncio.create_task(self._follow(number, tokens)) for number in range(count)]

@@ -10,11 +10,11 @@ The compared routers choose
 
     jsq     the least loaded instance
     two     the less loaded of two random instances
-    cells   the least loaded instance of the less loaded of two random cells (groups of instances)
+    cells   the less loaded of two random cells (groups of instances), then the cell's least loaded instance
     random  a random instance
 
-With `+ sent` or `+ own`, a controller adds its own requests to the reported loads: those sent since the last report,
-or all of its unfinished requests.
+With `+ sent`, a controller adds the requests that it has sent since the last report to the reported load. With
+`+ own`, it adds all of its unfinished requests to the reported load of the others.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Fit the roofline constants to all measured pairs of model and machine, and compute leave-one-out errors.
+"""Fit the roofline constants to measured pairs of model and machine, and compute leave-one-out errors.
 
     python bench/splitwise/fit_roofline.py [PROFILE]
 
-Writes src/twofold/performance/data/roofline.toml. Decode times are linear in the constants; prefill times are fitted by
-Levenberg-Marquardt on the logarithms of the constants.
+Writes src/twofold/performance/data/roofline.toml. The constants of decode times are fitted by linear least
+squares, and the constants of prefill times by the Levenberg-Marquardt method.
 """
 
 import argparse

@@ -49,9 +49,7 @@ _HEADER = ("claim", "workload", "timing", "cluster", "req/s", "baseline", "req/s
 
 
 def headlines(settings: Settings, catalog: Catalog) -> None:
-    """Check each throughput claim of the Splitwise paper: print the highest request rate of a split design
-    and of the baseline.
-    """
+    """Print each throughput gain claimed in the Splitwise paper next to the simulated gain."""
     rows = []
     for workload in WORKLOADS:
         for timing in timings(settings, catalog).values():

@@ -27,10 +27,9 @@ def provisioning(
     decode: Sequence[int],
     html: Path | None,
 ) -> None:
-    """Print whether clusters with the given numbers of prefill and decode machines meet the SLO.
+    """Print the largest ratio of a latency to its SLO bound, by numbers of prefill and decode machines.
 
-    For each cluster, the printed number is the largest ratio of a latency to the SLO's bound on that latency. A heat
-    map of the numbers is written to `html`, if given.
+    A cluster with a ratio above 1 misses the SLO. If `html` is given, write a heat map of the ratios to `html`.
     """
     kind = next(each for each in KINDS if each.split and each.name.lower().endswith(f"-{kind_name.lower()}"))
     planes: dict[str, Plane] = {}

@@ -12,7 +12,7 @@ _HEADER = ("cluster", "workload", "tuned for this one", "req/s", "tuned for the 
 
 
 def robustness(settings: Settings, catalog: Catalog) -> None:
-    """Print the highest request rates of clusters tuned for the served workload or for another workload."""
+    """Print the highest rate within the SLO of each cluster, for the workload it was tuned for and for another one."""
     for timing in timings(settings, catalog).values():
         own: dict[str, dict[str, BestDesign]] = {}
         for workload in WORKLOADS:

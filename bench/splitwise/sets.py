@@ -16,7 +16,11 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Best cluster design of each kind, with the machine counts of the paper (`paper`) or of the planner (`tuned`)."""
+    """Best cluster designs by kind, as found with one performance model.
+
+    - `paper`: designs with the machine counts of the Splitwise paper
+    - `tuned`: designs with machine counts chosen by the planner
+    """
 
     paper: dict[str, BestDesign]
     tuned: dict[str, BestDesign]

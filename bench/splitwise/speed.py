@@ -94,7 +94,10 @@ def _cost(command: Sequence[str]) -> Cost:
 
 
 def _differences(theirs: Path, ours: Path) -> tuple[int, float]:
-    """Return the number of requests, and the largest relative difference between the simulators' latencies."""
+    """Compare the latencies of all requests between SplitwiseSim and Twofold.
+
+    Return the number of requests and the largest relative difference.
+    """
     expected = {int(float(row["request_ids"])): row for row in _rows(theirs)}
     found = {int(row["id"]): row for row in _rows(ours)}
     if set(expected) != set(found):

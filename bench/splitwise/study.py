@@ -25,9 +25,7 @@ from twofold.slo import SPLITWISE
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Simulation settings of a study variant. `template` is a cluster spec that sets the performance
-    model, and `mixed_batchers` names the batchers to try on colocated instances.
-    """
+    """Named set of simulation settings: SplitwiseSim's settings or Twofold's defaults."""
 
     name: str
     template: ClusterSpec
@@ -97,7 +95,10 @@ class Study:
         return max(map(self._found, found), key=lambda each: each.rate)
 
     async def tuned(self, kind: Kind, equal: str) -> BestDesign:
-        """Return the design of kind `kind` with the highest request rate, with the power or the cost of 40 DGX-H100."""
+        """Return the design of kind `kind` with the highest request rate within a budget.
+
+        The budget is the power (if `equal` is `iso-power`) or the cost (`iso-cost`) of 40 DGX-H100 machines.
+        """
         return await self.best(kind, within(equal, self.problem.catalog))
 
     async def best(self, kind: Kind, allows: Allows) -> BestDesign:

@@ -1,4 +1,4 @@
-"""Parallel simulations that run to the end, to measure throughput and latencies at given rates."""
+"""Parallel simulations to measure throughput and latency at given request rates."""
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor

@@ -1,9 +1,10 @@
-"""Compare vLLM colocated, vLLM split by its NixlConnector, vLLM split by Twofold, and Twofold's torch engine.
+"""Compare colocated vLLM, vLLM split by NixlConnector or by Twofold, and Twofold's torch engine.
 
-Each system runs alone on the same cores, with the same small model in float32 and without prefix caching. The client
-`vllm bench serve` sends every system the same greedy requests with uniform lengths and Poisson arrivals. Run this
-script with a Python that has vLLM and Twofold (docs/comparison.md). With --only, earlier results of other systems are
-kept. Exits with 1 if a system does not start or leaves a request unanswered.
+Each system runs alone on the same cores, with the same small model in float32 and without prefix caching. The
+client `vllm bench serve` sends every system the same greedy requests, with Poisson arrivals and uniformly
+distributed random lengths. Run this script with a Python that has vLLM and Twofold (docs/comparison.md). With
+--only, earlier results of other systems are kept. Exits with 1 if a system does not start or leaves a request
+unanswered.
 """
 
 import argparse
@@ -66,7 +67,7 @@ def arguments() -> argparse.Namespace:
 
 
 def merge_earlier(path: Path, report: Report) -> Report:
-    """Return the report in the file `path` of an earlier run, to be extended; if there is no file, return `report`.
+    """Return the report of an earlier run in `path`, for more results; return `report` if there is none.
 
     Raises ConfigurationError if the earlier run had another machine, number of cores or load.
     """

@@ -1,4 +1,4 @@
-"""`vllm bench serve` as an independent client: Poisson arrivals and SLO attainment."""
+"""Measure the latency and goodput of a service with the client `vllm bench serve`."""
 
 import hashlib
 import os

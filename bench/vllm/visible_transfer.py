@@ -39,7 +39,7 @@ BEST = "layer-wise"
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds until the second token of the same request, on the colocated and on the split service."""
+    """Latency of one request's second token on the colocated service and on a split service, in seconds."""
 
     split: str
     prompt_tokens: int

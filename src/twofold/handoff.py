@@ -15,7 +15,7 @@ class HandoffMode(StrEnum):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """Permission for the instance `source` to write a request's KV cache into blocks of `instance`."""
+    """Permission for one instance (`source`) to write a request's KV cache into blocks of another (`instance`)."""
 
     request_id: str
     source: str

@@ -32,9 +32,7 @@ from twofold.request import FinishReason, Request
 
 
 class Moment(StrEnum):
-    """Recorded events of a request. The order of the members is chronological if the KV cache is sent
-    layer by layer during prefill.
-    """
+    """Enum of the events in a request's timeline, from arrival to the last token."""
 
     ARRIVED = "arrived"
     ROUTED = "routed"

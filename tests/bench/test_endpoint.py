@@ -1,4 +1,4 @@
-"""The benchmark reads the model and its limits from a server."""
+"""The benchmark client asks the server for the model's name and limits."""
 
 import asyncio
 

@@ -44,7 +44,7 @@ def test_json_has_each_machine():
 
 
 def test_an_instance_of_some_accelerators():
-    """With n times the accelerators, loading a prefix needs n times the bandwidth to beat computing it."""
+    """With half the accelerators, the break-even bandwidth between loading and computing a prefix is halved."""
     whole, half = (
         json.loads(run("a100", "--performance", "roofline", "--tp", degree, "--json").stdout) for degree in (8, 4)
     )

@@ -1,4 +1,4 @@
-"""Kubernetes objects: validity by the Kubernetes schemas, equality with the Helm chart, and container commands."""
+"""Kubernetes objects are valid, and equal to the objects that Helm renders."""
 
 import kubernetes_validate
 import msgspec

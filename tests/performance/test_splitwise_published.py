@@ -45,7 +45,7 @@ def on_a100(models, machines):
 
 @pytest.fixture(scope="module")
 def reference(profile_path):
-    """Batch sizes in prompt tokens, and bloom-176b's median prefill and decode time (s) on H100 at each batch size."""
+    """Median prefill and decode times (s) of bloom-176b on H100, by the number of prompt tokens in the batch."""
     groups = defaultdict(list)
     with profile_path.open(newline="") as file:
         for row in csv.DictReader(file):

@@ -15,7 +15,7 @@ def found(cluster, rate, families=FAMILIES):
 
 
 def machines(cluster, family, rate):
-    """Return the smallest number of machines with which a design family serves a rate."""
+    """Return the smallest number of machines with which a split or colocated design serves a rate."""
     if not family.split:
         return next(n for n in range(1, 999) if cluster.capacity(design(n, family=family)) >= rate)
     return min(

@@ -65,7 +65,7 @@ def test_default_host_link_is_pcie_per_accelerator():
 
 
 def test_swapping_runs_more_requests_at_once():
-    """With swap space, requests start before memory for their full lengths is free."""
+    """With swap space, two requests run together in memory that fits the full length of only one."""
     whole = simulate(msgspec.structs.replace(ALONE, swap_space_bytes=None), two(), catalog=CATALOG)
     grown = simulate(ALONE, two(), catalog=CATALOG)
     assert whole.swaps == 0

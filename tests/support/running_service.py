@@ -53,7 +53,7 @@ def children(process):
 
 
 def named(process, pattern):
-    """Return the running descendants of a process whose names match `pattern`."""
+    """Return a process's running descendants with names that match the regex `pattern`."""
     return [child for child in children(process) if re.fullmatch(pattern, _name(child)) and _running(child)]
 
 

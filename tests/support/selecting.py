@@ -24,7 +24,7 @@ class State:
 
 @dataclass
 class Selected:
-    """The request ids in a selected batch, by kind of work."""
+    """Ids of the requests that a batcher selected to prefill, resume or pause."""
 
     prefills: list[tuple[str, int]]
     resume: list[str]

@@ -33,7 +33,7 @@ def keys_of(prompt, count):
 
 
 class Blocks:
-    """Engine memory whose blocks have contents derived from their keys."""
+    """KV pool with test data: the content of a block is generated from the block's key."""
 
     def __init__(self, count):
         self.pool = KvPool(LAYOUT, count)

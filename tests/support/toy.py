@@ -146,7 +146,7 @@ def pools(*shape):
 
 @st.composite
 def clusters(draw, swapping=False, failures=True):
-    """Strategy for clusters with valid combinations of roles, routers, batchers, hand-offs, links and failures."""
+    """Hypothesis strategy for random clusters with valid combinations of settings."""
     split = draw(st.booleans())
     rule = "twofold" if swapping else draw(st.sampled_from(["twofold", "twofold", "splitwise-sim"]))
     if split:

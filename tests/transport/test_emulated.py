@@ -34,7 +34,7 @@ class World:
         return EmulatedTransport(KvCacheSpec(name, 1, self.layout, 1000), port, self.prefills, self.clock)
 
     def serialized(self, blocks):
-        """Run a hand-off after its prefill, and return its duration in seconds."""
+        """Hand off `blocks` after the prefill; return the duration of the hand-off in seconds."""
         began = self.clock.now()
         self.prefills.note([blocks], began - PS, began)
         return self.seconds(began, blocks, lambda _: None)

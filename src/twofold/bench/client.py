@@ -32,7 +32,7 @@ class StreamDelta(msgspec.Struct, frozen=True):
 
 
 class StreamChoice(msgspec.Struct, frozen=True):
-    """Part of a completion in one chunk: `text` from /v1/completions, `delta` from /v1/chat/completions."""
+    """Output in one streamed chunk: `text` from /v1/completions, `delta` from /v1/chat/completions."""
 
     text: str | None = None
     delta: StreamDelta | None = None

@@ -24,7 +24,10 @@ _PS: Final = 10**12
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that an instance spends on batches, by number of active tokens (prompt tokens and decoding sequences)."""
+    """Seconds that an instance spends on batches, by number of active tokens.
+
+    Active tokens are the prompt tokens of a batch, plus one token per decoding sequence.
+    """
 
     workload: str
     load: float
@@ -32,7 +35,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     busy_s: dict[int, float]
 
     def share(self, tokens: int) -> float:
-        """Return the fraction of busy time in iterations with at most `tokens` active tokens."""
+        """Return the fraction of busy time spent on batches with at most `tokens` active tokens."""
         return sum(seconds for active, seconds in self.busy_s.items() if active <= tokens) / sum(self.busy_s.values())
 
     def steps(self) -> list[tuple[int, float]]:

@@ -75,7 +75,7 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def probes(limits: TargetLimits) -> list[SweepProbe]:
-    """Return the probes within the limits of an instance. Kinds are interleaved, and so are short and long probes."""
+    """Return all probes whose requests are within the limits of an instance."""
     kinds = (_transfers,) if limits.disaggregated else (_prefills, _decodes, _mixed, _parallel, _cached)
     # Interleaved, so that a sweep that ends early has measured all kinds and both small and large sizes.
     ranked: list[tuple[float, SweepProbe]] = []

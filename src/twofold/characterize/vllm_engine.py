@@ -19,7 +19,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 
 class VllmStepper(Stepper):
-    """vLLM's engine with its own scheduler and without prefix caching. Each step is one iteration."""
+    """vLLM engine that the caller runs iteration by iteration, without prefix caching."""
 
     def __init__(
         self,

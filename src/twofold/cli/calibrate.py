@@ -92,11 +92,7 @@ def fit(settings: FitSettings) -> None:
 
 
 def fit_table(title: str, fits: Sequence[Calibration]) -> Table:
-    """Return a table with a row for each fitted pair of model and hardware.
-
-    A row has the prefill and decode errors on held-out data, and the largest measured prefill (tokens) and decode
-    batch (sequences).
-    """
+    """Return a table with a row for each fitted pair of model and hardware."""
     errors = table(title, ("pair", "prefill", "decode", "tokens to", "batch to"), range(1, 5))
     for entry in fits:
         errors.add_row(

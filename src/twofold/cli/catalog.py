@@ -159,10 +159,10 @@ _PREFIX: Final = 8192
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
-    """The minimum bandwidth and the minimum prefix length at which loading KV is faster than computing it.
+    """Break-even points between loading and computing the KV of a prefix.
 
-    The results are given at peak FLOP/s, as in Mooncake, and by a performance model. Bandwidths are in bytes/s; prefix
-    lengths are in tokens, for each network link or storage tier.
+    Break-even bandwidths are in bytes/s. Break-even prefix lengths are in tokens, one for each link and
+    storage tier.
     """
 
     accelerators: int

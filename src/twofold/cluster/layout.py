@@ -29,7 +29,7 @@ class Layout:
 
     @property
     def accelerators(self) -> int:
-        """Largest number of accelerators that the pool uses on one machine."""
+        """Maximum number of accelerators used on one machine."""
         return self.per_machine * self.tensor_parallel
 
     def machines_of(self, instance: int) -> range:

@@ -107,9 +107,9 @@ def performance_of(
     *,
     across: bool = False,  # the stages are on several machines
 ) -> PerformanceModel:
-    """Create the performance model of an instance, from the machine's measured profile if there is one.
+    """Create the performance model of an instance, from a measured profile of `machine` if one exists.
 
-    Raises ConfigurationError if the profile was measured for a different LLM or a different parallelism.
+    Raise ConfigurationError if the profile was measured for a different LLM or a different parallelism.
     """
     measured = measured_on(spec, machine)
     if measured is not None:

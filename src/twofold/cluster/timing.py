@@ -90,9 +90,7 @@ class Timing:
         return self._stages
 
     def batch(self, batch: RunningBatch) -> RunTiming:
-        """Return the predicted timing of a batch: duration of the first iteration and increase per later
-        iteration, in picoseconds, and power in milliwatts.
-        """
+        """Return a batch's predicted iteration times (picoseconds) and power (milliwatts)."""
         sequences, context = batch.decode_sequences, batch.context_tokens
         if batch.prefills:
             squares = 0

@@ -53,7 +53,7 @@ class _Task:
 
 @mypyc_attr(free_list_len=1)
 class _Draft:
-    """A batch under construction, with its remaining room in sequences and tokens."""
+    """Batch under construction, and the numbers of sequences and tokens that still fit."""
 
     __slots__ = ("budget", "queues", "seats", "tasks", "tokens")
 

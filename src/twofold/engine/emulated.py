@@ -49,7 +49,7 @@ class LayerGroups:
         return len(self.ends)
 
     def ready(self, group: int, begin: int, end: int) -> int:
-        """Return the time when a prefill that runs from time `begin` to `end` completes a group of layers."""
+        """Return the completion time of a group of layers in a prefill that lasts from `begin` to `end`."""
         return begin + (end - begin) * self.ends[group] // self.layers
 
     def layout(self, kv_bytes_per_token: int, block_size: int) -> KvLayout:

@@ -8,7 +8,7 @@ from twofold.errors import ModelError
 
 
 def eos_token_ids(*given: object) -> tuple[int, ...]:
-    """Return the EOS token ids of the first argument that is an id or a list of ids."""
+    """Return the end-of-sequence token ids from the first argument that is a token id or a list of token ids."""
     for each in given:
         if isinstance(each, int):
             return (each,)
@@ -32,6 +32,6 @@ def context_length(config: PreTrainedConfig, name: str) -> int:
 
 
 def _longrope_lengths(rope: dict[str, Any]) -> list[int]:
-    """List the original context lengths in a model's LongRoPE parameters, which may differ by layer type."""
+    """List the original context lengths in a model's LongRoPE parameters."""
     sets = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return [int(s["original_max_position_embeddings"]) for s in sets if s.get("rope_type") == "longrope"]

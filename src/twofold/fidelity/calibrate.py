@@ -68,7 +68,7 @@ def calibrate(
 
 
 def _busy(one: TimedIteration, others: Sequence[WorkerLog]) -> float:
-    """Return the mean busy fraction of the workers `others` during an iteration."""
+    """Return the mean busy fraction of other workers during a worker's iteration."""
     return sum(other.busy_share(one.start_s, one.end_s) for other in others) / max(1, len(others))
 
 

@@ -129,7 +129,7 @@ class SimulatedService:
     catalog: Catalog
 
     def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
-        """Return the simulated timelines of `requests` on a host slowed down by the factors `slowness`."""
+        """Return the simulated timelines of `requests` on a host with the slowdown `slowness`."""
         path = self.directory / f"{slowness.prompts:.6f}-{slowness.decodes:.6f}.yaml"
         if not path.exists():
             path.write_text(dump_profile(self.profile.slower(*slowness)), encoding="utf-8")
@@ -159,7 +159,7 @@ def cluster_of(
 ) -> ClusterSpec:
     """Return a cluster spec for simulating the service `design` on this machine with the performance profile `profile`.
 
-    Raises ConfigurationError if the number of CPU cores, or of threads per worker, differs from the profile's.
+    Raises ConfigurationError if the profile was measured with another number of CPU cores or threads per worker.
     """
     workers = design.workers()
     threads, cores = workers[0].threads, len(available_cores())

@@ -39,7 +39,7 @@ class TimedIteration(msgspec.Struct, frozen=True):
 
 
 class WorkerLog:
-    """Iterations of one worker, and arrival times of KV."""
+    """Iterations of one worker, and the times at which KV caches arrived at the worker."""
 
     def __init__(self, entries: Sequence[JournalEntry]) -> None:
         self.ran = list(_iterations(entries))

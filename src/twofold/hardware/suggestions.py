@@ -15,7 +15,7 @@ _PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<place>.*)`)?", re.DOTALL)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean h100?)`, or an empty string if no known name is similar."""
+    """Return a hint such as ` (did you mean h100?)`, or an empty string if no known name is similar."""
     by_lower = {each.lower(): each for each in known}
     found = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return f" (did you mean {by_lower[found[0]]}?)" if found else ""

@@ -110,7 +110,7 @@ def values_from(spec: ClusterSpec, catalog: Catalog, text: str, *, emulated: boo
 
 
 def _mistake(profile: InstanceProfile, before: Sequence[InstanceProfile]) -> str | None:
-    """Return the reason why pods cannot serve a pool, or None."""
+    """Return the reason why a pool cannot be deployed on Kubernetes, or None."""
     accelerators = profile.tensor_parallel * profile.pool.pipeline_parallel
     if accelerators > 1:
         return (

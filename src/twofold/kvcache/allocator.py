@@ -154,7 +154,7 @@ class LeaseTable:
         return lease
 
     def renew(self, source: str | None, now: float) -> None:
-        """Renew the leases granted to the instance `source`, or all leases if `source` is None."""
+        """Renew the leases held by the peer instance `source`, or every lease if `source` is None."""
         for term in self._terms.values():
             if source is None or term.lease.source == source:
                 term.deadline = now + self._lease_s

@@ -99,7 +99,7 @@ class LayerTraffic(NamedTuple):
 
 
 def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[LayerTraffic]:
-    """Return one pair per layer of a KV hand-off: the most KV heads and the most transfers that any rank sends."""
+    """Return, for each layer of a KV hand-off, the traffic of the rank that sends most."""
     found = []
     for layer in range(num_layers):
         sent: dict[int, list[int]] = {}

@@ -61,8 +61,8 @@ class PerformanceModel(ABC):
     def prefill_s(self, tokens: int, squares: int) -> float:
         """Return the seconds of an iteration that computes `tokens` prompt tokens and decodes nothing.
 
-        `squares` is the attention work: the sum over the prompts of e² − c², where c tokens of a prompt were computed
-        before the iteration, and e tokens are computed after it.
+        `squares` is the attention work: the sum over the prompts of e² − c², where the iteration extends the computed
+        part of a prompt from c tokens to e tokens.
         """
 
     @abstractmethod  # linear, so that simulators can sum many iterations at once

@@ -135,7 +135,7 @@ def power_law() -> PowerLaw:
 
 
 class Knots(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Points of SplitwiseSim's two curves for one LLM and accelerator: the times of prompt and of decode iterations."""
+    """SplitwiseSim's prefill and decode times at several token counts, for one LLM and accelerator."""
 
     tokens: list[int]  # prompt size × batch size
     prompt_s: list[float]  # seconds of a prefill

@@ -8,10 +8,8 @@ The times of a prefill iteration, a decode iteration and a mixed iteration are, 
 
 with the variables
 
-    n     prompt tokens that the iteration computes, summed over the prompts
-    S     sum of (h + m)² − h² over the prompts
-    m     tokens of one prompt that the iteration computes
-    h     tokens of the same prompt that have KV before the iteration
+    n     prompt tokens that the iteration computes
+    S     attention work of the prompts (see `PerformanceModel.prefill_s`)
     b     decoded sequences
     C     KV tokens that the decodes read
     w(n)  0 up to 2,048 tokens, 1 from 4,096 tokens on, and linear in between
@@ -81,7 +79,10 @@ class FittedModel(PerformanceModel):
 
 
 def long_share(tokens: float) -> float:
-    """Return the factor w(n) of the prefill formula in this module: 0 for short batches, 1 for long ones."""
+    """Return the weight of the extra prefill time of long batches, from 0 to 1.
+
+    The weight is 0 up to 2,048 tokens, 1 from 4,096 tokens on, and linear in between.
+    """
     return min(max((tokens - LONG_TOKENS) / (FULL_LONG_TOKENS - LONG_TOKENS), 0.0), 1.0)
 
 

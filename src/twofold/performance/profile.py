@@ -86,7 +86,7 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def spread(tokens: float, bends: tuple[int, ...]) -> list[float]:
-    """Return how many of `tokens` tokens fall in each segment of a piecewise linear function with these `bends`."""
+    """Divide `tokens` tokens among the segments of a piecewise linear function. A segment starts at each of `bends`."""
     ends = (*bends, float("inf"))
     return [min(max(tokens - low, 0), high - low) for low, high in pairwise(ends)]
 

@@ -164,10 +164,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frontier(family: Family, allows: Allows) -> list[Design]:
-    """Return the maximal designs that the function `allows` accepts: no machine can be added to any of them.
+    """Return the maximal designs that the function `allows` accepts.
 
-    The designs differ only in their numbers of machines. If `allows` rejects a design, it must also reject every larger
-    design.
+    Adding a machine to a maximal design makes `allows` reject the design. If `allows` rejects a design, it must
+    also reject every larger design.
     """
     # Largest: `allows` refuses one more machine. In ascending order of machines of the first kind.
     if not family.split:

@@ -28,7 +28,10 @@ class Executor(AbstractContextManager["Executor"], Protocol):
     """
 
     def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
-        """Submit a simulation. Its future has the result, or an error message if the simulation raised UserError."""
+        """Submit a simulation, and return a future for the result.
+
+        The result is an error message if the simulation raises UserError.
+        """
         ...
 
 
@@ -88,8 +91,8 @@ _CREATE = "CREATE TABLE IF NOT EXISTS evaluations (key TEXT PRIMARY KEY, trial T
 
 
 class EvaluationStore(AbstractContextManager["EvaluationStore"]):
-    """Store of evaluations in a SQLite file, which several plans may use at the same time. Methods raise
-    ConfigurationError if the file is unusable.
+    """Store of simulation results in a SQLite file that several planning processes may use at once.
+    Methods raise ConfigurationError if the file is unusable.
     """
 
     def __init__(self, path: Path) -> None:

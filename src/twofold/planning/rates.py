@@ -25,7 +25,7 @@ class RateGrid(msgspec.Struct, frozen=True):
         return float(f"{(1.0 + self.tolerance) ** step:.{_DIGITS}g}")
 
     def step(self, rate: float) -> int:
-        """Return the highest step whose rate is at most `rate`."""
+        """Return the index of the highest grid rate at or below `rate`."""
         step = math.floor(math.log(rate) / math.log1p(self.tolerance)) + 1
         while self.rate(step) > rate:
             step -= 1
@@ -82,7 +82,7 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         return MaxRate(design=design, rate=self.grid.rate(kept), step=kept, kept=known[kept])
 
     async def highest_of(self, designs: Iterable[Design]) -> list[MaxRate]:
-        """Return the highest rate of each design; leave out designs that meet the SLO at no rate."""
+        """Return the highest rate within the SLO for each design; omit designs that never meet the SLO."""
         found = await asyncio.gather(*map(self.highest, designs))
         return [each for each in found if each.kept is not None]
 

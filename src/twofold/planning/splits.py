@@ -29,14 +29,16 @@ _HEADROOM = 0.03
 
 
 class SplitPlanner:
-    """Finds the split into prefill and decode instances with the highest SLO attainment, by simulating the cluster
-    `spec`. If `replicas` is true, it finds the fewest instances that reach `attainment`.
+    """Planner that finds the best numbers of prefill and decode instances by simulating cluster `spec`.
+
+    The best numbers have the highest SLO attainment or, if `replicas` is set, are the smallest with an SLO attainment
+    of at least `attainment`.
     """
 
     def __init__(
         self, spec: ClusterSpec, catalog: Catalog, slo: Slo, *, attainment: float = 0.9, replicas: bool = False
     ) -> None:
-        """Raise ConfigurationError if the instances are not interchangeable or `slo` has no bounds."""
+        """Raise ConfigurationError if instances cannot switch between prefill and decode, or if `slo` has no bounds."""
         require_movable(spec, instance_profiles(spec, catalog))
         require(slo != Slo(), "re-planning needs an SLO in seconds, as in ttft=2,tpot=0.1")
         self._spec, self._catalog, self._slo = replace(spec, failures=()), catalog, slo
@@ -102,15 +104,13 @@ class _Search:
         return self.known[split]
 
     def best_of(self, instances: int) -> SplitForecast:
-        """Return the forecast of the split with the highest SLO attainment, given the total number of instances."""
+        """Return the forecast of the best prefill/decode split of `instances` instances."""
         tried = range(1, instances) if instances - 1 <= _ALL else self._bisected(instances)
         forecasts = [self.forecast(RoleSplit(prefill, instances - prefill)) for prefill in tried]
         return max(forecasts, key=lambda each: (each.attainment, -self._strain[each.split]))
 
     def _bisected(self, instances: int) -> list[int]:
-        """Search by bisection for the best number of prefill instances. Return the tried numbers and both
-        neighbours of the last tried number.
-        """
+        """Return candidate numbers of prefill instances, found by bisection."""
         # Each step gives more instances to the phase closer to missing the SLO; both neighbours of the last are tried.
         low, high, tried = 1, instances - 1, list[int]()
         while low <= high:

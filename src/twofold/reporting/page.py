@@ -116,7 +116,7 @@ def write_plots(charts: Sequence[ReportChart], folder: Path) -> list[Path]:
 
 
 def _changed(layout: Layout, changes: dict[str, str]) -> dict[str, Any]:
-    """Return a copy of a plotly layout with the changed values; the keys of `changes` are dotted paths."""
+    """Return a copy of a plotly layout with the values in `changes`. The keys of `changes` are dotted paths."""
     made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(layout))
     for path, value in changes.items():
         *above, last = path.split(".")

@@ -1,1 +1,1 @@
-"""The live service: gateway, controller, launchers, workers, host stores and telemetry."""
+"""The live service: gateway, controller, launchers, workers, KV stores and telemetry."""

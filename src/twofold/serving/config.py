@@ -75,7 +75,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Batchers and token budget of workers that join from other hosts."""
+    """Configuration of workers that join from other hosts: batching policy of each role, and token budget."""
 
     batchers: dict[Role, str]
     max_num_batched_tokens: TokenBudget | None = None
@@ -129,7 +129,7 @@ class ForecastConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of the KV store on each host: bytes in memory and, if `disk_dir` is set, on disk."""
+    """Configuration of each host's KV store: capacity in memory and, optionally, on disk."""
 
     memory_bytes: int
     disk_dir: str | None = None

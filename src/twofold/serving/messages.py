@@ -246,7 +246,7 @@ class HostJoins(Message, frozen=True, kw_only=True):
 
 
 class HostWelcome(Message, frozen=True, kw_only=True):
-    """Answer to a host that may join: the configuration of the service."""
+    """Answer to a host whose request to join is accepted: the configuration of the service."""
 
     life: int
     config: ServiceConfig

@@ -1,4 +1,4 @@
-"""The simulated cluster: arrivals, instances, hand-offs and failures under the live service's cluster scheduler."""
+"""Simulated cluster, which uses the same cluster scheduler as the live service."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final

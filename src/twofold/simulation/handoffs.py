@@ -152,7 +152,7 @@ class SimulatedHandoffs:
         return life.prompt_tokens * self._kv_bytes_per_token
 
     def sent(self, life: SimulatedRequest) -> None:
-        """Process the end of a KV transfer: the hand-off is complete once the prefill has ended as well."""
+        """Process the end of a request's KV transfer."""
         if life.ended:
             return
         if life.mode is _LAYER_WISE:

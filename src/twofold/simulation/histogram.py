@@ -15,11 +15,13 @@ _ROUNDING: Final = 1.0 + 2.0**-51
 
 
 class Histogram(msgspec.Struct):
-    """Histogram of numbers, stored as integer multiples of `unit`, such as 10⁻¹² s.
+    """Histogram of values such as latencies, stored as integer multiples of a unit.
 
-    `counts` maps the lower bound of each bucket to the number of integers in the bucket. `total`, `low` and
-    `high` are the exact sum, minimum and maximum of the integers. Properties such as `mean` are already multiplied by
-    `unit`; they are None for an empty histogram.
+    - `unit`: the unit, such as 10⁻¹² for picoseconds
+    - `counts`: number of values in each bucket, by the lower bound of the bucket in units
+    - `total`, `low`, `high`: exact sum, minimum and maximum of the values in units
+
+    `mean`, `minimum` and `maximum` are multiplied by the unit, and are None for an empty histogram.
     """
 
     unit: float

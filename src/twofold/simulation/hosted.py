@@ -1,4 +1,4 @@
-"""Simulated clusters that include the processing times of a server or gateway."""
+"""Simulated clusters behind a server or gateway that takes processing time."""
 
 from collections import deque
 from collections.abc import Sequence

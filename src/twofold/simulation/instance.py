@@ -1,4 +1,4 @@
-"""Simulated instances: the live instance scheduler with a performance model in place of an engine."""
+"""Simulated instances: the scheduler of live instances, with a performance model in place of the engine."""
 
 from abc import ABC, abstractmethod
 from typing import Final
@@ -106,8 +106,8 @@ class SimulatedInstance(ABC):
 class VirtualInstance(SimulatedInstance):
     """Simulated instance that runs the batches of its scheduler on the virtual clock.
 
-    For speed, one event covers up to `max_run` iterations of the same batch. If `cores` is given, the batches run
-    on these simulated CPU cores.
+    One simulation event covers up to `max_run` iterations of the same batch. For CPU inference, the batches run
+    on the simulated CPU cores `cores`.
     """
 
     def __init__(

@@ -69,7 +69,7 @@ class ReuseResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Average fraction of the caches in which a hot block has been stored."""
+        """Fraction of prefix caches that have stored a block, averaged over the most used blocks."""
         if not self.hottest:
             return 0.0
         return sum(block.caches for block in self.hottest) / (len(self.hottest) * self.caches)

@@ -31,7 +31,10 @@ class Series(msgspec.Struct):
         self.value = value
 
     def finish(self, at: int) -> None:
-        """Extend the series to picosecond `at` with the current value. Raise ValueError if `at` is in the past."""
+        """Extend the series to the time `at` (picoseconds) with the current value.
+
+        Raise ValueError if `at` is before the end of the series.
+        """
         held = at - self.at_ps
         if held < 0:
             raise ValueError(f"time runs backwards, from {self.at_ps} to {at} ps")

@@ -267,7 +267,7 @@ class RunStatistics:
     def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
         """Record the inter-token latencies of `count` iterations that each decode `decodes` sequences.
 
-        Each sequence got its previous token at picosecond `start`, except the sequences in `joined`.
+        `start` is the time, in picoseconds, at which all sequences except those in `joined` got their previous token.
         """
         first, itl = pace.first_ps, self.itl
         if not joined:

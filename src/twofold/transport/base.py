@@ -96,7 +96,7 @@ class Transport:
         """
 
     def granted(self, lease: Lease) -> None:
-        """Let a peer write the blocks of a lease."""
+        """Let a peer write into the KV blocks that `lease` reserves for the peer."""
 
     def ended(self, lease: Lease) -> None:
         """Revoke a peer's permission to write the blocks of a lease."""

@@ -7,7 +7,7 @@ from twofold.errors import ConfigurationError
 
 
 class TransportEntry(NamedTuple):
-    """Class name and help text of a transport, and Python packages of which the transport needs any one."""
+    """Class name and help text of a transport, and alternative packages, of which it needs one."""
 
     name: str
     help: str

@@ -1,9 +1,6 @@
-"""Transport of a worker with several ranks: each rank moves its own part of the cache when asked by the first rank.
+"""KV transport of a worker with several ranks. Each rank moves its own part of the KV cache.
 
-first rank                                      another rank
-ShardedConnection.write(layers, …) ─ MoveBlocks ▶ RankServer: its own connection.write(layers, …)
-  meanwhile moves its own part                    copies its heads of these layers
-  total bytes ◀──────────── BytesMoved ──────────  or RankError
+The first rank sends requests to the other ranks, which reply with the number of bytes moved or an error.
 """
 
 import threading

@@ -41,7 +41,7 @@ def told(blocks):
 
 
 def test_reports_prompt_blocks_by_the_service_keys(monkeypatch):
-    """Cached prompt blocks are reported by Twofold's block keys, not by vLLM's hashes."""
+    """Reports of cached prompt blocks contain Twofold's block keys instead of vLLM's hashes."""
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
     blocks = CachedPromptBlocks()
     blocks.expect("r", names(1, 2, 3), (b"one", b"two"))

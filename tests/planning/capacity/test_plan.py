@@ -32,7 +32,7 @@ def query():
 
 @pytest.fixture(scope="module")
 def conversations():
-    """Return eleven interleaved conversations of six turns, each of which repeats the blocks of earlier turns."""
+    """Return the requests of eleven conversations. Each request repeats all earlier blocks of its conversation."""
     requests = []
     for turn in range(6):
         for talk in range(11):
@@ -42,7 +42,7 @@ def conversations():
 
 
 def counted(requests, query, caches, capacity, block_s):
-    """Replay requests on simulated prefix caches. Return the hit rate, and the saved accelerators."""
+    """Return the hit rate of simulated prefix caches, and the number of accelerators that the caches save."""
     stores = [PrefixCache(capacity, create_eviction("lru")) for _ in range(caches)]
     saved_s = 0.0
     for index, request in enumerate(requests):

@@ -23,7 +23,7 @@ def test_affinity_is_low_only_for_slow_networks(between, within, affinity):
 
 
 def test_links_follow_from_model_and_machine(make_problem):
-    """For OPT-13B, hand-offs may cross nodes on DGX machines, but not at DistServe's 25 Gbit/s between nodes."""
+    """The network of a DGX A100 is fast enough for KV transfers of OPT-13B between nodes; 25 Gbit/s is too slow."""
     problem = make_problem(model="opt-13b", router="jsq")
     kinds = [problem.instance("a100", degree) for degree in (1, 2, 4)]
     assert links_of(problem, kinds).affinity is Affinity.HIGH

@@ -24,7 +24,7 @@ def test_prefill_load_protects_admitted_requests():
 
 
 def test_loads_include_the_prediction_margin():
-    """Late first tokens raise the predicted load of later requests."""
+    """If first tokens arrive later than predicted, the predicted prefill load rises."""
     made, now = ledger("p0", "d0", ttft_s=1.0), 0.0
     for number in range(20):
         made.placed(placed(str(number), output=1, arrival_s=now), now)

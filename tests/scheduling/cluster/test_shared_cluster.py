@@ -135,7 +135,7 @@ class Several:
         self.whose.append(self.controllers[turn])
 
     def happens(self, action, which):
-        """Report an event of one request to its controller and to the reference scheduler."""
+        """Report an event of a request to the request's controller and to the reference scheduler."""
         if self.whose:
             number = which % len(self.whose)
             for made in (self.truth, self.whose[number]):

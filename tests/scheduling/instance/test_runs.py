@@ -84,7 +84,7 @@ class Side:
 
 
 def one_round(together, single, during, count):
-    """Run the same number of iterations on two instances: in one step on `together`, one by one on `single`."""
+    """Advance two equal schedulers by up to `count` iterations: `together` in one step, `single` one by one."""
     iteration = together.instance.start(0.0)
     if iteration is None:
         assert single.instance.next_batch(0.0) is None

@@ -30,7 +30,10 @@ class World:
         self.draw, self.open = Random(0), []
 
     def run(self, rate, seconds, output=100):
-        """Generate traffic until the replanner asks for a new plan; return its query, or None after `seconds`."""
+        """Generate traffic until the replanner requests a new plan, for at most `seconds` seconds.
+
+        Return the traffic to plan for, or None if the replanner requests no plan.
+        """
         end, watch = self.now + seconds, self.replanner.monitor
         while self.now < end:
             self.now += self.draw.expovariate(rate)

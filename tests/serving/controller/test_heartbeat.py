@@ -1,4 +1,4 @@
-"""Heartbeats and watchdog: a worker without acknowledgements ends before the controller presumes it dead."""
+"""A worker without acknowledged heartbeats exits before the controller presumes the worker dead."""
 
 from heapq import heapify, heappop, heappush
 

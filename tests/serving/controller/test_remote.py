@@ -159,7 +159,7 @@ def test_commands_are_repeated_until_executed():
 
 
 def test_workers_of_a_silent_host_are_presumed_dead_after_the_watchdog_term():
-    """A host stays alive while messages of any of its workers arrive."""
+    """A host counts as alive while any of its workers still sends messages."""
     scene = Scene()
     scene.joins()
     scene.alive(1.0, running(1, 1))

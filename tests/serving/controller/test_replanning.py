@@ -72,7 +72,7 @@ def findings(job, split=RoleSplit(1, 3)):  # noqa: B008  (a split never changes)
 
 
 async def step(live, clock, *, before_s=300.0, after_s=60.0):
-    """Report generated requests to the re-planner `live`, at a request rate that rises after `before_s` seconds."""
+    """Feed synthetic requests to the re-planner `live`. The request rate rises after `before_s` seconds."""
     draw, number = Random(0), 0
     while clock.now < before_s + after_s:
         clock.now += draw.expovariate(10.0 if clock.now < before_s else 25.0)

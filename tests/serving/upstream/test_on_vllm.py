@@ -1,4 +1,4 @@
-"""Requests split over two unmodified vLLM servers get the tokens of a single server and leak no blocks."""
+"""A request split over two unmodified vLLM servers gets the same tokens as on one server, and leaks no blocks."""
 
 import asyncio
 import json
@@ -73,7 +73,7 @@ def test_greedy_tokens_equal_one_server(fleet):
 
 
 def test_sampled_tokens_equal_one_server(fleet):
-    """A sampled request gets the tokens of a single server, because prefill and decode server get the same seed."""
+    """With a fixed seed, separate prefill and decode servers sample the same tokens as a single server."""
     (prompt,) = prompts(1, 2)
     fields = {"temperature": 1.0, "top_p": 0.9, "seed": 7, "max_tokens": 40, "ignore_eos": True}
     assert asyncio.run(complete_all(fleet.url, [prompt], at_once=1, **fields)) == [

@@ -125,7 +125,7 @@ def test_a_fully_cached_prompt_waits_for_its_last_block(model, host, expected):
 
 
 def test_an_abort_does_not_stop_loads_and_puts(model, host, expected):
-    """Later prompts reuse the blocks that an aborted prompt has loaded and computed."""
+    """Later prompts reuse the blocks that were loaded or computed for an aborted prompt."""
     _, client = host
     with store_worker(model, client) as worker:
         worker.copier.hold(1)

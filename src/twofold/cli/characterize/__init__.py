@@ -1,1 +1,1 @@
-"""`twofold characterize`: flags, measurement, analysis of measured profiles (CSV), and report."""
+"""The command `twofold characterize`: measure an instance and fit a performance profile."""

@@ -50,7 +50,7 @@ class TargetSettings(Settings):
 
 
 class LocalEngineSettings(Settings, panel="Engine of a model directory"):
-    """Flags of the local engine to measure."""
+    """Flags of a local engine that `twofold characterize` measures."""
 
     engine: str = flag("Engine.", "torch", choices=ENGINES)
     device: str = options.DEVICE.field("cpu")

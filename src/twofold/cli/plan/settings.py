@@ -38,7 +38,7 @@ class PlanObjectiveSettings(Settings, panel="Objective"):
 
 
 class CapacitySettings(Settings, panel="KV capacity"):
-    """Flags for planning the capacity of prefix caches instead of machines."""
+    """Flags for planning the capacity of prefix caches in DRAM and on disk."""
 
     kv_capacity: bool = flag(
         "Plan prefix caches: hit rate, saved GPU time and price of each capacity of DRAM and disk.", False

@@ -44,7 +44,7 @@ def http_config(
     keys: KeyRing | None,
     cache_retention_s: float = RequestLimits().longest_retention_s,
 ) -> HttpConfig:
-    """Return the HTTP configuration: model name, API keys, and limits of requests and admission."""
+    """Return the HTTP configuration of a service: model name, API keys and limits."""
     return HttpConfig(
         served_model_name=name,
         keys=keys,
@@ -133,7 +133,10 @@ def hide_variable(environment: bytes) -> bytes:
 
 
 def listen(settings: HttpSettings, keys: KeyRing | None) -> socket.socket:
-    """Open the service's port. Raises ConfigurationError if it is in use, or public without API keys."""
+    """Open the listening socket of the service.
+
+    Raise ConfigurationError if the port is in use, or if API keys are required but `keys` is None.
+    """
     host, port = settings.host, settings.port
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -109,7 +109,6 @@ class AttentionPlanner:
             start = end
 
     def _group_end(self, spans: Sequence[_Span], start: int) -> int:
-        """Return the index after the last decode that shares an attention call with the decode at index `start`."""
         longest, end = len(spans[start].blocks), start + 1
         while end < len(spans):
             blocks = len(spans[end].blocks)

@@ -147,7 +147,7 @@ def _all_layers(probe: _Probe, expected: int) -> ProbedModel:
 def _probe_mask(
     q_length: int, kv_length: int, mask_function: MaskRule, device: torch.device, **_rest: object
 ) -> Tensor:
-    """Return a dummy attention mask that carries the model's mask function as an attribute."""
+    """Return a dummy mask, and store the model's mask function as an attribute of the mask."""
     carrier = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device=device)
     carrier.twofold_visible = mask_function  # type: ignore[attr-defined]
     return carrier

@@ -184,7 +184,7 @@ def _take_local(module: nn.Module) -> None:
 
 
 def check_split_model(loaded: LoadedModel, split: Sharding, name: str) -> None:
-    """Raise ConfigurationError if the model cannot be computed with this sharding."""
+    """Raise ConfigurationError if the model does not support the sharding `split`."""
     if split == UNSHARDED:
         return
     config = loaded.model.config

@@ -66,7 +66,10 @@ class FittedTimes(NamedTuple):
 
 
 def fit_iterations(measurements: Iterable[Measurement]) -> FittedTimes:
-    """Fit iteration times to measurements. Raises ConfigurationError for too few different measurements."""
+    """Fit iteration times to measurements.
+
+    Raises ConfigurationError for too few measurements. Similar measurements count as one.
+    """
     cells = median_measurements(measurements)
     if len(cells) < FEWEST:
         raise ConfigurationError(f"a fit needs {FEWEST} distinct measurements, but only {len(cells)} were made")
@@ -108,7 +111,7 @@ def _median(group: Sequence[Measurement]) -> Measurement:
 
 
 class _Shape(NamedTuple):
-    """Numbers of batched tokens and of decode sequences at which a piecewise linear iteration time changes slope."""
+    """Breakpoints of a piecewise linear iteration time, in batched tokens and in decode sequences."""
 
     bends: tuple[int, ...]
     large: int  # the knee, in decodes; 0: none

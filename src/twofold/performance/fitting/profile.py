@@ -47,7 +47,7 @@ class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_context(self) -> float:
-        """Mean number of KV tokens that one decode iteration reads for the whole batch."""
+        """Number of KV tokens that a decode iteration reads for the batch, averaged over the iterations."""
         generated = float(self.token_size)
         if self.token_time and self.e2e_time is not None and self.e2e_time > self.prompt_time:
             generated = min(generated, 1 + (self.e2e_time - self.prompt_time) / self.token_time)
@@ -173,7 +173,10 @@ def _positive(row: ProfileRow) -> bool:
 
 
 def _most_at_odds(kept: Sequence[ProfiledBatch]) -> tuple[ProfiledBatch, int] | None:
-    """Return the batch with the most contradictions to other batches, and how many it has; None if no batch has one."""
+    """Return the batch that contradicts the most other batches, and the number of contradicted batches.
+
+    Two batches contradict each other if the batch with more prefill tokens has a clearly shorter prefill time.
+    """
     odds = [(sum(_contradict(one, other) for other in kept), one.prefill_tokens, one) for one in kept]
     others, _, worst = max(odds, key=lambda entry: entry[:2], default=(0, 0, None))
     return (worst, others) if worst is not None and others else None

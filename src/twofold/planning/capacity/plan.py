@@ -60,7 +60,7 @@ class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curves of all cache tiers for one trace."""
+    """Hit rates of all cache tiers by capacity, for one trace."""
 
     query: CapacityQuery
     nodes: int

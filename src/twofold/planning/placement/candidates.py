@@ -159,7 +159,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
         return sum(kind.accelerators * count for kind, count in (*self.prefills, *self.decodes))
 
     def beside(self, other: "StockDivision") -> "StockDivision":
-        """Return the union of two divisions: the instances of both, and the sums of their goodputs."""
+        """Return the sum of two divisions: instances and goodputs are added separately for prefill and decode."""
         return StockDivision(
             prefill=self.prefill + other.prefill,
             decode=self.decode + other.decode,

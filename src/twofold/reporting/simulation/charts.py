@@ -83,7 +83,7 @@ def _bounds(slo: Slo) -> Iterator[Trace]:
 
 
 def slowdowns(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart | None:
-    """Plot the cumulative distributions of slowdowns, with the bounds of the SLO; None without slowdowns."""
+    """Plot the cumulative distributions of slowdowns and the SLO's bounds. Return None if there are no slowdowns."""
     traces = [trace for plot, known in enumerate(SLOWDOWNS) for trace in cumulative(results, known, plot)]
     if not traces:
         return None

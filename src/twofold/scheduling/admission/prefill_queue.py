@@ -206,10 +206,7 @@ class PrefillQueue:
         return before_s + model_s * self._speed.factor
 
     def oldest_companion(self, prompt: QueuedPrompt, now: float) -> str | None:
-        """Return the id of the oldest request in the queued iteration that `prompt` would join.
-
-        Return None if `prompt` would start a new iteration.
-        """
+        """Return the id of the oldest queued request that would share an iteration with `prompt`, or None."""
         self._requeue_late(now)
         joined = self._open_iteration(prompt)
         return None if joined is None else next(iter(joined.prompts))

@@ -15,9 +15,9 @@ class BreakerState(StrEnum):
 class Breaker:
     """Circuit breaker of an instance, with the states closed, open and half-open.
 
-    A failure of the instance opens the breaker. When the instance has restarted, the breaker is half-open and
-    admits one request at a time, as a probe. A probe that produces a token closes the breaker. The time in the
-    open state doubles with every consecutive failure, up to a limit.
+    A failure of the instance opens the breaker. A restart of the instance makes the breaker half-open: the
+    instance gets one request at a time, as a probe. A probe that produces a token closes the breaker. The delay
+    before a restart doubles with every consecutive failure, up to a limit.
     """
 
     FIRST_S: Final = 0.25  # time in the open state after the first failure

@@ -32,8 +32,8 @@ class Router(ABC):
         return Pools()
 
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
-        """Return the next role of an instance whose current role is temporary.
+        """Return the next role of an instance that has left its original role.
 
-        The base class keeps the current role; subclasses may choose another role.
+        The base class keeps the current role; subclasses may restore the original role.
         """
         return load.role  # `idle`: the instance has no work left

@@ -38,7 +38,7 @@ class LoadReport:
 
 
 class SharedCluster(ClusterScheduler):
-    """Cluster scheduler of one of several controllers that share the instances."""
+    """Cluster scheduler for a controller that shares instances with other controllers."""
 
     def __init__(
         self,

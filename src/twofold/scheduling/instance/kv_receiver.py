@@ -62,7 +62,7 @@ class KvReceiver:
             self.blocks_freed()
 
     def read_started(self, request_id: str, epoch: int) -> bool:
-        """Record that this instance starts to read a request's KV (pull); return False if the KV is not needed."""
+        """Record that this instance starts to read a request's KV; return False if the KV is not needed."""
         sequence = self.sequences.get(request_id)
         reads = sequence is not None and sequence.queue is self.arriving
         if sequence is not None and reads:

@@ -101,7 +101,7 @@ class DecodeSet(SequenceQueue):
         return members
 
     def join(self, sequence: ScheduledSequence, most: int = _UNBOUNDED) -> None:
-        """Add a sequence; `most` is the maximum number of iterations before a new batch must be formed."""
+        """Add a sequence to the set, for at most `most` decode iterations."""
         self.append(sequence)
         self._joins += 1
         sequence.joined_at = self.iterations

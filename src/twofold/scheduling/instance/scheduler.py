@@ -4,12 +4,15 @@ Each method moves sequences from one state to another:
 
     submit       new prompt → waiting, or new prompt → fetching while cached KV of the prompt is copied
     fetched      fetching → waiting
-    start        waiting → prefilling; ready → decoding; decoding → paused; paused → decoding
-    advance      prefilling → ready, handing off or done; decoding → done or paused
+    start        waiting → prefilling; ready or paused → decoding; decoding → paused
+    advance      prefilling → ready (or handing off, or done); decoding → done (or paused)
     handed_off   handing off → done
-    reserve      new request for decode → lease queue
-    grant        lease queue → arriving
-    kv_received  arriving → ready
+
+On a decode instance, a sequence gets a lease on blocks, into which the prefill instance writes its KV:
+
+    reserve      new sequence → waiting for a lease
+    grant        waiting for a lease → receiving KV
+    kv_received  receiving KV → ready
 
 The simulator calls `start` and `advance`. A live worker calls `next_batch` instead of `start`, and
 `complete` instead of `advance`. The scheduler reads no clock and does no I/O.

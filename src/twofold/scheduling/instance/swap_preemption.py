@@ -21,7 +21,7 @@ _admission: Final = attrgetter("admission")
 
 @mypyc_attr(free_list_len=1)
 class BlockCopy:
-    """Order to copy a sequence's first KV blocks to host memory, or back to the device."""
+    """Command to copy the first KV blocks of a sequence from device to host memory, or back."""
 
     def __init__(self, out: bool, blocks: int, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         self.out = out
@@ -214,7 +214,7 @@ class SwapPreemption:
         self.blocks_copied += host.blocks
 
     def _step_of(self, sequence: ScheduledSequence) -> int:
-        """Return how many tokens a sequence's next allocation of KV blocks is for."""
+        """Return the number of tokens that a sequence's next allocation of KV blocks must hold."""
         full = sequence.prompt_tokens + sequence.output_tokens - 1  # the last output token needs no KV
         return min(self._step, full - sequence.computed)
 

@@ -102,7 +102,7 @@ _CHECK_EVERY_S = 1.0  # a check of shifts costs more time than the rest of a req
 
 
 class SplitForecast(msgspec.Struct, frozen=True):
-    """A split, and its forecast SLO attainment: the share of requests that would meet the SLO."""
+    """Forecast SLO attainment of a split of the instances into prefill and decode."""
 
     split: RoleSplit
     attainment: float
@@ -144,7 +144,7 @@ class ReplanDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplanSearch(Protocol):
-    """Interface of searches for the best split under given traffic."""
+    """Interface of a search for the best split of instances between prefill and decode."""
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
         """Return the forecast SLO attainment of the current cluster, and of the best cluster of at most `stock`
@@ -164,8 +164,10 @@ class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replanner:
-    """Monitors the traffic, decides when to search for a better split, and whether to adopt the split found. Call
-    `arrived` and `ended` for each request. After arrivals, call `query`, which returns the traffic to plan for.
+    """Decides from the traffic when to search for a better split, and whether to adopt the result.
+
+    Call `arrived` and `ended` for each request. After arrivals, call `query`; if it returns traffic, search for a
+    split.
     """
 
     def __init__(self, monitor: TrafficMonitor, rules: ReplanRules | None = None) -> None:
@@ -193,7 +195,10 @@ class Replanner:
             self.monitor.ended(number, timeline.output_tokens if timeline.complete else None)
 
     def query(self, generated: Callable[[str], int], now: float) -> TrafficSample | None:
-        """Return the traffic to plan for if a search is due, else None. Call `decide` or `give_up` after the search."""
+        """Return the recent traffic if a search for a new split is due, or None otherwise.
+
+        After the search, call `decide` or `give_up`.
+        """
         # `generated(id)` returns the number of output tokens so far of a request.
         if not self.monitor.alarmed or self._searched or now < max(self._check_s, self._quiet_until_s):
             return None

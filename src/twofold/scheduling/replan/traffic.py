@@ -1,8 +1,8 @@
 """Detection of shifts in request rate, prompt length and output length.
 
-The change-point tests use means over 16 consecutive requests, to limit the effect of bursts and long
-requests. Mean gaps between arrivals are tested as cube roots, which are nearly normal (Wilson and Hilferty,
-1931). Lengths are tested as logarithms.
+The change-point tests use means over 16 consecutive requests, to limit the effect of bursts and long requests.
+The test of the request rate uses the cube root of the mean time between arrivals, because the cube root is
+nearly normally distributed (Wilson and Hilferty, 1931). The tests of lengths use logarithms of the lengths.
 
 Estimates of output length include running requests (Kaplan and Meier, 1958), because finished requests alone
 are biased towards short outputs.
@@ -195,9 +195,7 @@ class TrafficMonitor:
         return found
 
     def settled(self, shifts: Sequence[TrafficShift]) -> bool:
-        """Return whether enough requests have arrived and ended since the latest traffic shift to estimate the new
-        traffic.
-        """
+        """Return whether the traffic since the latest shift has enough requests for an estimate."""
         since = self._since(shifts)
         return self._count - since >= _SETTLED and len(self._ended_since(since)) >= _SETTLED_OUTPUTS
 
@@ -267,7 +265,7 @@ class TrafficMonitor:
         return since
 
     def _ended_since(self, since: int) -> list[int]:
-        """Return the output lengths in tokens of completed requests that arrived as number `since` or later."""
+        """Return output lengths, in tokens, of completed requests with an arrival index of at least `since`."""
         later = (tokens for number, tokens in self._ended.items() if number >= since and tokens is not None)
         return [*(tokens for number, tokens in self._outputs if number >= since), *later]
 

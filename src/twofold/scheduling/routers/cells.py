@@ -12,7 +12,7 @@ from twofold.scheduling.routers.draws import drawn, two_of
 
 
 class CellLoad(InstanceLoad):
-    """Total load of the instances in a cell (a group of nearby instances), represented as one mixed instance."""
+    """Total load of the instances in a cell (a group of nearby instances)."""
 
     def __init__(self, name: str, prefilling: int = 0, decoding: int = 0) -> None:
         super().__init__(name, Role.MIXED, cell=name)
@@ -124,9 +124,7 @@ class CellSelector(Router):
 
 
 class CellRouter(Router):
-    """Picks a cell (group of nearby instances) with `CellSelector`, and instances within the cell with the router
-    `within`.
-    """
+    """Router that first picks a cell (a group of nearby instances), and then instances in this cell."""
 
     uses_cells: ClassVar[bool] = True
 

@@ -27,7 +27,7 @@ def drawn(request: Request) -> int:
 
 
 def two_of(pool: Pool, draw: int) -> tuple[InstanceLoad, InstanceLoad] | None:
-    """Choose two instances by 64 random bits; None for an empty pool."""
+    """Select two instances of `pool` with the 64-bit random number `draw`. Return None if the pool is empty."""
     # Distinct unless the pool has only one.
     first = pool.nth(draw & 0xFFFFFFFF)
     if first is None:

@@ -14,6 +14,6 @@ other workers.
     forecast.py      load forecasts for the router, and measured speeds of links and prefill
     prompt_keys.py   block keys of prompts, separate for each tenant
     mailbox.py       messages between processes
-    heartbeat.py     watchdogs of processes on other hosts, and clock offsets
+    heartbeat.py     heartbeats over the network: timeouts, and clock offsets of hosts
     service.py       base class of the service that the gateway calls
 """

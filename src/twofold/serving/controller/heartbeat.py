@@ -1,8 +1,9 @@
-"""Heartbeats between hosts: watchdogs that end processes without contact, and clock offsets.
+"""Heartbeats between hosts: watchdog timeouts and clock offsets.
 
-The controller cannot kill a process on another host. The process exits by itself `WATCHDOG_S` after it sent the last
-acknowledged heartbeat. The controller presumes the process dead `WATCHDOG_S` plus `WATCHDOG_MARGIN_S` after it received
-the last heartbeat. The process thus always exits first, even if messages are delayed or lost.
+The controller cannot kill a process on another host. The process exits by itself `WATCHDOG_S` seconds after the
+send time of the last acknowledged heartbeat. The controller presumes the process dead `WATCHDOG_S` plus
+`WATCHDOG_MARGIN_S` seconds after the receipt of the last heartbeat. The process thus always exits first, even if
+messages are delayed or lost.
 """
 
 import time

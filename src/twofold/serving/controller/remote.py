@@ -63,11 +63,7 @@ class JoinResult(msgspec.Struct, frozen=True):
 
 
 class Hosts(ProcessControl):
-    """Starts and kills workers: through the launcher `local`, or by messages to hosts that joined.
-
-    The launcher starts the workers named in `own` on Ray nodes. A host that joins must serve the model with the
-    fingerprint `model`.
-    """
+    """Starts and kills workers, on this machine and on hosts that joined the service."""
 
     def __init__(
         self,
@@ -201,7 +197,7 @@ class Hosts(ProcessControl):
         return ended
 
     def host_of(self, instance: str) -> RemoteHost | None:
-        """Return the joined host of a worker; None for a worker of the local launcher."""
+        """Return the remote host of a worker, or None if the worker is on no remote host."""
         return next((host for host in self.joined.values() if instance in host.workers), None)
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -291,7 +287,7 @@ class RemoteWorkers:
                 self._membership.exited(instance)
 
     def exited(self, instance: str) -> None:
-        """Record the exit of a worker that the local launcher started."""
+        """Process the launcher's report that a worker has exited."""
         host = self._hosts.host_of(instance)
         # A joined host on Ray reports the exit of its worker itself.
         if instance not in self._hosts.own or host is None or not host.present:

@@ -84,8 +84,9 @@ class DegradedMode:
         return self._messages[-_SHOWN:]
 
     def update(self, waiting: Collection[str]) -> None:
-        """Continue without the workers in `waiting`, for which the cluster has no room. If there are none, restore the
-        original plan.
+        """Continue without the workers in `waiting`, for which the cluster lacks resources.
+
+        If `waiting` is empty, restore the original roles and restart retired workers.
         """
         roles = {each.instance: each.home for each in self._control.pools() if each.state != "retired"}
         if not waiting:

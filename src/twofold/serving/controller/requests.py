@@ -27,8 +27,9 @@ MAX_FAILED_ATTEMPTS = 8  # consecutive attempts without a token: the request its
 class LiveRequests:
     """Live requests of a service, from arrival to completion.
 
-    `announces` delays the reservation of decode blocks until the prefill starts. `recomputes` sends the prompt to the
-    decode worker too, to recompute the KV. `reuses` adds prefix cache hits to the metrics.
+    With `announces`, KV blocks on the decode worker are reserved only when the prefill worker announces the start
+    of a prefill. With `recomputes`, the decode worker also gets the prompt, to recompute KV. With `reuses`, the
+    metrics include prefix cache hits.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class LiveRequests:
             self._reserve(live.current, live.placed)
 
     def leased(self, lease: Lease) -> None:
-        """Forward to a request's prefill worker the lease for writing KV into the decode worker's blocks."""
+        """Forward a lease to the prefill worker, which may then write KV into the decode worker's blocks."""
         if lease.request_id in self._attempts:  # otherwise, the request has ended
             self._workers.send(lease.source, LeaseGranted(lease=lease))
         else:

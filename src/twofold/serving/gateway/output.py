@@ -98,7 +98,7 @@ class OutputProcessor:
     def __init__(
         self, index: int, tokenizer: TextTokenizer | None, fields: GenerationFields, stops: tuple[str, ...]
     ) -> None:
-        """Process the output of choice `index`. Without a tokenizer, its text is empty."""
+        """Process the output of choice `index`. If `tokenizer` is None, the output text is empty."""
         skip = fields.skip_special_tokens is not False
         self._index = index
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip) if tokenizer else None

@@ -44,7 +44,7 @@ class TokenBytes:
         return self._known[token_id]
 
     def name_of(self, token_id: int) -> str:
-        """Return the text of a token, or its bytes, such as `bytes:\\xe4\\xb8`, for an incomplete character."""
+        """Return a token's text, or the token's bytes in hexadecimal if the bytes are not valid UTF-8."""
         raw = self.bytes_of(token_id)
         if raw is None:
             return id_name(token_id)

@@ -88,11 +88,11 @@ def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoRet
 
 
 class ForkServer(WorkerStarter):
-    """Forks and kills worker processes on command. If one rank of a worker exits, the remaining ranks of
-    the worker are killed.
+    """Forks and kills worker processes on command.
 
-    `runs` maps the name of each worker to a function that returns the main functions of the worker's ranks.
-    `daemons` maps the name of each further process, such as the KV store, to the main function of the process.
+    If one process of a worker exits, the remaining processes of the worker are killed. `runs` maps the name of a
+    worker to a function that prepares the processes of the worker. `daemons` maps the name of a further process,
+    such as the KV store, to the main function of the process.
     """
 
     poll_s = DAEMON_RESTART_S

@@ -15,7 +15,10 @@ TERMINATE_S = 5.0  # from SIGTERM to SIGKILL
 
 
 class Launcher(ProcessControl):
-    """Starts a child process, which runs `module` with the input `job` and starts the workers."""
+    """Base class of launchers, which start and kill workers through a child process.
+
+    The child process runs the Python module `module` with the input `job`.
+    """
 
     joins = False  # whether workers join the service over the network
 

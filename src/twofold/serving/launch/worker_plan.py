@@ -28,7 +28,10 @@ class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
     batchers: Mapping[Role, str] = {}
 
     def terms(self, *, colocated: bool) -> JoinTerms:
-        """Return the batcher of each role. Raises ConfigurationError for incompatible settings."""
+        """Return the name of the batcher for each worker role, and the token budget per iteration.
+
+        Raise ConfigurationError for incompatible settings.
+        """
         chosen = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
         if colocated:
             whole = INLINED if self.inlines else "mixed"

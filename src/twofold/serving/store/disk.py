@@ -123,7 +123,10 @@ class DiskBlocks:
         return True
 
     def read(self, key: bytes, into: memoryview) -> int | None:
-        """Copy a block into `into`; return its checksum, or None if the block is missing or damaged."""
+        """Read a block from disk into the buffer `into`.
+
+        Return the block's checksum, or None if the block is missing, unreadable or damaged.
+        """
         row = self._blocks.get(key)
         if row is None:
             return None

@@ -125,7 +125,7 @@ class StoreManager:
         self._advance()
 
     def commit(self, requester: Requester, blocks: Sequence[Block]) -> None:
-        """Make the written blocks of a Put request available to readers, and lease slots for the remaining blocks."""
+        """Make the written blocks of a Put request readable, and lease slots for the request's next blocks."""
         putting = self._requests.get(requester)
         if not isinstance(putting, _PutRequest):
             return

@@ -1,4 +1,4 @@
-"""Memory of a KV store, which the clients of the store map to read and write slots."""
+"""Shared memory of a KV store, divided into slots that clients read and write directly."""
 
 from twofold.transport.memory import SharedMemory
 

@@ -81,7 +81,10 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Message from a client that no longer reads or writes `slots`; None ends the whole Load or Put request."""
+    """Message from a client that no longer uses the memory slots `slots`.
+
+    If `slots` is None, the whole Load or Put request ends.
+    """
 
     slots: list[int] | None = None
 
@@ -112,16 +115,17 @@ class LookupResult(msgspec.Struct, frozen=True, tag=True):
 
 
 class HeldBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Reply to Load: pinned blocks by index in the prompt. `last` is false if more replies follow."""
+    """Reply to a Load request, with pinned blocks keyed by block position in the prompt.
+
+    The field `last` is false if more replies follow.
+    """
 
     blocks: dict[int, Block]
     last: bool
 
 
 class LeasedSlots(msgspec.Struct, frozen=True, tag=True):
-    """Reply to a Put or Commit request: memory slots that the client may write, by block index. No slots end the
-    request.
-    """
+    """Reply to a Put or Commit request: memory slots that the client may write, by block index."""
 
     slots: dict[int, int]
     last: bool

@@ -89,10 +89,7 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """Pass granted memory slots to the background thread that requested them.
-
-        Return False if a client requested the slots.
-        """
+        """Pass memory slots to the background thread that requested them; return False if a client requested them."""
         who, number = granted.requester
         if who == _SENDS:
             self._server.put(PeerReply(number, self._callers[number], granted.blocks, granted.last))

@@ -19,7 +19,7 @@ GONE_MS = 10_000  # a host without TCP acknowledgements for this long is lost, w
 
 
 class PeerCaller(NamedTuple):
-    """Where to send a reply: the connection of another KV store, and the number of that store's request."""
+    """Reply address: the connection of another KV store, and the identifier of the store's request."""
 
     connection: bytes
     number: int

@@ -103,7 +103,7 @@ class InstanceState(StrEnum):
 
 
 class PoolMember(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker with its role, health and load. `home` is the role set by the configuration or an operator."""
+    """Role, health and load of one worker."""
 
     instance: str
     role: Role

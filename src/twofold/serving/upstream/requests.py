@@ -1,8 +1,8 @@
 """Run requests on vLLM servers, with prefill and decode on one server or on two servers.
 
-With two servers, both generate the first token, because vLLM always computes the last position of a prompt. The
-client gets the prefill server's token. If the decode server generates another token, its output is discarded, and
-the remaining tokens are requested again.
+The prefill server and the decode server both generate the first token, because vLLM always computes the last
+position of a prompt. The client gets the prefill server's token. If the decode server generates a different
+first token, the decode server's output is discarded, and the remaining tokens are requested again.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class AttemptListener(Protocol):
 
 
 class UpstreamRequest:
-    """One attempt to run a request. Earlier attempts have produced its first `first_index` output tokens."""
+    """One attempt to run a request on vLLM servers. Earlier attempts have produced `first_index` output tokens."""
 
     def __init__(
         self,

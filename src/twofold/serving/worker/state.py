@@ -79,9 +79,7 @@ class KvLanding:
 
 @dataclass(slots=True, eq=False)
 class TokenSequence:
-    """Tokens and sampling parameters of a request. `token_ids` begins at position `offset` of the request: a decode
-    worker may not have received the prompt.
-    """
+    """Tokens and sampling parameters of a request. A decode worker may lack the tokens of the prompt."""
 
     sampling: SamplingParams
     offset: int = 0

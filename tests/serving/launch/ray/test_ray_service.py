@@ -19,7 +19,7 @@ def answers(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Yield a Ray cluster of three nodes with room for four workers, two of them on the head node."""
+    """Yield a Ray cluster with room for two workers on the head node and for one on each of two more nodes."""
     with ray_nodes(2) as nodes:
         for _ in range(2):
             nodes.add(1)

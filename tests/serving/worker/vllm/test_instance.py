@@ -46,7 +46,7 @@ class Vllm:
         self.over.discard(request_id)
 
     def settle(self):
-        """Report finished KV transfers to the fake vLLM."""
+        """Tell the fake vLLM which KV transfers have finished."""
         settled = self.instance.settle()
         for request_id in settled.received:
             assert request_id in self.awaited

@@ -223,7 +223,7 @@ class Client:
         return msgspec.json.encode(fields)
 
     async def send(self, request: Request, body: bytes, reply: Reply | None = None) -> RequestOutcome:
-        """Send a request and record its timeline. Failures are returned in the outcome, not raised."""
+        """Send a request and record its timeline. A failure is not raised: the returned outcome has the error."""
         reply = reply or Reply()
         reason, failure = FinishReason.ABORT, None  # kept if the request is cancelled
         timeline = self._recorder.arrive(request, time.monotonic())

@@ -1,4 +1,4 @@
-"""Terminal tables of a characterization."""
+"""Tables of a characterization, for printing in a terminal."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final

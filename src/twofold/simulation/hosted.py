@@ -1,4 +1,4 @@
-"""Simulated clusters behind a server or gateway that takes processing time."""
+"""Simulated clusters behind a server or gateway whose processing time delays each request."""
 
 from collections import deque
 from collections.abc import Sequence

@@ -7,7 +7,7 @@ from twofold.errors import ConfigurationError
 
 
 class TransportEntry(NamedTuple):
-    """Class name and help text of a transport, and alternative packages, of which it needs one."""
+    """Class name and help text of a transport, and the packages that provide it; one installed package suffices."""
 
     name: str
     help: str

@@ -72,9 +72,7 @@ def test_a_request_has_a_span_for_each_stage(traced):
 
 
 def test_a_request_without_a_trace_starts_one(traced):
-    """A request without a trace context starts a new trace, which contains the spans of every output of
-    the request.
-    """
+    """A request without a trace context starts a new trace, which contains the spans of all its choices."""
     context = context_of("mine", "/v1/completions", "")
     spans = traced(request_timeline([4.0], name="a"), request_timeline([4.0], name="b"), context=context)
     first, second = (span for span in spans if span.kind is SpanKind.SERVER)

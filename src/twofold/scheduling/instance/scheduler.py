@@ -218,8 +218,9 @@ class InstanceScheduler(KvReceiver):
         return batch
 
     def _start_idle_lane(self) -> RunningBatch | None:
-        """Start and return a batch of the longest-idle lane that has work, or return None if no idle lane has
-        work. A lane is a group of sequences that share batches.
+        """Start and return a batch on the lane that has been idle for longest, among the lanes with waiting sequences.
+
+        Return None if there is no such lane.
         """
         turns = self._turns
         for turn in range(self._running, self.stages):

@@ -174,7 +174,7 @@ class WorkerRegistry(WorkerGroup):
             )
 
     def heartbeat(self, message: Alive, now: float) -> None:
-        """Record a worker's heartbeat. A heartbeat from a remote host is acknowledged."""
+        """Record a worker's heartbeat. If the worker runs on another host, acknowledge the heartbeat."""
         if self.is_current(message.instance, message.epoch):
             member = self.members[message.instance]
             member.heard_s, member.batch_s = now, message.batch_s

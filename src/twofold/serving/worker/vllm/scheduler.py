@@ -16,7 +16,7 @@ from twofold.scheduling.instance.status import InstanceStatus
 class LeasedVllmBlocks(BlockAllocator):
     """vLLM blocks that are leased to peers, which write the KV of a prompt into them.
 
-    `returned(request_id)` is called when vLLM may free the blocks of a request.
+    When vLLM may free the blocks of a request, the callback `returned` is called with the request's id.
     """
 
     def __init__(self, num_blocks: int, block_size: int, returned: Callable[[str], None]) -> None:

@@ -56,8 +56,9 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """Latencies in seconds: ITL of the decoding requests, and TTFT of the long prompts. A benchmark round
-    has one phase without long prompts and one phase with long prompts.
+    """Latencies of one service in seconds: ITL of the decoding requests, and TTFT of the long prompts.
+
+    In each round, a service runs one phase without and one phase with long prompts.
     """
 
     itl_s: LatencyDistribution

@@ -43,8 +43,9 @@ class Sampler:
         self._url, self._started_s = url, started_s
 
     def look(self, now: float) -> Sample:
-        """Sample all processes that ran when the sampler was created. Raises psutil.NoSuchProcess if one of
-        these processes has ended.
+        """Sample the service's processes that ran when the sampler was created.
+
+        Raises psutil.NoSuchProcess if one of these processes has ended.
         """
         return Sample(
             at_s=now - self._started_s,

@@ -2,10 +2,10 @@
 
     python tools/flag_files.py [--list]
 
-The script runs `twofold simulate` and `twofold serve` with a unique value for each flag, and traces the
-functions that receive this value. The counted files are the file that declares the flag, the file that uses
-the value, and the files of the command line, cluster spec and launcher that pass the value on. Exits with 1
-if a flag's count exceeds four.
+The script runs `twofold simulate` and `twofold serve` with a unique value for each flag in `FLAGS`, and
+traces the functions that receive this value. The counted files are the file that declares the flag, the
+file that uses the value, and the files of the command line, cluster spec and launcher that pass the value
+on. Exits with 1 if a flag's count exceeds four.
 """
 
 import argparse

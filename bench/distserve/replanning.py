@@ -1,9 +1,9 @@
 """Simulate re-planning of prefill and decode roles after a traffic change, and in stationary traffic.
 
-Four machines first serve long prompts with short outputs. After half of `--minutes`, the traffic changes
-to short prompts with long outputs, at nearly twice the request rate. The script prints the SLO attainment per minute
-with fixed and with re-planned roles, for each of two routers. It also prints the delay from the traffic change to the
-first role change, and the number of needless re-plannings in `--hours` hours of stationary traffic.
+Four machines first serve long prompts with short outputs. After half of `--minutes`, the traffic changes to
+short prompts with long outputs, at nearly twice the request rate. The script prints the SLO attainment per
+minute with and without re-planning, for each of two routers. It also prints the delay from the traffic change
+to the first role change, and the number of needless re-plannings in `--hours` hours of stationary traffic.
 """
 
 import argparse

@@ -71,8 +71,8 @@ class Prompts:
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time of several calls of one operation on a prefix index.
 
-    `times` is the number of calls. `blocks` is the total number of KV blocks that the calls process, and
-    `cpu_s` the total CPU seconds.
+    `times` is the number of calls. `blocks` is the total number of KV blocks that the calls store, find or
+    remove (0 for a lost instance). `cpu_s` is the total CPU seconds.
     """
 
     what: str

@@ -69,7 +69,8 @@ STORE_PROMPTS = 8  # store capacity in longest prompts
 class Lanes(msgspec.Struct, kw_only=True):
     """Seconds to load, compute and store a prompt's KV, in each round of the measurement.
 
-    The steps are first measured one by one. `overlapped_s` has the total seconds of the steps when they overlap.
+    `load_s`, `compute_s` and `store_s` are the times of the separate steps. `overlapped_s` is the total time
+    when the steps overlap.
     """
 
     layers: int

@@ -47,7 +47,7 @@ def cluster(router: str, given: argparse.Namespace) -> ClusterSpec:
 
 
 def claims(results: dict[str, SimulationResult]) -> Iterator[tuple[str, bool]]:
-    """Yield each claim about the routing policies as a pair: a sentence, and whether the sentence is true."""
+    """Yield each claim about the routing policies as a pair: a sentence with results, and whether the claim holds."""
     means = {policy: result.ttft_s.mean or 0.0 for policy, result in results.items()}
     for slower, quicker in pairwise(POLICIES):
         gain = 1.0 - means[quicker] / means[slower]

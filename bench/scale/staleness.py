@@ -13,8 +13,9 @@ The compared routers choose
     cells   the less loaded of two random cells (groups of instances), then the cell's least loaded instance
     random  a random instance
 
-With `+ sent`, a controller adds the requests that it has sent since the last report to the reported load. With
-`+ own`, it adds all of its unfinished requests to the reported load of the others.
+With `reports`, a controller uses the loads of the latest reports. With `+ sent`, a controller adds the
+requests that it has sent since the last report to the reported load. With `+ own`, a controller adds all of
+its unfinished requests to the reported load from other controllers' requests.
 """
 
 import argparse

@@ -49,7 +49,7 @@ _HEADER = ("claim", "workload", "timing", "cluster", "req/s", "baseline", "req/s
 
 
 def headlines(settings: Settings, catalog: Catalog) -> None:
-    """Print each throughput gain claimed in the Splitwise paper next to the simulated gain."""
+    """Print each throughput gain claimed in the abstract of the Splitwise paper next to the simulated gain."""
     rows = []
     for workload in WORKLOADS:
         for timing in timings(settings, catalog).values():

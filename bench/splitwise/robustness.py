@@ -12,7 +12,10 @@ _HEADER = ("cluster", "workload", "tuned for this one", "req/s", "tuned for the 
 
 
 def robustness(settings: Settings, catalog: Catalog) -> None:
-    """Print the highest rate within the SLO of each cluster, for the workload it was tuned for and for another one."""
+    """Print the highest request rate of iso-power designs within the SLOs, for two workloads.
+
+    Each design is tuned for one of the workloads.
+    """
     for timing in timings(settings, catalog).values():
         own: dict[str, dict[str, BestDesign]] = {}
         for workload in WORKLOADS:

@@ -19,7 +19,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
     """Best cluster designs by kind, as found with one performance model.
 
     - `paper`: designs with the machine counts of the Splitwise paper
-    - `tuned`: designs with machine counts chosen by the planner
+    - `tuned`: split designs with machine counts chosen by the planner, and baselines with the paper's counts
     """
 
     paper: dict[str, BestDesign]

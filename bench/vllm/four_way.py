@@ -67,7 +67,7 @@ def arguments() -> argparse.Namespace:
 
 
 def merge_earlier(path: Path, report: Report) -> Report:
-    """Return the report of an earlier run in `path`, for more results; return `report` if there is none.
+    """Return the report of an earlier run in the file `path`, or `report` if the file does not exist.
 
     Raises ConfigurationError if the earlier run had another machine, number of cores or load.
     """

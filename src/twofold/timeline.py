@@ -17,11 +17,13 @@ layer during prefill.
     TTFT             = FIRST_TOKEN − ARRIVED
     E2E              = LAST_TOKEN − ARRIVED
     TPOT             = (LAST_TOKEN − FIRST_TOKEN) / (n − 1)    for n output tokens; undefined for n = 1
-    ITL, TBT         = gap between consecutive tokens
-    queue            = queue_prefill + queue_decode
+    ITL, TBT         = gap between consecutive tokens          n − 1 gaps
+    queue            = queue_prefill + queue_decode            time in queues, without transfer
+    transfer         = HANDOFF_ENDED − HANDOFF_STARTED         transfer of the KV cache
     visible transfer = max(0, HANDOFF_ENDED − FIRST_TOKEN)     part of the transfer after the first token
 
-Times are seconds on one monotonic clock. Without a hand-off, queue_decode starts at FIRST_TOKEN.
+Times are seconds on one monotonic clock. queue_decode starts at FIRST_TOKEN or HANDOFF_ENDED, whichever is
+later; without a hand-off, at FIRST_TOKEN.
 """
 
 from dataclasses import dataclass, field

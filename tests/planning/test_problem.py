@@ -35,7 +35,7 @@ def test_a_colocated_design_keeps_requests_where_they_are(make_problem):
 
 
 def test_the_four_families_of_splitwise_are_looked_at_by_default(make_problem):
-    """By default, the planner considers Splitwise's four disaggregated designs and all colocated designs."""
+    """The default designs are Splitwise's four split designs, and three colocated designs per machine type."""
     names = [family.name for family in families(make_problem())]
     assert names[:4] == ["a100+a100", "h100+h100", "h100+a100", "h100+h100-pcap"]
     assert len(names) == 4 + 3 * 3

@@ -28,7 +28,7 @@ class Fault(StrEnum):
 
 
 class Chaos:
-    """Kills and pauses workers of a service while clients check streamed completions."""
+    """Test tool that kills, stops and pauses workers of a service while clients check streamed completions."""
 
     def __init__(self, process, url, roles, *, clients=5, seed=1):
         self.process, self.url, self.roles, self.clients = process, url, roles, clients

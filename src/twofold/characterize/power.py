@@ -146,7 +146,7 @@ class PowerMeter:
 
 
 def find_power(device: str) -> PowerSource | None:
-    """Return a power meter for a device (`cpu`, `cuda`, `cuda:1`), or None if its power cannot be measured."""
+    """Return the power source of a device (`cpu`, `cuda`, `cuda:1`), or None if the power cannot be read."""
     try:
         return RaplPower() if device == "cpu" else NvmlPower(int(device.partition(":")[2] or 0))
     except LookupError:

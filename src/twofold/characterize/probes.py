@@ -57,7 +57,7 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def injected(self) -> list[ProbeStream]:
-        """Requests that start while other requests of the probe decode."""
+        """Requests that start after the `running` requests have produced output tokens."""
         return [stream for stream in self.streams if stream.after_tokens]
 
     @property
@@ -75,7 +75,7 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def probes(limits: TargetLimits) -> list[SweepProbe]:
-    """Return all probes whose requests are within the limits of an instance."""
+    """Return the probes within the limits of an instance. Kinds and sizes of probes are interleaved."""
     kinds = (_transfers,) if limits.disaggregated else (_prefills, _decodes, _mixed, _parallel, _cached)
     # Interleaved, so that a sweep that ends early has measured all kinds and both small and large sizes.
     ranked: list[tuple[float, SweepProbe]] = []

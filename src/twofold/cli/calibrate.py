@@ -163,7 +163,7 @@ def calibrate_host(settings: LiveSettings) -> None:
 
 
 def profile_table(profile: MeasuredProfile) -> Table:
-    """Return a table of a host's measured performance: iteration times, gateway times and KV transfer speed."""
+    """Return a table of a host profile: iteration times, slowdowns, gateway times and KV transfer speed."""
     engine, host = profile.times, profile.shared_host
     front, prefill, decode = host.front, host.prefill, host.decode
     mixed_s = engine.seconds(512, 512 * 512, 8, 4096)

@@ -161,8 +161,9 @@ _PREFIX: Final = 8192
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
     """Break-even points between loading and computing the KV of a prefix.
 
-    Break-even bandwidths are in bytes/s. Break-even prefix lengths are in tokens, one for each link and
-    storage tier.
+    `peak` and `predicted` are break-even bandwidths in bytes/s. `peak` assumes computation at peak FLOP/s, as
+    Mooncake does; `predicted` uses a performance model. `shortest` and `shortest_at_peak` map each link, network
+    and storage tier to the shortest prefix, in tokens, that is faster to load.
     """
 
     accelerators: int

@@ -193,7 +193,7 @@ def _mention(notes: ReadNotes) -> None:
 
 
 def _trace_tables(title: str, summary: TraceSummary) -> Group:
-    """Return a table of a trace's requests and arrivals, and a table of prompt and output lengths."""
+    """Return two tables of a trace: one of counts and arrivals, and one of prompt and output lengths."""
     facts = Table(title=title, title_justify="left", show_header=False)
     for label, value in _facts(summary).items():
         facts.add_row(label, value)

@@ -15,7 +15,7 @@ _NEVER_S = 1e6  # synchronization of a path on which layer-wise transfer is impo
 
 
 class KvEgress(NamedTuple):
-    """Timing models of a prefill instance, one for KV transfers and one for prefills."""
+    """KV transfer model of a prefill instance, and prefill time in seconds by prompt length in tokens."""
 
     transfer: TransferModel
     prefill_s: Callable[[int], float]

@@ -12,7 +12,8 @@ _LINK_BYTES_PER_S = 200 * 1024**3  # SplitwiseSim: transfer_bandwidth 200, in Gi
 def splitwise_sim(pools: Sequence[PoolSpec], model: str = "bloom-176b", *, catalog: Catalog) -> ClusterSpec:
     """Create a cluster with the timing and rules of SplitwiseSim, the simulator of Splitwise (ISCA'24).
 
-    Raises ConfigurationError for an unknown model.
+    If all pools are mixed, the cluster is a baseline of the Splitwise paper. Raises ConfigurationError for an
+    unknown model.
     """
     known = catalog.model(model)
     split = any(pool.role is not Role.MIXED for pool in pools)

@@ -40,7 +40,10 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Mean difference between live replays: relative for latencies, absolute for SLO attainment."""
+        """Mean absolute difference between two live replays.
+
+        The difference of a latency is divided by the mean live value; the difference of SLO attainment is not.
+        """
         gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
         return fmean(gaps) / self._unit if gaps else 0.0
 

@@ -130,7 +130,10 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             self.cache.hold(key)
 
     def _share(self, owner: str, keys: Sequence[BlockKey], total: int) -> BlockAllocation:
-        """Create an allocation of `total` blocks from the cached blocks with keys `keys` and from free blocks."""
+        """Create an allocation of `total` blocks.
+
+        The allocation shares the cached blocks with keys `keys`. Free blocks are only reserved for the rest.
+        """
         shared = [self._cached[key] for key in keys]
         taken = self._taken(total, shared)
         if taken > self.num_free:

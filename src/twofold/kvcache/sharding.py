@@ -92,14 +92,14 @@ def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 class LayerTraffic(NamedTuple):
-    """Number of KV heads sent and number of transfers made by the busiest rank for one layer of a KV hand-off."""
+    """Largest numbers of KV heads and of transfers that any rank sends for one layer of a KV hand-off."""
 
     heads: int
     pieces: int
 
 
 def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[LayerTraffic]:
-    """Return, for each layer of a KV hand-off, the traffic of the rank that sends most."""
+    """Return, for each layer of a KV hand-off, the largest numbers of KV heads and of transfers that a rank sends."""
     found = []
     for layer in range(num_layers):
         sent: dict[int, list[int]] = {}

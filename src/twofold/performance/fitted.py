@@ -79,7 +79,7 @@ class FittedModel(PerformanceModel):
 
 
 def long_share(tokens: float) -> float:
-    """Return the weight of the extra prefill time of long batches, from 0 to 1.
+    """Return w(n) of this module's prefill formula: the weight of the extra time of long batches, from 0 to 1.
 
     The weight is 0 up to 2,048 tokens, 1 from 4,096 tokens on, and linear in between.
     """

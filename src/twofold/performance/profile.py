@@ -1,7 +1,13 @@
 """Measured performance of an instance, stored by `twofold characterize` in a YAML file.
 
-The time of an iteration is a linear formula of the iteration's tokens, sequences and context. The coefficients of the
-formula are fitted to measurements.
+An iteration with n prompt tokens, and b decodes that read C tokens of KV cache, takes, in seconds,
+
+    base + f(n + b) + q·S + s·b + l·max(b − large, 0) + c·C
+         + p, if n > 0
+         + m, if n > 0 and b > 0
+
+where S is the sum of (context + tokens)² − context² over the prompts. The piecewise linear function f and the
+other coefficients are fitted to measurements.
 """
 
 from collections import Counter
@@ -19,12 +25,6 @@ from twofold.performance.base import NO_POWER, InstancePower, PerformanceModel
 from twofold.performance.coefficients import power_law
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 
-# An iteration with n prompt tokens, and b decodes that read C tokens of KV cache, takes
-#
-#     base + f(n + b) + q·S + s·b + l·max(b − large, 0) + c·C + p, if n > 0, + m, if n > 0 and b > 0
-#
-# where S is the sum of (context + tokens)² − context² over the prompts.
-#
 # - f is the time of the linear layers for all tokens together. f is piecewise linear, with measured bends: kernels use
 #   small matrices less efficiently, and CPU libraries switch kernels at certain sizes. No slope is negative.
 # - p is an additional fixed cost of iterations with prompts, for example if only pure decode iterations run as a
@@ -39,7 +39,7 @@ COLD_AFTER_S: Final = 0.03  # of idling
 
 
 class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Linear model of the iteration time in seconds, with coefficients fitted to measurements."""
+    """Coefficients of this module's formula for the iteration time in seconds, fitted to measurements."""
 
     base_s: float
     bends: tuple[int, ...]  # numbers of tokens at which the slope of f changes, starting with 0

@@ -87,7 +87,11 @@ def _per(count: int, seconds: float) -> float:
 
 
 def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) -> float:
-    """Return the instance's time per decoded token, in seconds, at the most efficient batch size."""
+    """Return the instance's time per decoded token, in seconds, at the most efficient batch size.
+
+    The batch has at most `most` sequences. Its iteration takes at most `bound_s` seconds, unless no batch size
+    meets this bound.
+    """
     costs = [(sequences, model.decode_cost(sequences)) for sequences in _batches(most)]
     steps = [(cost.base_s + cost.context_s * context * sequences, sequences) for sequences, cost in costs]
     within = [step_s / sequences for step_s, sequences in steps if step_s <= bound_s]

@@ -123,7 +123,7 @@ class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requests_per_kwh(self) -> float | None:
-        """Requests per kWh when the design runs at its highest rate within the SLO; None if its power is unknown."""
+        """Requests per kWh at the highest rate and the provisioned power; None if this power is unknown."""
         return 3.6e6 * self.highest_rate / self.design.tdp_w if self.design.tdp_w else None
 
 

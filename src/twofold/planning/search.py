@@ -18,10 +18,10 @@ _NEIGHBOURS = (1, 2, 4)
 async def find_passing(
     search: RateSearch, designs: Sequence[Design], rate: float, start: int | None = None
 ) -> Design | None:
-    """Return a design that meets the SLO at request rate `rate`; None if bisection finds no such design.
+    """Find a design that meets the SLO at `rate` requests/s, by bisection; None if the search finds no design.
 
-    `designs` must be in ascending order of the number of prefill machines. `start` is the index in `designs` at
-    which the bisection starts.
+    `designs` must be in ascending order of the number of prefill machines. `start` is the index in `designs`
+    at which the bisection starts.
     """
     # A miss caused by prefill rules out all earlier designs; a miss caused by decode, all later designs. Designs with
     # an analytic bound below `rate` are skipped.

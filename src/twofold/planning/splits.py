@@ -29,10 +29,10 @@ _HEADROOM = 0.03
 
 
 class SplitPlanner:
-    """Planner that finds the best numbers of prefill and decode instances by simulating cluster `spec`.
+    """Planner that finds the best numbers of prefill and decode instances by simulating the cluster `spec`.
 
-    The best numbers have the highest SLO attainment or, if `replicas` is set, are the smallest with an SLO attainment
-    of at least `attainment`.
+    The best numbers have the highest SLO attainment. If `replicas` is true, the planner instead finds the
+    fewest instances with a simulated SLO attainment of at least `attainment` plus a small margin.
     """
 
     def __init__(

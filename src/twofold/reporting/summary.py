@@ -34,9 +34,9 @@ class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Request counts, throughput and latencies of a run.
+    """Request counts, token counts, throughput and latencies of a run.
 
-    Throughput and latencies cover only completed requests.
+    Token counts, throughput and latencies cover only completed requests.
     """
 
     sent: int  # completed, failed or unfinished

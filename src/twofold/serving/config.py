@@ -129,7 +129,7 @@ class ForecastConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of each host's KV store: capacity in memory and, optionally, on disk."""
+    """Configuration of each host's KV store: bytes in memory and, if `disk_dir` is set, bytes on disk."""
 
     memory_bytes: int
     disk_dir: str | None = None

@@ -96,8 +96,8 @@ class SimulatedHandoffs:
     def prefilled(self, life: SimulatedRequest) -> None:
         """Continue the hand-off of a request whose prefill has just ended.
 
-        If a KV transfer is already running, let the transfer finish. Otherwise, start the transfer once the decode
-        instance has leased blocks to the request.
+        If no KV transfer has begun, send all layers once the decode instance has leased blocks to the request. A
+        layer-wise transfer that has already begun continues until the last layer is sent.
         """
         if life.lease is None:
             if self._retry is not None:

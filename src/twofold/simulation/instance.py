@@ -37,7 +37,8 @@ class InstanceEnvironment(ABC):
     ) -> None:
         """Record that an instance ran `count` iterations of a batch, starting at picosecond `begun`.
 
-        `since` is the picosecond at which the batch's sequences got their previous token.
+        `since` is the picosecond at which the batch's sequences got their previous token, except for sequences that
+        have just joined the batch.
         """
 
     @abstractmethod

@@ -175,7 +175,8 @@ class KvFlow(PacedWork):
 class VirtualNetwork:
     """Simulated network between machines.
 
-    With `contention`, the concurrent transfers of a machine share the machine's bandwidth equally.
+    With `contention`, concurrent transfers in the same direction share a machine's bandwidth equally. Bandwidth
+    that one transfer leaves unused is not given to others, so transfer times are upper bounds.
     """
 
     def __init__(self, kernel: Kernel, *, contention: bool, latency_s: float) -> None:

@@ -79,7 +79,10 @@ BLOCK_TOKENS: Final = 512  # block size of traces
 
 
 class HostCache:
-    """Handle with which a simulated instance accesses the prefix cache of the instance's machine."""
+    """Handle with which a simulated instance accesses the prefix cache of the instance's machine.
+
+    `block_ps` lists the time to load a block from each tier, in picoseconds.
+    """
 
     def __init__(self, name: str, cache: TieredCache, block_ps: Sequence[int], link: MachineLink) -> None:
         self.name, self.cache, self.link = name, cache, link

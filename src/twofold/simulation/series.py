@@ -33,7 +33,7 @@ class Series(msgspec.Struct):
     def finish(self, at: int) -> None:
         """Extend the series to the time `at` (picoseconds) with the current value.
 
-        Raise ValueError if `at` is before the end of the series.
+        Raise ValueError if `at` is before the time of the previous call of `set` or `finish`.
         """
         held = at - self.at_ps
         if held < 0:

@@ -107,7 +107,7 @@ class Tally:
 
 @mypyc_attr(free_list_len=1)
 class SimulatedRequest:
-    """State of a simulated request. Times are in picoseconds; the time of an event is −1 until the event happens."""
+    """State of a simulated request. Times are in picoseconds; −1 means that a time is not known yet."""
 
     __slots__ = (
         "arrived",

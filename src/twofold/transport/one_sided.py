@@ -46,7 +46,8 @@ class TransferEngine(Protocol):
 class CacheMemory:
     """Memory addresses of an instance's KV cache, for one-sided transfers.
 
-    The address `life` holds a number that changes when the instance restarts.
+    The KV blocks start at `base`. The epoch number, which changes when the instance restarts, is at `life`. A
+    buffer for link measurements is at `scratch`.
     """
 
     def __init__(
@@ -81,10 +82,10 @@ class CacheMemory:
 
 
 class OneSidedConnection:
-    """Connection for one-sided (RDMA) access to a peer's KV cache, valid until the peer restarts.
+    """Connection for one-sided access (such as RDMA) to a peer's KV cache, valid until the peer restarts.
 
-    Before a write, the callback `ready` copies the local blocks to registered memory. `ready` is None if the
-    local KV cache is itself in registered memory.
+    Each write first calls `ready` with the layers and local blocks to write, unless `ready` is None. `ready`
+    copies the blocks to registered memory, if they are not there yet.
     """
 
     def __init__(

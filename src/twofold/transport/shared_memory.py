@@ -124,7 +124,10 @@ class SharedMemoryConnection(MappedPool):
 
 
 class SharedMemoryTransport(PooledTransport):
-    """Transport that copies KV blocks between processes of one host through shared memory."""
+    """Transport that copies KV blocks between processes of one host through shared memory.
+
+    In a sharded instance, the local KV cache holds only the heads and layers of one `rank`.
+    """
 
     def __init__(self, spec: KvCacheSpec, sharding: Sharding = UNSHARDED, rank: int = 0) -> None:
         self._member = RankShard(sharding, rank, spec.layout)

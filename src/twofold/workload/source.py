@@ -96,9 +96,9 @@ def workload(
     A generated workload needs `rate` (requests per second) and either `num_requests` or `duration_s`. The default
     `arrival` process of a generated workload is poisson, or gamma if `burstiness` is not 1.
 
-    A trace file is replayed from `start_s` seconds on. If `rate` is given, the recorded arrival times are scaled
-    to this mean rate. If `arrival` is poisson, gamma or constant, arrival times are generated, and only the
-    lengths come from the trace.
+    A trace file is replayed from `start_s` seconds on; `num_requests` and `duration_s` limit the replay. If
+    `rate` is given, the recorded arrival times are scaled to this mean rate. If `arrival` is poisson, gamma or
+    constant, new arrival times are generated, at `rate` or at the mean rate of the trace.
 
     Invalid arguments raise ConfigurationError. A missing file or a bad line raises WorkloadError.
     """

@@ -53,7 +53,7 @@ class Events:
 @pytest.fixture
 def attempt():
     """Return a function that runs one LLM request on scripted servers. The function returns the events of
-    the request, the raised error, and the HTTP request bodies that each server received.
+    the request, the raised error or None, and the HTTP request bodies that each server received.
     """
 
     def run(prefill, decode=None, max_tokens=4, seed=0, first_index=0):

@@ -28,7 +28,7 @@ from twofold.performance.profile import HOST, MachineCosts
 def measure(settings: CharacterizeSettings, catalog: Catalog) -> list[Characterization]:
     """Measure an instance or endpoint once without a power cap, then once under each requested power cap.
 
-    Return the measurements with a profile fitted to each measurement. Raise TargetError if a request fails, and
+    Return the measured rows and the fitted profile of each run. Raise TargetError if a request fails, and
     ConfigurationError if the power of the hardware cannot be capped.
     """
     if settings.output is None:

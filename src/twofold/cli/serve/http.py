@@ -135,7 +135,8 @@ def hide_variable(environment: bytes) -> bytes:
 def listen(settings: HttpSettings, keys: KeyRing | None) -> socket.socket:
     """Open the listening socket of the service.
 
-    Raise ConfigurationError if the port is in use, or if API keys are required but `keys` is None.
+    Raise ConfigurationError if the port is in use. Also raise the error if other machines could connect without
+    an API key, unless `--allow-anonymous` is set.
     """
     host, port = settings.host, settings.port
     try:

@@ -23,7 +23,7 @@ class SettledTransfers(NamedTuple):
 
 
 class ConnectorBridge(Protocol):
-    """Interface through which vLLM's KV connector calls the worker."""
+    """Methods of a worker that vLLM's KV connector calls, on the thread that runs vLLM."""
 
     def place_cache(self, layout: KvLayout, num_blocks: int) -> torch.Tensor:
         """Return memory for vLLM's KV cache that peers can access, as a uint8 tensor."""

@@ -175,7 +175,8 @@ def _positive(row: ProfileRow) -> bool:
 def _most_at_odds(kept: Sequence[ProfiledBatch]) -> tuple[ProfiledBatch, int] | None:
     """Return the batch that contradicts the most other batches, and the number of contradicted batches.
 
-    Two batches contradict each other if the batch with more prefill tokens has a clearly shorter prefill time.
+    Return None if no batches contradict each other. Two batches contradict each other if the batch with more
+    prefill tokens has a clearly shorter prefill time.
     """
     odds = [(sum(_contradict(one, other) for other in kept), one.prefill_tokens, one) for one in kept]
     others, _, worst = max(odds, key=lambda entry: entry[:2], default=(0, 0, None))
@@ -202,6 +203,8 @@ def decode_power(kept: Iterable[ProfiledBatch]) -> float | None:
 
 
 def consistent_rows(rows: Sequence[ProfileRow]) -> list[ProfileRow]:
-    """Drop the rows of a profile that are invalid or contradict other rows; return the remaining rows."""
+    """Return the rows of batches that do not contradict each other, and all rows of mixed iterations or KV
+    transfers.
+    """
     kept = [row for batch in consistent_batches(rows)[0] for row in batch.rows]
     return kept + [row for row in rows if row.mixed_time or row.transfer_time]

@@ -142,8 +142,9 @@ async def _colocated(
 
 
 async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> list[Family]:
-    """Simulate one colocated instance for every pair of machine type and batcher; return the pairs with
-    the highest goodput per accelerator.
+    """Simulate one colocated instance for every pair of instance type and batcher.
+
+    Return the `BREADTH` pairs with the highest goodput per accelerator.
     """
     # Single instances are compared.
     alone = [_alone(kind, batcher, budget) for kind in kinds for batcher, budget in search.colocated_batching]
@@ -155,7 +156,7 @@ def _alone(kind: MachineKind, batcher: str, budget: int | None) -> Design:
 
 
 async def _all_colocated(search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]) -> list[Design]:
-    """Return the colocated designs that use the whole `stock`, for each batching policy and token budget."""
+    """Return one colocated design on the whole `stock` for each pair of batcher and token budget."""
     designs = []
     for batcher, budget in search.colocated_batching:
         best: dict[str, MachineKind] = {}  # instance kind of each machine type

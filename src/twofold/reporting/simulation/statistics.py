@@ -47,9 +47,10 @@ SLOWDOWNS: Final = (
 
 
 class DistributionSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Count, mean, extremes and percentiles of a latency or slowdown distribution.
+    """Count, mean, extremes and percentiles of a distribution.
 
     Latencies are in seconds. Slowdowns are multiples of the uncontended latency on a reference machine.
+    Prediction errors are fractions of the actual value.
     """
 
     count: int
@@ -107,7 +108,10 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worst(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None) -> Accuracy:
-    """Return the largest prefill error and the largest decode error of the pools' performance models."""
+    """Return, for each of `phases`, the largest error of the performance models of the pools that run the phase.
+
+    If a mixed pool runs one of `phases`, return the errors of both phases.
+    """
     # `reference` is the error of the performance model that slowdowns are relative to.
     errors = {phase: _errors(pools, phase, reference) for phase in _all_phases(pools, phases)}
     return Accuracy(

@@ -194,10 +194,10 @@ class OverloadLedger(RequestSubscriber):
         return ttft_s * self._margin.factor / self.ttft_s
 
     def decode_load(self, placed: PlacedRequest, *, coming: bool = False) -> float:
-        """Return the predicted time between tokens on a request's decode instance, divided by the SLO bound.
+        """Return the decode load of a request: its predicted time between tokens, divided by the SLO bound.
 
-        The prediction includes the requests that decode on the instance. If `coming` is true, the prediction also
-        includes requests in prefill that will decode on the instance.
+        The prediction assumes that the request decodes together with the requests that decode on its
+        instance. If `coming` is true, requests in prefill that will decode on the instance count as decoding.
         """
         decodes = self._decodes[placed.route.decode]
         return self._load_with(placed, decodes.current + decodes.promised if coming else decodes.current)
@@ -209,9 +209,9 @@ class OverloadLedger(RequestSubscriber):
         return _mean(prefill), _mean([self._load(each, each.current) for each in decodes])
 
     def decode_relief_s(self, placed: PlacedRequest, limit: float, now: float) -> float:
-        """Predict the seconds until the load of a request's decode instance falls to `limit`, if no requests arrive.
+        """Predict the seconds until a request's decode load falls to `limit`, if no more requests arrive.
 
-        The load is the predicted time between tokens divided by the SLO's bound on this time.
+        The decode load is the request's predicted time between tokens, divided by the SLO bound on this time.
         """
         decodes = self._decodes[placed.route.decode]
         oldest = next(iter(decodes.members.values()), (now, None))[0]

@@ -12,9 +12,10 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseMixed(Batcher):
-    """Fills each batch with whole prompts first, and then with decodes (Splitwise section 4.2).
+    """Fills the token budget of a batch with whole prompts, and then with decodes (Splitwise section 4.2).
 
-    Decodes that do not fit are paused, and keep their KV cache.
+    Instances of any role can use this batcher. Decodes that do not fit are paused, and keep their KV cache.
+    Decodes that were left out of several batches go before prompts.
     """
 
     MAX_PREEMPTIONS: ClassVar[int] = 4

@@ -57,7 +57,7 @@ class KvReceiver:
         return self._arrived(request_id)
 
     def end_lease(self, request_id: str, epoch: int) -> None:
-        """End the lease that lets a prefill instance write a request's KV into local blocks."""
+        """End the lease of a request whose KV has not arrived completely."""
         if self.leases.end(request_id, epoch):  # the prefill instance gave up or failed
             self.blocks_freed()
 

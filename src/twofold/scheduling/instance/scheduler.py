@@ -218,7 +218,7 @@ class InstanceScheduler(KvReceiver):
         return batch
 
     def _start_idle_lane(self) -> RunningBatch | None:
-        """Start and return a batch on the lane that has been idle for longest, among the lanes with waiting sequences.
+        """Start and return a batch on the idle lane that has waited longest, among the lanes with work.
 
         Return None if there is no such lane.
         """

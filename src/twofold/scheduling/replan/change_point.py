@@ -59,8 +59,8 @@ class ChangePoint:
     def located(self) -> MeanChange | None:
         """Return the most significant change of the mean, or None if the sequence has fewer than 12 numbers.
 
-        For every n from 4 to 128, compares the mean of the latest n numbers with the mean of all earlier numbers.
-        This search is slow.
+        For every n from 4 to 128, the mean of the latest n numbers is compared with the mean of all earlier
+        numbers. This search is slow.
         """
         return self._least_likely(range(WINDOWS[0], WINDOWS[-1] + 1))
 

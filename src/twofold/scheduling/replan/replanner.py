@@ -1,9 +1,9 @@
 """Re-planning: decide whether to change the split of the instances into prefill and decode.
 
     monitoring ── traffic shift detected ──▶ settling
-    settling ── enough requests since the shift ──▶ searching
+    settling ── enough requests since the shift, or long enough wait ──▶ searching
     settling ── traffic shift no longer detected ──▶ monitoring
-    searching ── split decided ──▶ monitoring
+    searching ── split decided, or search failed ──▶ monitoring
 
 As in DistServe (OSDI'24, section 4.3), the split is planned again on recent traffic. The caller runs the
 search for a split and executes the decision.
@@ -82,10 +82,10 @@ def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad
 
 
 def degraded_plan(planned: RoleSplit, left: int, running: RoleSplit) -> RoleSplit | None:
-    """Divide `left` instances between prefill and decode, after others have failed.
+    """Divide the `left` remaining instances between prefill and decode, while other instances are missing.
 
-    The share of prefill instances is as close as possible to the share in the original plan `planned`. Return None if
-    fewer than two instances are left.
+    The share of prefill instances is as close as possible to the share in the original plan `planned`. Return
+    None if fewer than two instances are left.
     """
     splits = (RoleSplit(prefill, left - prefill) for prefill in range(1, left))
 
@@ -102,7 +102,7 @@ _CHECK_EVERY_S = 1.0  # a check of shifts costs more time than the rest of a req
 
 
 class SplitForecast(msgspec.Struct, frozen=True):
-    """Forecast SLO attainment of a split of the instances into prefill and decode."""
+    """Forecast SLO attainment of a split: the share of requests that would meet the SLO."""
 
     split: RoleSplit
     attainment: float
@@ -147,8 +147,8 @@ class ReplanSearch(Protocol):
     """Interface of a search for the best split of instances between prefill and decode."""
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """Return the forecast SLO attainment of the current cluster, and of the best cluster of at most `stock`
-        instances.
+        """Return the forecast SLO attainment of the current split `running`, and of the best split of at most
+        `stock` instances.
         """
 
 

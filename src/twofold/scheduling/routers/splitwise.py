@@ -19,7 +19,8 @@ _MIXED: Final = Role.MIXED
 class SplitwiseRouter(Router):
     """Router that picks the prefill and decode instances with the shortest queues (Splitwise section 4.1).
 
-    If a pool is full, the router picks a mixed instance, which runs prefill and decode.
+    If a pool is full, the router picks a mixed instance, or else an instance of the other pool, which becomes
+    mixed. A mixed instance returns to its original pool when it has no work of the other phase.
     """
 
     fixed_roles: ClassVar[bool] = False

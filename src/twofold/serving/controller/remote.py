@@ -63,7 +63,10 @@ class JoinResult(msgspec.Struct, frozen=True):
 
 
 class Hosts(ProcessControl):
-    """Starts and kills workers, on this machine and on hosts that joined the service."""
+    """Starts and kills workers, on this machine and on hosts that joined the service.
+
+    Workers named in `own` run on Ray. Hosts must serve the model with the fingerprint `model`.
+    """
 
     def __init__(
         self,

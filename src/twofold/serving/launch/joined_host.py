@@ -94,7 +94,7 @@ class JoinSession:
     async def run(self, run_dir: Path) -> bool:
         """Join the service, run workers, and return whether the host should join again.
 
-        Raise ConfigurationError if the service refuses the host, or if a worker fails.
+        Raise ConfigurationError if the service refuses the host, or if the process that starts the workers fails.
         """
         loop = asyncio.get_running_loop()
         loop.add_reader(self._inbox.fileno(), self._drain)

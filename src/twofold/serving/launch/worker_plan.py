@@ -19,7 +19,12 @@ from twofold.transport.registry import DEFAULT_TRANSPORT
 
 
 class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
-    """Batching policy and batch limits of the workers, by role."""
+    """Settings that determine the batcher and the token budget of each worker.
+
+    `batchers` maps roles to batcher names, which replace the batchers that the other settings select. With
+    `inlines`, mixed workers add whole prompts to decode batches. With `roles_move`, every worker has Splitwise's
+    batcher, which runs both phases.
+    """
 
     chunked_prefill: bool = True
     max_num_batched_tokens: TokenBudget | None = None

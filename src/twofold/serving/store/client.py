@@ -44,7 +44,7 @@ class BlockCopier(Protocol):
 
 
 class StoreMatch(NamedTuple):
-    """How many leading blocks of a prompt are in the KV store (`blocks`), and how many of these are in memory."""
+    """Number of a prompt's leading blocks in the KV store: in memory or on disk (`blocks`), and in memory alone."""
 
     blocks: int
     in_memory: int

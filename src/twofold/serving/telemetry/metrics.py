@@ -1,4 +1,4 @@
-"""Prometheus metrics of a service. Names follow vLLM's, with the prefix `twofold:` instead of `vllm:`."""
+"""Prometheus metrics of a service, with the prefix `twofold:`. Metrics that vLLM 0.32 also has keep vLLM's names."""
 
 import time
 from collections.abc import Iterator

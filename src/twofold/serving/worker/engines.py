@@ -39,9 +39,9 @@ class RankPipes:
         self._others = [RankPipe(steps[1], memory[1]) for steps, memory in pairs]
 
     def of_first(self) -> Sequence[RankPipe]:
-        """Return the pipe ends that rank 0 uses, one for each of the other ranks in order.
+        """Return rank 0's pipe ends: one RankPipe for each of the other ranks, in order.
 
-        Close the ends that belong to the other ranks.
+        Close the other ranks' pipe ends in this process.
         """
         # A process that keeps no other ends reads EOF when the process at the other end exits.
         _close(self._others)

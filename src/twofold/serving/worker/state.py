@@ -74,12 +74,15 @@ class KvLanding:
         """Unregister the blocks of an aborted request. Requires the worker's lock."""
 
     def copy(self, block_lists: Sequence[Sequence[int]]) -> None:
-        """Copy received KV blocks to the engine's pool. Does not require the worker's lock."""
+        """Copy received KV blocks to the engine's pool. The caller must not hold the worker's lock."""
 
 
 @dataclass(slots=True, eq=False)
 class TokenSequence:
-    """Tokens and sampling parameters of a request. A decode worker may lack the tokens of the prompt."""
+    """Tokens and sampling parameters of a request.
+
+    `token_ids` begins at position `offset` of the request, because a decode worker may lack the prompt's tokens.
+    """
 
     sampling: SamplingParams
     offset: int = 0

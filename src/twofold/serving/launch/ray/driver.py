@@ -35,7 +35,7 @@ def choose_node(
     """Return the Ray node for a new worker, or None if no node has room for the resources in `bundle`.
 
     Nodes with equal values of the label `link_label` share a fast network. Prefer the network with the most
-    workers, then the node with the fewest workers of the role `role`.
+    workers, and within this network the node with the fewest workers of the role `role`.
     """
     placed = list(others)
     on_node = Counter(each.node for each in placed)

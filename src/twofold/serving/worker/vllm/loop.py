@@ -23,7 +23,7 @@ NOTHING = SettledTransfers(set(), set())
 
 
 class WorkerBridge:
-    """Forwards to the worker what vLLM's KV connector reports."""
+    """Forwards the calls of vLLM's KV connector to the worker."""
 
     def __init__(self, make: MakePool) -> None:
         self._make = make

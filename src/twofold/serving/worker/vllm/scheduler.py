@@ -58,8 +58,8 @@ class VllmOrder(Enum):
 class VllmRequest:
     """Request on a vLLM worker.
 
-    If a prefill worker sends the prompt's KV, `source` is the name of the prefill worker. `grant` then contains
-    the local blocks into which the prefill worker writes the KV.
+    If a prefill worker computes the prompt's KV, `source` is the name of the prefill worker, and `grant` contains
+    the local blocks for the KV. `grant` is None until vLLM has allocated the blocks.
     """
 
     request: Request

@@ -1,4 +1,7 @@
-"""Prefill and decode process of handoff.py, controlled by JSON lines on stdin and stdout."""
+"""Script of the prefill process and of the decode process that handoff.py starts.
+
+Requests and replies are JSON lines on stdin and stdout.
+"""
 
 import os
 import sys

@@ -37,7 +37,7 @@ SHAPE = {"hidden-size": 4096, "layers": 16, "heads": 32, "kv-heads": 8, "max-mod
 
 
 class TokenTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Median TTFT and median gaps between tokens, in seconds, of one service at one prompt length."""
+    """Median TTFT, first ITL and later ITL, in seconds, of one service at one prompt length."""
 
     service: str
     prompt_tokens: int

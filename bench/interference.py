@@ -104,7 +104,10 @@ class Subject:
         return min(timeline.ttft_s or 0.0 for timeline in timelines)
 
     async def phase(self, name: str, spacing_s: float | None) -> Phase:
-        """Run all streams to their end. With `spacing_s`, also send a long prompt every `spacing_s` seconds."""
+        """Run the requests with short prompts concurrently, and return the measured latencies.
+
+        If `spacing_s` is given, also send a long prompt every `spacing_s` seconds.
+        """
         timelines: list[Timeline] = []
         async with self._client(timelines) as client, asyncio.TaskGroup() as tasks:
             replies = [Reply() for _ in range(self._setting.streams)]

@@ -88,7 +88,7 @@ def traffic(period_s: float, seed: int) -> Iterator[Request]:
 
 
 def streams(period_s: float) -> Iterator[Request]:
-    """Yield requests with long outputs, sixteen in every 15 s, over a duration of 3 · `period_s` seconds."""
+    """Yield 16 requests with long outputs in every 15 s, for three traffic periods of `period_s` seconds."""
     for run in range(round(3 * period_s / STREAM_EVERY_S)):
         for number in range(STREAMS):
             at = (run + number / STREAMS) * STREAM_EVERY_S

@@ -13,7 +13,7 @@ _BLOCKS = re.compile(r'^twofold:kv_cache_blocks\{instance="([^"]+)",state="([^"]
 
 
 class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
-    """Sample of one process: memory in bytes, and numbers of open files, sockets, threads and memory segments."""
+    """Resources of one process: memory in bytes, and numbers of files, sockets, threads and shared memory segments."""
 
     anonymous: int  # resident memory outside files and segments; leaks make it grow
     uss: int  # memory unique to the process, which also changes when a forked sibling writes a page

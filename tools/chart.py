@@ -71,7 +71,7 @@ def _group(name: str) -> dict[str, _Property]:
 
 
 def _below(each: _Property, default: object) -> tuple[str, Json] | None:
-    """Return the name and the defaults of a nested group of Helm values; None if `each` is a single value."""
+    """Return the name and the defaults of a nested group of Helm values; None for a single value."""
     if each.ref is None or not isinstance(default, dict):
         return None
     return each.ref.rpartition("/")[2], default

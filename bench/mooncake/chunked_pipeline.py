@@ -74,7 +74,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ttft(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFT of a long and of a short prompt, in seconds and relative to the service with one stage."""
+    """TTFT of a long and of a short prompt: in seconds, and as a ratio to the TTFT of the one-stage service."""
 
     long_s: float
     short_s: float

@@ -69,10 +69,10 @@ class Prompts:
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU time of several calls of one operation on a prefix index.
+    """CPU time of repeated calls of one operation on a prefix index.
 
-    `times` is the number of calls. `blocks` is the total number of KV blocks that the calls store, find or
-    remove (0 for a lost instance). `cpu_s` is the total CPU seconds.
+    `times` is the number of calls, and `cpu_s` is the total CPU seconds. `blocks` is the total number of KV blocks
+    stored, found or removed; 0 if the operation removes an instance.
     """
 
     what: str

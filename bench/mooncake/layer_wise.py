@@ -88,7 +88,7 @@ class Lanes(msgspec.Struct, kw_only=True):
         return _ratio(self.overlapped_s, [max(lane) for lane in lanes])
 
     def over_predicted(self) -> float:
-        """Return the ratio of measured to predicted time when loading, computing and storing overlap."""
+        """Return the measured total time with overlap, divided by the predicted total time with overlap."""
         lanes = zip(self.load_s, self.compute_s, self.store_s, strict=True)
         return _ratio(self.overlapped_s, [layer_wise(self.layers, *lane) for lane in lanes])
 

@@ -41,7 +41,10 @@ class Reuse(msgspec.Struct, frozen=True, kw_only=True):
     warm_s: dict[float, list[float]]
 
     def ratio(self, share: float) -> float:
-        """Return the median TTFT with the fraction `share` of a prompt cached, divided by the median uncached TTFT."""
+        """Return the median TTFT with cached KV, divided by the median TTFT without cached KV.
+
+        `share` is the cached fraction of the prompt.
+        """
         return statistics.median(self.warm_s[share]) / statistics.median(self.cold_s)
 
 

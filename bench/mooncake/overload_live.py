@@ -1,9 +1,9 @@
-"""Measure the overload control of a live service at twice the service's capacity.
+"""Measure the overload control of a live service under a load above the service's capacity.
 
 The benchmark serves MODEL with one prefill worker and one decode worker on this host. The capacity is the
 highest rate at which 90% of requests meet the SLO in a simulation of the service. The simulation uses a
 profile of the host. Without `--profile`, the benchmark first measures the profile (`twofold calibrate live`).
-Requests are sent open-loop at `--load` times the capacity.
+Requests are sent open-loop at `--load` times the capacity (default: 2).
 
 The benchmark exits with 1 unless:
 

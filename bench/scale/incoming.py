@@ -207,7 +207,7 @@ def sizes(workers: int) -> list[tuple[str, int]]:
 
 
 def sockets(context: zmq.Context[zmq.Socket[bytes]]) -> str:
-    """Return a text with the maximum number of open connections to worker inboxes, and the reason for the maximum."""
+    """Describe how many worker inboxes one process can connect to, and what limits the number."""
     most, why = MOST_SOCKETS, "no more were tried"
     with tempfile.TemporaryDirectory() as directory:
         outbox, before = Outbox(context), len(list(Path("/proc/self/fd").iterdir()))

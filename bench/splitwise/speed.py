@@ -96,7 +96,7 @@ def _cost(command: Sequence[str]) -> Cost:
 def _differences(theirs: Path, ours: Path) -> tuple[int, float]:
     """Compare the latencies of all requests between SplitwiseSim and Twofold.
 
-    Return the number of requests and the largest relative difference.
+    Return the number of compared requests and the largest relative difference of a latency.
     """
     expected = {int(float(row["request_ids"])): row for row in _rows(theirs)}
     found = {int(row["id"]): row for row in _rows(ours)}

@@ -1,4 +1,7 @@
-"""Search for the highest rates of cluster designs, with the performance models of SplitwiseSim and of Twofold."""
+"""Search for the cluster designs with the highest request rates within the SLOs.
+
+The searches use the performance models of SplitwiseSim and of Twofold.
+"""
 
 import asyncio
 from collections.abc import Iterator, Sequence

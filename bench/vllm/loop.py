@@ -122,7 +122,7 @@ class Loop:
         return self._run(command)
 
     def requests(self, rate: float, seconds: float | None = None) -> list[Request]:
-        """Return the requests of `seconds` seconds, or else as many as a search for the goodput needs."""
+        """Return the requests of `seconds` seconds at a given rate, or 500 requests if `seconds` is None."""
         given = self.given
         return list(
             workload(
@@ -222,7 +222,7 @@ def pinned(core: int) -> tuple[str, ...]:
 
 
 def slo_of(profile: MeasuredProfile, requests: Sequence[Request]) -> Slo:
-    """Return 6 × TTFT and 5 × TPOT of an average request alone (the P99 bounds of Splitwise, table VI)."""
+    """Return the P99 SLO of Splitwise (table VI): 6 × TTFT and 5 × TPOT of an average request on an idle instance."""
     prompt, output = (
         sum(lengths) // len(requests)
         for lengths in zip(*((each.prompt_tokens, each.output_tokens) for each in requests), strict=True)
@@ -232,7 +232,7 @@ def slo_of(profile: MeasuredProfile, requests: Sequence[Request]) -> Slo:
 
 
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
-    """Run the whole loop. Return the report, and one sentence for each prediction that does not hold."""
+    """Run the benchmark. Return the report, and the design and request rate of each prediction that does not hold."""
     loop = Loop(given, folder)
     say(f"characterizing {given.engine}")
     profile = loop.characterize()

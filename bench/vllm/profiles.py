@@ -45,7 +45,10 @@ def characterize(way: str, stock: StockVllm, given: argparse.Namespace, folder: 
 
 
 def differences(times: IterationTimes, other: IterationTimes) -> dict[str, list[float]]:
-    """Return the relative differences of two profiles by kind of iteration, over a grid of sizes."""
+    """Return the relative differences between the iteration times of two profiles.
+
+    The dictionary has one list each for prefill, decode and mixed iterations, over several batch sizes.
+    """
 
     def relative(tokens: int, sequences: int, context: int) -> float:
         batch = (tokens, tokens * tokens, sequences, sequences * context)

@@ -99,7 +99,7 @@ def test_chunked_prompts_are_measured_in_chunks(monkeypatch, tmp_path):
 
 
 def test_a_sweep_is_resumed(monkeypatch, tmp_path):
-    """A resumed sweep keeps the rows of the profile file, and first measures a configuration that has no row."""
+    """A resumed sweep keeps the existing rows of the profile file, and continues with an unmeasured configuration."""
     first, _ = swept(monkeypatch, tmp_path, 2.0)
     sizes = [(row.prompt_size, row.batch_size, row.running, bool(row.token_time)) for row in first.rows]
     again, _ = swept(monkeypatch, tmp_path, 0.5)

@@ -1,4 +1,4 @@
-"""Bursts of prompts that exceed the KV memory: pulled hand-offs, on-demand allocation and swapping."""
+"""Tests of bursts of prompts that need more KV memory than the workers have."""
 
 import asyncio
 import random

@@ -116,7 +116,7 @@ def test_the_prefixes_of_a_killed_worker_are_recomputed(emulated):
 
 
 def test_output_equals_the_models(tiny_model_dir):
-    """Real prefill workers generate the same tokens as transformers, even when one of them is killed."""
+    """The service generates the same tokens as transformers, even if a prefill worker is killed."""
     begin = [tokens(f"real {number}", 40 * BLOCK) for number in range(4)]
     prompts = [prompt + tokens(f"{number} {turn}", 30) for turn in range(4) for number, prompt in enumerate(begin)]
     expected = greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT)

@@ -1,4 +1,4 @@
-"""A stub of the placement search's simulations that computes the goodput of instances by a formula."""
+"""Stub simulator for the placement search, which computes the goodput of instances by a formula."""
 
 from twofold.planning.design import MachineKind
 from twofold.planning.evaluation import Evaluation

@@ -1,4 +1,4 @@
-"""HTML report of a characterization: Splitwise's insights, figures, and a comparison of instances."""
+"""HTML report of characterized instances: a check of Splitwise's insights, a comparison table, and charts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final

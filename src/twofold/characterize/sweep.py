@@ -1,4 +1,4 @@
-"""Sweep of a target: run its probes within a time budget, and append the measured rows to a profile (CSV)."""
+"""Sweep of an instance: run timed requests within a time budget, and append the measurements to a CSV profile."""
 
 import csv
 import time

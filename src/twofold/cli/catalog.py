@@ -162,8 +162,8 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
     """Break-even points between loading and computing the KV of a prefix.
 
     `peak` and `predicted` are break-even bandwidths in bytes/s. `peak` assumes computation at peak FLOP/s, as
-    Mooncake does; `predicted` uses a performance model. `shortest` and `shortest_at_peak` map each link, network
-    and storage tier to the shortest prefix, in tokens, that is faster to load.
+    Mooncake does; `predicted` uses a performance model. `shortest` and `shortest_at_peak` map the name of a link,
+    network or storage tier to the smallest prefix length, in tokens, at which loading is faster than computing.
     """
 
     accelerators: int

@@ -226,7 +226,7 @@ def _facts(summary: TraceSummary) -> dict[str, str]:
 
 
 def _spread(cv: float) -> str:
-    """Format the coefficient of variation of arrival gaps, and the burstiness of gamma arrivals with this variation."""
+    """Format the coefficient of variation `cv` of arrival gaps, and the burstiness 1/cv² of gamma arrivals."""
     return f"{cv:.3f} (gamma arrivals of burstiness {cv**-2:.3g})" if cv > 0.001 else f"{cv:.3f} (constant)"
 
 

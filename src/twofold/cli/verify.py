@@ -26,7 +26,10 @@ _TPOT: Final = 5.0
 
 
 def parse_loads(text: str, flag: str = "--loads") -> tuple[float, ...]:
-    """Parse loads such as `0.5,0.9,2`: multiples of the highest rate that meets the SLO. Raises ConfigurationError."""
+    """Parse loads such as `0.5,0.9,2`: multiples of the highest rate that meets the SLO.
+
+    Raise ConfigurationError unless each load is a number above 0 and below 100.
+    """
     try:
         loads = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -130,7 +133,10 @@ def compare_service(settings: VerifySettings, design: ServiceDesign) -> list[Com
 
 
 def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Comparison]:
-    """Compare a service on this host with its simulation. Raises ConfigurationError for a profile of another model."""
+    """Compare a service on this host with a simulation of the service.
+
+    Raises ConfigurationError if the service's model is not the model with which the profile was measured.
+    """
     profile = load_profile(settings.profile)
     model = read_model(Path(settings.target))
     if model.name != profile.model.name or model.parameters != profile.model.parameters:

@@ -27,7 +27,7 @@ class ShapeSettings(Settings, panel="Workload"):
     seed: int = options.SEED.field(0)
 
     def shape(self) -> dict[str, Any]:
-        """Return the values of these flags as keyword arguments of `twofold.workload.source.workload`."""
+        """Return the workload flags as keyword arguments of `twofold.workload.source.workload`."""
         return {
             "start_s": self.start,
             "arrival": self.arrival,

@@ -63,9 +63,9 @@ def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) ->
 
 
 def local_bandwidth(slot: InstanceSlot) -> float:
-    """Return an instance's bandwidth for KV transfers within machines, in bytes/s.
+    """Return an instance's bandwidth for KV transfers inside a machine, in bytes/s.
 
-    The bandwidths of the instance's machines are added.
+    If an instance spans several machines, the bandwidths of the machines are added.
     """
     each = slot.profile.machine.accelerator.interconnect_bytes_per_s
     return each * len(slot.profile.layout.machines_of(0))

@@ -178,6 +178,9 @@ RULES: dict[str, ClusterRules] = {
 
 
 def cluster_rules(name: str) -> ClusterRules:
-    """Return the simulation rules `name`, such as `splitwise-sim`. Raises ConfigurationError for an unknown name."""
+    """Return the named set of simulation rules, such as `splitwise-sim`.
+
+    The rules cover KV memory, KV transfers and pipelines. Raises ConfigurationError for an unknown name.
+    """
     require(name in RULES, f"unknown rules {name!r}: choose one of {', '.join(RULES)}")
     return RULES[name]

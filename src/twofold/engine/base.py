@@ -1,4 +1,4 @@
-"""The interface between a worker and its engine: KV layout, steps of an iteration, and sampled tokens."""
+"""Interface between a worker and an engine: KV layout, the work of an iteration, and sampled tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

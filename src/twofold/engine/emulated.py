@@ -137,7 +137,7 @@ class EmulatedEngine:
         self._warned: int | None = None
 
     def pause(self) -> None:
-        """Mark the engine as idle: its next iteration starts when `run` is called, not when the last one ended."""
+        """Let the next iteration start at the next call of `run`, not at the end of the previous iteration."""
         self._busy_until = None
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:

@@ -1,4 +1,4 @@
-"""Pod templates of the gateway and the workers: commands, containers, volumes, probes and users."""
+"""Kubernetes pod templates for the gateway and the workers."""
 
 import re
 from collections.abc import Iterator

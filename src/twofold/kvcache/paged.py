@@ -130,9 +130,9 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             self.cache.hold(key)
 
     def _share(self, owner: str, keys: Sequence[BlockKey], total: int) -> BlockAllocation:
-        """Create an allocation of `total` blocks.
+        """Create an allocation of `total` blocks that shares the cached blocks with the keys `keys`.
 
-        The allocation shares the cached blocks with keys `keys`. Free blocks are only reserved for the rest.
+        Raise OutOfBlocksError if too few blocks are free.
         """
         shared = [self._cached[key] for key in keys]
         taken = self._taken(total, shared)
@@ -149,9 +149,9 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return allocation
 
     def _taken(self, total: int, shared: Sequence[int]) -> int:
-        """Return the number of free blocks that an allocation takes.
+        """Return the number of free blocks that an allocation of `total` blocks takes.
 
-        The number is the allocation's `total` blocks minus the blocks in `shared` that are already in use.
+        The allocation takes no free block for a block in `shared` that another allocation already uses.
         """
         # Cached blocks without owners count as free.
         return total - sum(self._owners[block] > 0 for block in shared)

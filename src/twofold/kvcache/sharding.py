@@ -92,7 +92,7 @@ def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 class LayerTraffic(NamedTuple):
-    """Largest numbers of KV heads and of transfers that any rank sends for one layer of a KV hand-off."""
+    """Maximum number of KV heads, and of transfers, that a rank sends for one layer of a KV hand-off."""
 
     heads: int
     pieces: int

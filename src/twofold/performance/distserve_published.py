@@ -54,7 +54,7 @@ class PublishedLatency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class PublishedLatencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Contents of performance/data/distserve-published.toml: coefficients and KV capacities."""
+    """Contents of performance/data/distserve-published.toml: coefficients of latency formulas, and KV capacities."""
 
     accelerator: str
     source: str

@@ -64,7 +64,7 @@ def instance_name(kind: str, model: Model, machine: Machine, tensor_parallel: in
 
 
 def memory_share(model: Model, machine: Machine, tensor_parallel: int, decode_s: float) -> float:
-    """Return the share of memory bandwidth that reading the weights takes in a decode iteration."""
+    """Return the fraction of memory bandwidth used to read the weights in a decode iteration of `decode_s` seconds."""
     bytes_read = model.weight_bytes * model.active_parameters / model.parameters
     return bytes_read / (decode_s * tensor_parallel * machine.accelerator.memory_bytes_per_s)
 

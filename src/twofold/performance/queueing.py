@@ -39,10 +39,10 @@ def mean_ttft_s(rate: float, latency_s: float, stage_s: float) -> float:
 
 
 def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> float | None:
-    """Return the rate in prompts/s above which instance `other` has a lower mean TTFT than `quick`.
+    """Return the rate in prompts/s above which instance `other` has a lower mean TTFT than instance `quick`.
 
-    Each argument has two prefill times of an instance in seconds: the sum over the pipeline stages, and the time of
-    the slowest stage. Return None if there is no such rate. Raise ConfigurationError for invalid times.
+    Each argument is a pair of prefill times in seconds: the total time of all pipeline stages, and the time of the
+    slowest stage. Return None if there is no such rate. Raise ConfigurationError for invalid times.
     """
     # Each argument is a pair (seconds in all stages, seconds in the slowest stage). If `quick` is (t₁, s₁) and `other`
     # is (t₂, s₂), the result is the smaller root R of

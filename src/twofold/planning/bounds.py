@@ -87,10 +87,10 @@ def _per(count: int, seconds: float) -> float:
 
 
 def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) -> float:
-    """Return the instance's time per decoded token, in seconds, at the most efficient batch size.
+    """Return the shortest time per decoded token, in seconds, over batches of up to `most` sequences.
 
-    The batch has at most `most` sequences. Its iteration takes at most `bound_s` seconds, unless no batch size
-    meets this bound.
+    Only batches whose iteration takes at most `bound_s` seconds count. If there is no such batch, every batch
+    counts.
     """
     costs = [(sequences, model.decode_cost(sequences)) for sequences in _batches(most)]
     steps = [(cost.base_s + cost.context_s * context * sequences, sequences) for sequences, cost in costs]

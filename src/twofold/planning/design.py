@@ -164,10 +164,9 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frontier(family: Family, allows: Allows) -> list[Design]:
-    """Return the maximal designs that the function `allows` accepts.
+    """Return the designs that `allows` accepts, but would reject with one more machine of any kind.
 
-    Adding a machine to a maximal design makes `allows` reject the design. If `allows` rejects a design, it must
-    also reject every larger design.
+    The function `allows` must reject every design that is larger than a rejected design.
     """
     # Largest: `allows` refuses one more machine. In ascending order of machines of the first kind.
     if not family.split:

@@ -76,7 +76,10 @@ class CurveConnection:
                 self._lock.release()
 
     def _ask(self, question: curve_server.CurveRequest, data: Sequence[curve_server.Bytes] = ()) -> list[zmq.Frame]:
-        """Send a request and return the data in its reply. Raises InstanceLostError, or StaleEpochError if denied."""
+        """Send a request to the peer, and return the data in the reply.
+
+        Raise StaleEpochError if the peer refuses the request, or InstanceLostError if the connection is closed.
+        """
         try:
             with self._lock:
                 self._asked += 1

@@ -96,10 +96,10 @@ class OtherRanks:
         self.addresses = tuple(message.address for message in first if isinstance(message, RankAddress))
 
     def ask(self, request: RankRequest, meanwhile: Callable[[], int] = lambda: 0) -> int:
-        """Send a request to all ranks except this rank; return the total bytes moved by all ranks.
+        """Execute a request on all ranks of the worker, and return the total number of bytes moved.
 
-        While the ranks execute the request, call the function `meanwhile`, which does this rank's part and returns
-        the number of bytes moved. Raises the error of a failed rank.
+        The function `meanwhile` does this rank's part and returns the number of bytes moved. Raise the error of a
+        failed rank.
         """
         with self._lock:
             for other in self._others:

@@ -1,7 +1,4 @@
-"""Functions that scale the times or lengths of a workload, or select a part of it.
-
-A prefix block has 512 tokens. A shortened prompt keeps the ids of its complete blocks.
-"""
+"""Functions that scale the arrival times or lengths of requests, or select some of the requests."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator

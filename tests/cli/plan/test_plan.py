@@ -49,7 +49,7 @@ def planned(invoke):
 
 @pytest.fixture(scope="module")
 def fresh(planned, tmp_path_factory):
-    """Return a pair: a plan computed with `--jobs 1` and an empty evaluation cache, and the path of the cache."""
+    """Return a plan computed with an empty evaluation cache, and the path of the cache."""
     store = tmp_path_factory.mktemp("fresh") / "plan.sqlite"
     return planned(*SMALL, "--jobs", 1, "--store", store), store
 

@@ -84,7 +84,7 @@ class Side:
 
 
 def one_round(together, single, during, count):
-    """Advance two equal schedulers by up to `count` iterations: `together` in one step, `single` one by one."""
+    """Run up to `count` iterations: at once on the scheduler `together`, one by one on the scheduler `single`."""
     iteration = together.instance.start(0.0)
     if iteration is None:
         assert single.instance.next_batch(0.0) is None

@@ -33,7 +33,7 @@ def vllm_pair(tiny_model_dir, tmp_path_factory):
 
 
 def routed_fleet(vllm_pair, probe_timeout, directory):
-    """Yield a gateway with one server for prefill and one for decode; its log is in `directory`."""
+    """Yield a gateway with a prefill server and a decode server; the gateway's log is in `directory`."""
     model, (prefill, decode) = vllm_pair
     flags = (
         *("--model", str(model), "--served-model-name", NAME, "--router", "jsq-planned"),

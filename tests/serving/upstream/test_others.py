@@ -50,7 +50,7 @@ def test_own_requests_are_not_external_load():
 
 
 def test_a_stalled_engine_has_no_load():
-    """A server whose engine runs no iterations has no load, even if its metrics count running requests."""
+    """A server whose engine runs no iterations has a load of zero, even if its metrics count running requests."""
     idle = cluster()
     others = ExternalLoads(idle.pools)
     for _ in range(3):

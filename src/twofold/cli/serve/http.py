@@ -71,7 +71,10 @@ def telemetry_config(settings: TelemetrySettings) -> TelemetryConfig:
 
 
 def find_keys(settings: HttpSettings) -> KeyRing | None:
-    """Read the API keys from the flags and hide them from other processes. Raises ConfigurationError."""
+    """Read the API keys from the flags, and hide the keys from other processes.
+
+    Return None if there are no keys. Raise ConfigurationError for invalid keys.
+    """
     keys = read_keys(list(settings.api_key), settings.api_keys)
     os.environ.pop(KEY_VARIABLE, None)  # workers inherit the environment
     hide_secrets()

@@ -24,9 +24,10 @@ class AttentionScoring:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, scoring: AttentionScoring, mask: Tensor | None, *, causal: bool = False
 ) -> Tensor:
-    """Compute attention of `query` [b, heads, n, d], `key` [b, kv_heads, c, d] and `value` [b, kv_heads, c, v].
+    """Compute attention and return a tensor of shape [b, heads, n, v].
 
-    The result is [b, heads, n, v]. `mask` is added to the scores.
+    `query` has shape [b, heads, n, d], `key` [b, kv_heads, c, d] and `value` [b, kv_heads, c, v]. The letters stand
+    for batch size b, query length n, context length c, and head sizes d and v. `mask` is added to the scores.
     """
     # `mask` broadcasts to [b, 1, n, c]. `causal` requires n = c and no mask.
     if scoring.softcap is not None or scoring.sinks is not None:

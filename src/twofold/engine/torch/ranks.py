@@ -104,7 +104,7 @@ class SplitEngine:
         threading.Thread(target=self._listen, name="ranks", daemon=True).start()
 
     def ranks_alive(self) -> bool:
-        """Return whether every other rank has sent a message in the last `RANK_TIMEOUT_S` seconds."""
+        """Return whether no other rank has been silent for `RANK_TIMEOUT_S` seconds or longer."""
         return time.monotonic() - min(self._heard_s.values()) < RANK_TIMEOUT_S
 
     def run(

@@ -38,7 +38,7 @@ class ConnectorBridge(Protocol):
         """Record that the next iteration starts the prefills of these requests."""
 
     def prompt_completes(self, request_id: str, computed: int, blocks: Sequence[int]) -> bool:
-        """Return whether the whole prompt of a request with a hand-off is computed; if so, record its blocks."""
+        """Record the KV blocks to hand off and return True, if the request has a hand-off and a computed prompt."""
 
     # The computation may only be queued on the device yet.
     def layer_computed(self, request_ids: Sequence[str], layer: int) -> None:

@@ -24,7 +24,7 @@ ExternalHash = int | bytes
 
 
 class CachedPromptBlocks(EventPublisher):
-    """Event publisher that collects vLLM's events of cached and evicted prompt blocks, with Twofold's block keys."""
+    """Collector of the prompt blocks that vLLM caches and evicts, identified by Twofold's block keys."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -173,7 +173,7 @@ def _positive(row: ProfileRow) -> bool:
 
 
 def _most_at_odds(kept: Sequence[ProfiledBatch]) -> tuple[ProfiledBatch, int] | None:
-    """Return the batch that contradicts the most other batches, and the number of contradicted batches.
+    """Return the batch that contradicts the most other batches, and the number of contradictions.
 
     Return None if no batches contradict each other. Two batches contradict each other if the batch with more
     prefill tokens has a clearly shorter prefill time.
@@ -203,8 +203,10 @@ def decode_power(kept: Iterable[ProfiledBatch]) -> float | None:
 
 
 def consistent_rows(rows: Sequence[ProfileRow]) -> list[ProfileRow]:
-    """Return the rows of batches that do not contradict each other, and all rows of mixed iterations or KV
-    transfers.
+    """Return the profile rows without prefill times that contradict each other.
+
+    Prefill times contradict each other if a larger prefill is clearly faster than a smaller prefill. Rows of mixed
+    iterations or KV transfers are never dropped.
     """
     kept = [row for batch in consistent_batches(rows)[0] for row in batch.rows]
     return kept + [row for row in rows if row.mixed_time or row.transfer_time]

@@ -17,8 +17,9 @@ from twofold.planning.problem import Problem
 def instances_of(
     problem: Problem, machine: str, most_accelerators: int, most_stages: int | None = None
 ) -> list[MachineKind]:
-    """List the tensor and pipeline parallelisms that fit on `machine`, smallest first. Raises ConfigurationError if
-    there are none.
+    """List the tensor and pipeline parallelisms that can run the model on machines of type `machine`.
+
+    The list starts with the fewest accelerators. Raise ConfigurationError if there are none.
     """
     found: list[MachineKind] = []
     reason: ConfigurationError | None = None
@@ -50,7 +51,7 @@ _SATURATED, _LONG = 4096, 1024  # tokens of a batch that saturates prefill, and 
 
 
 class Affinity(StrEnum):
-    """Node affinity as DistServe uses the term: `low` if KV must stay within a node, `high` if KV may cross nodes."""
+    """Node affinity as in DistServe: `high` for fast links between nodes, `low` for slow links between nodes."""
 
     HIGH = "high"
     LOW = "low"

@@ -1,4 +1,4 @@
-"""DistServe placement plans: best placement, confidence in the goodput, and best prefill parallelism.
+"""DistServe placement plans: the best placement, and the best prefill parallelism by request rate.
 
 With equal numbers of accelerators, tensor parallelism has a lower TTFT at low request rates. Pipeline
 parallelism has a lower TTFT at high request rates (DistServe, section 3.1).

@@ -1,4 +1,4 @@
-"""Results of a simulation as labeled texts, with the prediction errors of the performance models."""
+"""Results of a simulation as pairs of a label and a formatted value."""
 
 from collections.abc import Iterator
 

@@ -209,9 +209,9 @@ class OverloadLedger(RequestSubscriber):
         return _mean(prefill), _mean([self._load(each, each.current) for each in decodes])
 
     def decode_relief_s(self, placed: PlacedRequest, limit: float, now: float) -> float:
-        """Predict the seconds until a request's decode load falls to `limit`, if no more requests arrive.
+        """Predict the seconds until a request's time between tokens falls to `limit` times the SLO bound.
 
-        The decode load is the request's predicted time between tokens, divided by the SLO bound on this time.
+        The prediction assumes that no more requests arrive.
         """
         decodes = self._decodes[placed.route.decode]
         oldest = next(iter(decodes.members.values()), (now, None))[0]

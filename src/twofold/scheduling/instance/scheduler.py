@@ -149,7 +149,7 @@ class InstanceScheduler(KvReceiver):
             self.blocks_freed()
 
     def abort(self, request_id: str) -> None:
-        """Remove a request. Its blocks are freed after the end of transfers and running batches that use them."""
+        """Remove a request. The request's KV blocks are freed when no transfer and no running batch uses the blocks."""
         sequence = self.sequences.get(request_id)
         queue = None if sequence is None else sequence.queue
         if sequence is None or queue is None:
@@ -218,9 +218,9 @@ class InstanceScheduler(KvReceiver):
         return batch
 
     def _start_idle_lane(self) -> RunningBatch | None:
-        """Start and return a batch on the idle lane that has waited longest, among the lanes with work.
+        """Start and return a batch of the idle lane with work that has been idle longest.
 
-        Return None if there is no such lane.
+        A lane is a group of sequences in a pipeline. Return None if no idle lane has work.
         """
         turns = self._turns
         for turn in range(self._running, self.stages):

@@ -1,8 +1,8 @@
-"""Swap preemption: decodes allocate KV blocks as they grow; if no block is free, sequences are swapped to host memory.
+"""Swap preemption: if no KV block is free for a decode, sequences are swapped out to host memory.
 
-A sequence starts with blocks for its prompt and one step of output (64 tokens by default). If no block is free for its
-next step, sequences admitted later are swapped out, the latest first (as in DistServe's runtime). They return in order
-of admission, before new sequences start (docs/decisions/0014).
+A sequence starts with KV blocks for its prompt and 64 output tokens by default, and grows by the same number of
+tokens. The sequences admitted last are swapped out first (as in DistServe's runtime). Swapped-out sequences return
+in order of admission, before new sequences start (docs/decisions/0014).
 """
 
 from collections.abc import Sequence
@@ -103,9 +103,10 @@ class SwapPreemption:
         return True
 
     def resume_paused(self) -> list[ScheduledSequence]:
-        """Resume paused sequences in order of admission, as far as KV blocks suffice.
+        """Resume as many paused sequences as KV blocks allow, in order of admission.
 
-        To free KV blocks, swap out sequences admitted later. Return the swapped-out sequences that were decoding.
+        To make room, swap out the most recently admitted sequences. Return the swapped-out sequences that were
+        decoding.
         """
         # Called between batches. The oldest sequence always progresses, so all finish.
         queues = self.queues

@@ -164,10 +164,10 @@ class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replanner:
-    """Decides from the traffic when to search for a better split, and whether to adopt the result.
+    """Decides when to search for a new split of instances into prefill and decode, and when to adopt one.
 
-    Call `arrived` and `ended` for each request. After arrivals, call `query`; if it returns traffic, search for a
-    split.
+    Call `arrived` and `ended` for each request. After arrivals, call `query`. If `query` returns a traffic sample,
+    search for a new split.
     """
 
     def __init__(self, monitor: TrafficMonitor, rules: ReplanRules | None = None) -> None:

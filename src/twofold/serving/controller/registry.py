@@ -1,9 +1,12 @@
 """Registry of workers: registration, failure detection and restarts.
 
-    starting ── registered ──▶ up ── silent, hung ──▶ fenced ── exited ──▶ down ── restart due ──▶ starting
-                               └────────────────── exited ────────────────▶ ┘
+    starting ── worker registered ──▶ up
+    up ── fault detected ──▶ fenced
+    starting, up or fenced ── process exited ──▶ down
+    down ── restart due ──▶ starting
 
-A fenced worker is being killed. It restarts only after its exit, so the old process no longer answers or writes KV.
+The process of a fenced worker is being killed. The worker restarts only after the process has exited, so the old
+process no longer answers or writes KV.
 """
 
 import logging

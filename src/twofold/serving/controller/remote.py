@@ -65,7 +65,7 @@ class JoinResult(msgspec.Struct, frozen=True):
 class Hosts(ProcessControl):
     """Starts and kills workers, on this machine and on hosts that joined the service.
 
-    Workers named in `own` run on Ray. Hosts must serve the model with the fingerprint `model`.
+    `own` names the workers that run on Ray. `model` is the fingerprint of the model that hosts must serve.
     """
 
     def __init__(

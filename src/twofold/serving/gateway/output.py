@@ -33,7 +33,7 @@ class StopStrings:
     def push(self, piece: str, *, armed: bool = True) -> StopText:
         """Add the text `piece`, and return the text to emit.
 
-        If `armed` is false, a stop string completed by `piece` is ignored.
+        `armed` says whether a stop string that `piece` completes ends the output.
         """
         if not self._automata:
             return StopText(piece)

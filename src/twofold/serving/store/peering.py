@@ -1,6 +1,4 @@
-"""Exchange of KV blocks with other hosts' stores. Blocks are pinned while they are sent, and slots are leased for
-blocks that are fetched.
-"""
+"""Exchange of KV blocks with the stores of other hosts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,7 +87,7 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """Pass memory slots to the background thread that requested them; return False if a client requested them."""
+        """If a background thread requested the memory slots, pass the slots to this thread and return True."""
         who, number = granted.requester
         if who == _SENDS:
             self._server.put(PeerReply(number, self._callers[number], granted.blocks, granted.last))

@@ -208,7 +208,10 @@ LEAST_SLOTS = 8
 
 
 def check_store(config: StoreConfig, layout: KvLayout, available_bytes: int) -> None:
-    """Raise ConfigurationError if the store needs more than `available_bytes` of memory, or is too small."""
+    """Raise ConfigurationError if the KV store's memory or disk has an invalid size.
+
+    The memory must be at most `available_bytes` and hold at least 8 KV blocks. A disk must hold at least 1 block.
+    """
     require(
         config.memory_bytes <= available_bytes,
         f"--kv-store-dram of {config.memory_bytes / 2**20:,.0f} MiB exceeds the "

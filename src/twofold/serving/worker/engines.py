@@ -48,7 +48,10 @@ class RankPipes:
         return self._first
 
     def of(self, rank: int) -> RankPipe:
-        """Return the pipe ends of one rank (not rank 0). Close all other pipe ends in this process."""
+        """Return the pipe ends of rank `rank`, which is at least 1.
+
+        Close the pipe ends of all ranks except `rank` in this process.
+        """
         _close([*self._first, *self._others[: rank - 1], *self._others[rank:]])
         return self._others[rank - 1]
 

@@ -39,7 +39,7 @@ LONG_PREFILL_S = 0.25
 
 
 class WorkerProcesses(NamedTuple):
-    """Main functions of a worker's processes by rank, and a callback for the parent to run after all forks."""
+    """Functions that the processes of a worker run, one per rank, and a callback for the parent after all forks."""
 
     runs: Sequence[Callable[[], None]]
     forked: Callable[[], None]

@@ -55,7 +55,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers of one round: for a prompt copied from tenant A, a new prompt, and a prompt repeated by tenant A."""
+    """Answers to the three prompts of one measurement round.
+
+    Tenant B sends a prompt copied from tenant A, and a new prompt. Tenant A repeats one of its own prompts.
+    """
 
     sent: Answer
     unsent: Answer

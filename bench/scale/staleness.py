@@ -13,9 +13,11 @@ The compared routers choose
     cells   the less loaded of two random cells (groups of instances), then the cell's least loaded instance
     random  a random instance
 
-With `reports`, a controller uses the loads of the latest reports. With `+ sent`, a controller adds the
-requests that it has sent since the last report to the reported load. With `+ own`, a controller adds all of
-its unfinished requests to the reported load from other controllers' requests.
+The label of a router, such as `jsq, + own`, also names the load that a controller assumes for an instance:
+
+    reports  the load in the latest report
+    + sent   the load in the latest report, plus requests that the controller has sent since this report
+    + own    the reported load from other controllers, plus the controller's own unfinished requests
 """
 
 import argparse

@@ -13,7 +13,7 @@ _MACHINES = 40  # all H100
 
 
 class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Simulation of a cluster of 40 machines, for SplitwiseSim and for Twofold.
+    """Configuration of one simulation of 40 machines, run with both SplitwiseSim and Twofold.
 
     `prefill` is the number of machines that run prefill; the remaining machines run decode. If `prefill` is 0,
     every machine runs prefill and decode.

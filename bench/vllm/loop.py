@@ -1,11 +1,13 @@
-"""Check predictions from a measured profile: characterize an instance, plan two cores, serve both designs, load them.
+"""Check predictions from a measured profile against measurements of a live service.
 
-One instance of the engine on one core is characterized: stock `vllm serve` over HTTP, or Twofold's torch engine in
-process. `twofold plan` plans two cores with the profile. Then the disaggregated and the colocated design are served,
-and AIPerf sends both the same requests at several rates. The printed predictions are simulations of these requests.
+The script characterizes one instance of an engine on one CPU core. The engine is stock `vllm serve` over
+HTTP, or Twofold's torch engine in process. With this profile, `twofold plan` plans a cluster of two
+instances. The script then serves a disaggregated design and a colocated design, each with two instances.
+AIPerf sends requests to each design at several rates. Each prediction is a simulation of the requests that
+AIPerf sends.
 
-Exits with 1 if the SLO attainment differs from the prediction by more than 5 points, or the median TTFT or TPOT by
-more than 10%. AIPerf needs a Python environment of its own: `pip install aiperf`.
+Exits with 1 if the SLO attainment differs from the prediction by more than 5 points, or the median TTFT or
+TPOT by more than 10%. AIPerf needs a separate Python environment: `pip install aiperf`.
 """
 
 import argparse

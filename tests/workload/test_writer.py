@@ -34,7 +34,7 @@ def test_twofold_format_is_lossless(requests):
 
 @given(request_lists(ids=CSV_IDS))
 def test_splitwise_keeps_all_but_prefix_blocks(requests):
-    """Requests without prefix blocks are unchanged after writing and reading the `splitwise` format."""
+    """Requests that have no prefix blocks are unchanged after being written and read in the `splitwise` format."""
     assert round_trip(requests, "splitwise")[1] == requests
 
 

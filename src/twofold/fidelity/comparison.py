@@ -40,18 +40,18 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Mean absolute difference between two live replays.
+        """Mean absolute difference of the metric over all pairs of live replays; 0 for a single replay.
 
-        The difference of a latency is divided by the mean live value; the difference of SLO attainment is not.
+        For a latency, the spread is relative to the mean live value; for SLO attainment, the spread is absolute.
         """
         gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
         return fmean(gaps) / self._unit if gaps else 0.0
 
     @property
     def error(self) -> float:
-        """Simulated value minus mean live value.
+        """Error of the simulation: simulated value minus mean live value.
 
-        The difference of a latency is divided by the mean live value; the difference of SLO attainment is not.
+        For a latency, the error is relative to the mean live value; for SLO attainment, the error is absolute.
         """
         return self._error(self.simulated)
 

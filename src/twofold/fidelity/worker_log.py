@@ -115,7 +115,7 @@ class LoadSpan:
 
     @classmethod
     def of(cls, timelines: Sequence[Timeline]) -> "LoadSpan":
-        """Calculate the time span, requests and tokens from the timelines of completed requests."""
+        """Create a LoadSpan from the timelines of completed requests."""
         return cls(
             start_s=min(timeline.moments[Moment.ARRIVED] for timeline in timelines),
             end_s=max(timeline.moments[Moment.LAST_TOKEN] for timeline in timelines),

@@ -99,7 +99,10 @@ class LayerTraffic(NamedTuple):
 
 
 def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[LayerTraffic]:
-    """Return, for each layer of a KV hand-off, the largest numbers of KV heads and of transfers that a rank sends."""
+    """Return the largest traffic that any rank sends, for each layer of a KV hand-off.
+
+    The number of KV heads and the number of transfers are maximized over the ranks separately.
+    """
     found = []
     for layer in range(num_layers):
         sent: dict[int, list[int]] = {}

@@ -112,7 +112,11 @@ class DistservePublishedModel(PerformanceModel):
 def distserve_published(
     model: Model, machine: Machine, tensor_parallel: int, *, engine: str = "distserve"
 ) -> DistservePublishedModel:
-    """Return the latency model of DistServe's simulator. Raises ConfigurationError without published coefficients."""
+    """Return the latency model that DistServe's simulator uses.
+
+    Raises ConfigurationError if no coefficients are published for the given LLM, machine, tensor-parallel
+    degree and engine.
+    """
     line = _line(model, machine, tensor_parallel, engine)
     return DistservePublishedModel(line, model, machine, tensor_parallel)
 

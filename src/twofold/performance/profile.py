@@ -86,7 +86,10 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def spread(tokens: float, bends: tuple[int, ...]) -> list[float]:
-    """Divide `tokens` tokens among the segments of a piecewise linear function. A segment starts at each of `bends`."""
+    """Return the number of tokens in each segment of a piecewise linear function of `tokens`.
+
+    `bends` lists the token counts at which the segments start, in ascending order. The last segment has no end.
+    """
     ends = (*bends, float("inf"))
     return [min(max(tokens - low, 0), high - low) for low, high in pairwise(ends)]
 

@@ -1,4 +1,8 @@
-"""Plans: the best design for each choice of machine types, and the break-even rate of split and colocated designs."""
+"""Plans: the best cluster design for each choice of machine types.
+
+A plan can also contain a break-even request rate. Above this rate, separate machines for prefill and decode
+are cheaper than machines that run prefill and decode.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -156,10 +156,10 @@ def life_offset(layout: KvLayout, num_blocks: int) -> int:
 
 
 def cache_memory(layout: KvLayout, num_blocks: int, base: int, device: int | None) -> CacheMemory:
-    """Return the memory addresses of the parts of a KV cache that starts at address `base`.
+    """Return the memory addresses of an instance's KV blocks, epoch number and measurement buffer.
 
-    The parts are the KV blocks, then the epoch number of the instance, then a buffer for link measurements.
-    The epoch number changes when the instance restarts.
+    The three parts lie in this order in one memory region that starts at address `base`. The epoch number
+    changes when the instance restarts. The buffer is for link measurements.
     """
     life = base + life_offset(layout, num_blocks)
     return CacheMemory(layout, num_blocks, base=base, life=life, scratch=life + LIFE_BYTES, device=device)

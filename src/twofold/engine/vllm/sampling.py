@@ -31,8 +31,10 @@ class SampledRequest:
 # vLLM's random generator depends on earlier requests, so vLLM decodes greedily, and this logits processor masks all
 # tokens except the sampled one.
 class KeyedSampling(LogitsProcessor):
-    """Logits processor that samples tokens of requests that are not greedy. Random numbers depend only on seed and
-    position.
+    """vLLM logits processor that samples a token and masks the remaining tokens.
+
+    The processor handles requests with a temperature above 0 or with `min_tokens`. The random numbers depend
+    only on the seed and the token position.
     """
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:

@@ -111,7 +111,10 @@ def _median(group: Sequence[Measurement]) -> Measurement:
 
 
 class _Shape(NamedTuple):
-    """Breakpoints of a piecewise linear iteration time, in batched tokens and in decode sequences."""
+    """Breakpoints of a piecewise linear function for the iteration time.
+
+    `bends` are numbers of batched tokens. `large` is a number of decode sequences, or 0 for none.
+    """
 
     bends: tuple[int, ...]
     large: int  # the knee, in decodes; 0: none

@@ -87,7 +87,10 @@ UNKNOWN = "error unknown"
 
 
 def describe(error: ModelAccuracy) -> str:
-    """Describe the error of a performance model, such as `±10% prefill, ±2% decode: fitted to …`."""
+    """Return a text with the errors of a performance model and the data that the model is based on.
+
+    Example: `±10% prefill, ±2% decode: fitted to …`.
+    """
     known = ", ".join(
         f"{percent(value)} {phase}"
         for phase, value in ((Phase.PREFILL, error.prefill), (Phase.DECODE, error.decode))
@@ -108,9 +111,10 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worst(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None) -> Accuracy:
-    """Return, for each of `phases`, the largest error of the performance models of the pools that run the phase.
+    """Return the largest errors of the pools' performance models for the given phases.
 
-    If a mixed pool runs one of `phases`, return the errors of both phases.
+    If a mixed pool runs one of the given phases, return the errors for prefill and decode. The error for a
+    phase is None if the error of any model is unknown.
     """
     # `reference` is the error of the performance model that slowdowns are relative to.
     errors = {phase: _errors(pools, phase, reference) for phase in _all_phases(pools, phases)}

@@ -32,8 +32,8 @@ class Router(ABC):
         return Pools()
 
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
-        """Return the next role of an instance that has left its original role.
+        """Return the role that an instance away from its original role should take now.
 
-        The base class keeps the current role; subclasses may restore the original role.
+        The base class returns the current role; subclasses can return the original role.
         """
         return load.role  # `idle`: the instance has no work left

@@ -34,7 +34,7 @@ class KvReservation:
         return output - 1 if self.output_at_decode_start else 0
 
     def in_all(self, prompt: int, output: int) -> int:
-        """Return the peak number of KV tokens reserved for one request on the decode instance of the request."""
+        """Return the most KV tokens that a decode instance ever reserves for one request."""
         return prompt + output - 1 + self.extra
 
 

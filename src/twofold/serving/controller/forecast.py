@@ -86,9 +86,10 @@ class MeasuredPaths(TransferPaths):
         return known
 
     def into(self, host: str) -> TransferModel | None:
-        """Return a model of transfers over the slowest measured link between `host` and another host.
+        """Return a model of KV transfers into `host`.
 
-        Without measurements, assume a link of 1 Gbit/s. Return None if no worker has registered with the service.
+        The model uses the slowest measured link between `host` and any other host. Without measurements, the model
+        assumes a link of 1 Gbit/s. Return None if no worker has registered with the service.
         """
         known = self._into.get(host)
         if known is None and self._layout is not None:

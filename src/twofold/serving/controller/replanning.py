@@ -84,9 +84,10 @@ class DegradedMode:
         return self._messages[-_SHOWN:]
 
     def update(self, waiting: Collection[str]) -> None:
-        """Continue without the workers in `waiting`, for which the cluster lacks resources.
+        """Continue without the workers in `waiting`, for which the cluster has no resources.
 
-        If `waiting` is empty, restore the original roles and restart retired workers.
+        Some remaining workers may change roles or retire to balance prefill and decode. If `waiting` is empty, undo
+        these role changes and retirements.
         """
         roles = {each.instance: each.home for each in self._control.pools() if each.state != "retired"}
         if not waiting:

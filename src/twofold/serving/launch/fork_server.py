@@ -90,9 +90,9 @@ def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoRet
 class ForkServer(WorkerStarter):
     """Forks and kills worker processes on command.
 
-    If one process of a worker exits, the remaining processes of the worker are killed. `runs` maps the name of a
-    worker to a function that prepares the processes of the worker. `daemons` maps the name of a further process,
-    such as the KV store, to the main function of the process.
+    If one process of a worker exits, the remaining processes of the worker are killed. `runs` maps the name of
+    a worker to a function that returns the main functions of the worker's processes. `daemons` maps the name of
+    a helper process, such as the KV store, to the main function of the helper process.
     """
 
     poll_s = DAEMON_RESTART_S

@@ -1,5 +1,6 @@
-"""KV blocks on disk: one file with an SQLite index, and the thread that reads and writes it. After a crash of the
-process, the index contains only complete blocks. Checksums detect damaged blocks.
+"""KV blocks on disk: a data file, an SQLite index, and a thread for disk reads and writes.
+
+After a crash of the process, the index contains only complete blocks. Checksums detect damaged blocks.
 """
 
 import fcntl

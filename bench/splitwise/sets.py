@@ -16,10 +16,11 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Best cluster designs by kind, as found with one performance model.
+    """Cluster designs with the highest request rate of each, as found with one performance model.
 
-    - `paper`: designs with the machine counts of the Splitwise paper
-    - `tuned`: split designs with machine counts chosen by the planner, and baselines with the paper's counts
+    - `paper`: designs by kind, with the machine counts of the Splitwise paper
+    - `tuned`: designs by kind; the planner chose the machine counts of split designs, and baselines have the
+      paper's counts
     """
 
     paper: dict[str, BestDesign]

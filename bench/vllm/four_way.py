@@ -67,9 +67,9 @@ def arguments() -> argparse.Namespace:
 
 
 def merge_earlier(path: Path, report: Report) -> Report:
-    """Return the report of an earlier run in the file `path`, or `report` if the file does not exist.
+    """Return the earlier report in the file `path` unchanged, or `report` if the file does not exist.
 
-    Raises ConfigurationError if the earlier run had another machine, number of cores or load.
+    Raises ConfigurationError if the earlier report has another machine, number of cores or load than `report`.
     """
     if not path.exists():
         return report

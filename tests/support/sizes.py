@@ -52,9 +52,9 @@ def disk_bytes(directory):
 
 @contextmanager
 def largest(*measures):
-    """Call measuring functions repeatedly in a thread, and record the maximum of each value that they return.
+    """Call the functions `measures`, which return dicts of numbers, repeatedly in a thread.
 
-    Yield a list with one dict of maxima for each function.
+    Yield a list with one dict for each function: the largest number seen for each key.
     """
     most = [{} for _ in measures]
     looks, done = [0], threading.Event()

@@ -84,7 +84,11 @@ class Characterization(msgspec.Struct, frozen=True, kw_only=True):
         return _knee(self.longest_prefill, self.prefill_rate)
 
     def decode_knee(self, context: int = 512) -> int | None:
-        """Return the smallest batch size with 95% of the highest decode throughput; None if throughput still grows."""
+        """Return the smallest batch size with 95% of the highest decode throughput, in sequences.
+
+        Return None if throughput still grows above half of the largest measured batch. Each sequence has `context`
+        tokens in the KV cache.
+        """
         knee = _knee(self.largest_batch, lambda batch: self.decode_rate(batch, context))
         # Above half of the largest batch, throughput still grows.
         return knee if knee <= self.largest_batch / 2 else None

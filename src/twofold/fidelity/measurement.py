@@ -55,7 +55,7 @@ class RequestGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def split_groups(max_model_len: int, max_num_seqs: int) -> Iterator[RequestGroup]:
-    """Yield the groups of requests to send to a service with separate prefill and decode workers."""
+    """Yield groups of requests, each for one measurement of a service with separate prefill and decode workers."""
     longest = max_model_len - _DECODES
     prompts = [size for size in _PROMPTS if size < longest]
     for repeat in range(_REPEATS):

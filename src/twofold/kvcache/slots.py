@@ -67,7 +67,7 @@ class SlotAllocator:
         self._had.setdefault(holder, set()).add(slot)
 
     def release(self, slot: int, holder: Holder) -> None:
-        """Decrement a reader's reference count on a slot. Raise ValueError if the count is zero."""
+        """Remove one read reference of `holder` to a slot. Raises ValueError if `holder` has no reference to the slot."""
         holds = self._holds.get(slot, {})
         if holder not in holds:
             raise ValueError(f"{holder} does not hold slot {slot}")

@@ -2,12 +2,13 @@
 
 An iteration with n prompt tokens, and b decodes that read C tokens of KV cache, takes, in seconds,
 
-    base + f(n + b) + q·S + s·b + l·max(b − large, 0) + c·C
+    base + f(n + b) + q·S + s·b + l·max(b − t, 0) + c·C
          + p, if n > 0
          + m, if n > 0 and b > 0
 
-where S is the sum of (context + tokens)² − context² over the prompts. The piecewise linear function f and the
-other coefficients are fitted to measurements.
+S is the sum over the prompts of (h + k)² − h², for k prompt tokens computed after h earlier tokens. t is a
+number of decodes, stored as `large`. The piecewise linear function f and the other coefficients are fitted to
+measurements.
 """
 
 from collections import Counter

@@ -69,7 +69,10 @@ def try_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = la
 
 
 def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> SimulatedTrial:
-    """Simulate a design and check the SLO. Raises UserError for invalid inputs, or once `abandoned` returns True."""
+    """Simulate a design and check the SLO. Raises UserError for invalid inputs or a cancelled plan.
+
+    The simulation polls the callback `abandoned`, which returns True if the plan is cancelled.
+    """
     began = time.process_time()
     slo = problem.slo_of(trial.design)
     requests = _requests(problem.workload.drawn(trial.draw), trial.rate)

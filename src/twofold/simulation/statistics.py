@@ -267,7 +267,8 @@ class RunStatistics:
     def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
         """Record the inter-token latencies of `count` iterations that each decode `decodes` sequences.
 
-        `start` is the time, in picoseconds, at which all sequences except those in `joined` got their previous token.
+        The sequences in `joined` have just joined the batch, each with its own time of the previous token.
+        The remaining sequences got the previous token at time `start`, in picoseconds.
         """
         first, itl = pace.first_ps, self.itl
         if not joined:

@@ -112,7 +112,7 @@ def peer_lost(made):
     ("first", "last"), [(end_lease, abort), (peer_lost, abort), (abort, end_lease), (abort, land), (abort, peer_lost)]
 )
 def test_failed_lease_sets_changed_for_a_waiting_prompt(first, last):
-    """Leased blocks become free for a waiting prompt once the lease has ended and its request is aborted."""
+    """An aborted request's blocks are free for a waiting prompt once the lease on the blocks has ended."""
     made = scheduler("mixed", num_blocks=8)
     arriving(made)
     first(made)

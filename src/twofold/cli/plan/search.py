@@ -17,9 +17,7 @@ from twofold.planning.search import Objective
 
 @dataclass(frozen=True, slots=True)
 class OpenSearch:
-    """Resources of a planning run: a search for a design's highest request rate, an evaluator that runs
-    simulations, and a progress display.
-    """
+    """Objects with which a planning run searches rates, runs simulations and shows progress."""
 
     rates: RateSearch
     evaluator: Evaluator

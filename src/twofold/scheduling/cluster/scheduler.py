@@ -189,7 +189,7 @@ class ClusterScheduler(RequestSubscriber):
             self.pools.resume(load)
 
     def set_role(self, instance_id: str, role: Role) -> None:
-        """Set the permanent role of an instance. The requests that the instance already has continue."""
+        """Set the permanent role of an instance. Requests already on the instance are not interrupted."""
         load = self.pools.get(instance_id)
         if load is not None:
             load.home = role

@@ -195,7 +195,7 @@ class Queues:
 class Lane:
     """A group of sequences that share batches, with their queues and their running batch.
 
-    An instance with n pipeline stages has n lanes, each with one batch in the pipeline. Other instances have one lane.
+    An instance has one lane for each pipeline stage.
     """
 
     def __init__(self, number: int, queues: Queues, single_step: bool) -> None:

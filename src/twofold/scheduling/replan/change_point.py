@@ -59,8 +59,7 @@ class ChangePoint:
     def located(self) -> MeanChange | None:
         """Return the most significant change of the mean, or None if the sequence has fewer than 12 numbers.
 
-        For every n from 4 to 128, the mean of the latest n numbers is compared with the mean of all earlier
-        numbers. This search is slow.
+        The slow search tries every position with 4 to 128 later numbers and at least 8 earlier numbers.
         """
         return self._least_likely(range(WINDOWS[0], WINDOWS[-1] + 1))
 

@@ -64,10 +64,9 @@ def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFiel
 def plan(
     gateway: Gateway, fields: GenerationFields, spec: ResponseSpec, prompts: list[list[int]]
 ) -> list[PlannedChoice]:
-    """Return a service input and an output processor for every choice of a response.
+    """Return a generation request and an output processor for every completion: `n` completions per prompt.
 
-    The request parameter `n` is the number of choices per prompt. Raises RequestError if a request parameter is
-    invalid.
+    `n` is a request parameter, 1 by default. Raises RequestError if a request parameter is invalid.
     """
     n = fields.n or 1
     stops = _stop_strings(fields, gateway.limits)

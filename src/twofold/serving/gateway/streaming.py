@@ -97,7 +97,10 @@ async def _pump(source: AsyncGenerator[T, None], queue: "asyncio.Queue[T | Excep
 
 
 async def until_deadline(deadline_s: float, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield from `items`. Raises RequestError (504) if they last beyond `deadline_s` on the monotonic clock."""
+    """Yield from `items`. Raises RequestError (504) if `items` has not ended at the deadline.
+
+    `deadline_s` is a time in seconds on the monotonic clock.
+    """
     # The deadline interrupts only the wait for an item, never the consumer. Only one task may iterate.
     waiting, due = True, False
     timeout = asyncio.timeout(None)

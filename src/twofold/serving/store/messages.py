@@ -128,7 +128,11 @@ class HeldBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class LeasedSlots(msgspec.Struct, frozen=True, tag=True):
-    """Reply to a Put or Commit request: memory slots that the client may write, by block index."""
+    """Memory slots, by block index, to which a client may write KV blocks.
+
+    The store answers a Put request with the first slots, and each Commit with the next slots. A last reply
+    without slots ends the Put request.
+    """
 
     slots: dict[int, int]
     last: bool

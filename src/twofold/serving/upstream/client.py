@@ -70,7 +70,7 @@ class UpstreamChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
 
     def outputs(self, first_index: int) -> list[TokenOutput]:
-        """Return the tokens with indices from `first_index` on. Raises ServerError for invalid data."""
+        """Return all tokens of this choice, numbered from `first_index`. Raises ServerError for invalid data."""
         tokens, logprobs = self.token_ids or [], self.logprobs or _Logprobs()
         if self.finish_reason is not None and self.finish_reason not in _FINISH:
             raise ServerError(f"the output ended with {self.finish_reason!r}")

@@ -14,9 +14,9 @@ from twofold.scheduling.instance.status import InstanceStatus
 
 
 class LeasedVllmBlocks(BlockAllocator):
-    """vLLM blocks that are leased to peers, which write the KV of a prompt into them.
+    """KV cache blocks of vLLM that are leased to peers, which write the KV of prompts to the blocks.
 
-    When vLLM may free the blocks of a request, the callback `returned` is called with the request's id.
+    The callback `returned` is called with the id of a request whose blocks are released and no longer leased.
     """
 
     def __init__(self, num_blocks: int, block_size: int, returned: Callable[[str], None]) -> None:

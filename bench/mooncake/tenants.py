@@ -111,7 +111,11 @@ async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistical comparison of two paired samples of TTFTs: p-value, effect size and median difference in seconds."""
+    """Statistical comparison of two paired samples of TTFTs.
+
+    `p` is the p-value. `told` is the probability that a TTFT of the first sample is lower than a TTFT of the
+    second sample. `median_s` is the median difference in seconds, and `error_s` is its standard error.
+    """
 
     p: float
     told: float  # 0.5: indistinguishable

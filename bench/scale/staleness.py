@@ -17,7 +17,7 @@ The label of a router, such as `jsq, + own`, also names the load that a controll
 
     reports  the load in the latest report
     + sent   the load in the latest report, plus requests that the controller has sent since this report
-    + own    the reported load from other controllers, plus the controller's own unfinished requests
+    + own    the reported load from other controllers' requests, plus the controller's own unfinished requests
 """
 
 import argparse

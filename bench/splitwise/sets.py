@@ -16,7 +16,7 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Cluster designs with the highest request rate of each, as found with one performance model.
+    """Cluster designs with their highest request rates, as found with one performance model.
 
     - `paper`: designs by kind, with the machine counts of the Splitwise paper
     - `tuned`: designs by kind; the planner chose the machine counts of split designs, and baselines have the

@@ -70,7 +70,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     measured: Outcome
 
     def errors(self) -> tuple[float, float, float]:
-        """Return the signed prediction errors: absolute for SLO attainment, relative for median TTFT and median TPOT."""
+        """Return the prediction errors: absolute for SLO attainment, relative for median TTFT and median TPOT."""
         said, found = self.predicted, self.measured
         return (said.attainment - found.attainment, said.ttft_s / found.ttft_s - 1, said.tpot_s / found.tpot_s - 1)
 

@@ -47,7 +47,8 @@ def characterize(way: str, stock: StockVllm, given: argparse.Namespace, folder: 
 def differences(times: IterationTimes, other: IterationTimes) -> dict[str, list[float]]:
     """Return the relative differences between the iteration times of two profiles.
 
-    The dictionary has one list each for prefill, decode and mixed iterations, over several batch sizes.
+    The dictionary has one list each for prefill, decode and mixed iterations, over several prompt lengths, batch
+    sizes and context lengths.
     """
 
     def relative(tokens: int, sequences: int, context: int) -> float:

@@ -1,4 +1,4 @@
-"""Stub simulator for the placement search, which computes the goodput of instances by a formula."""
+"""Stub of the placement search's simulator. The stub computes the goodput of instances by a formula."""
 
 from twofold.planning.design import MachineKind
 from twofold.planning.evaluation import Evaluation

@@ -84,7 +84,7 @@ class Characterization(msgspec.Struct, frozen=True, kw_only=True):
         return _knee(self.longest_prefill, self.prefill_rate)
 
     def decode_knee(self, context: int = 512) -> int | None:
-        """Return the smallest batch size with 95% of the highest decode throughput, in sequences.
+        """Return the smallest batch size, in sequences, with 95% of the highest decode throughput.
 
         Return None if throughput still grows above half of the largest measured batch. Each sequence has `context`
         tokens in the KV cache.

@@ -67,7 +67,7 @@ class SlotAllocator:
         self._had.setdefault(holder, set()).add(slot)
 
     def release(self, slot: int, holder: Holder) -> None:
-        """Remove one read reference of `holder` to a slot. Raises ValueError if `holder` has no reference to the slot."""
+        """Remove one read reference of `holder` to a slot. Raises ValueError if there is none."""
         holds = self._holds.get(slot, {})
         if holder not in holds:
             raise ValueError(f"{holder} does not hold slot {slot}")

@@ -1,7 +1,7 @@
 """Plans: the best cluster design for each choice of machine types.
 
-A plan can also contain a break-even request rate. Above this rate, separate machines for prefill and decode
-are cheaper than machines that run prefill and decode.
+A plan can also contain a break-even request rate. Up to about this rate, machines that run both prefill and
+decode cost no more than separate machines for prefill and decode.
 """
 
 import asyncio

@@ -96,10 +96,10 @@ class OtherRanks:
         self.addresses = tuple(message.address for message in first if isinstance(message, RankAddress))
 
     def ask(self, request: RankRequest, meanwhile: Callable[[], int] = lambda: 0) -> int:
-        """Execute a request on all ranks of the worker, and return the total number of bytes moved.
+        """Execute a request on all ranks except this rank, and return the total number of bytes moved by all ranks.
 
-        The function `meanwhile` does this rank's part and returns the number of bytes moved. Raise the error of a
-        failed rank.
+        While the other ranks execute the request, the function `meanwhile` does this rank's part and returns the
+        number of bytes moved. Raises the error of a failed rank.
         """
         with self._lock:
             for other in self._others:

@@ -1,4 +1,7 @@
-"""Functions that scale the arrival times or lengths of requests, or select some of the requests."""
+"""Functions that scale the arrival times or lengths of requests, or select some of the requests.
+
+A prefix block has 512 tokens. A shortened prompt keeps the ids of its complete blocks.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator

@@ -16,7 +16,7 @@ def openai_base_url(fleet):
 
 @pytest.fixture(scope="module")
 def complete(complete_once, fleet):  # noqa: F811
-    """Return a function that retries a completion request until the gateway answers without replaying the request."""
+    """Return a function that repeats a completion request that the gateway replayed, up to five attempts in all."""
 
     # vLLM cannot continue the random sequence of a lost request, so a replay changes sampled text. On a busy machine
     # the lease of the KV may end before the decode server has fetched it.

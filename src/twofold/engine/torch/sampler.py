@@ -105,7 +105,10 @@ def _gumbel(seed: int, position: int, count: int) -> Tensor:
 def _logprobs(
     logits: Tensor, picked: Sequence[int], rows: Sequence[SamplingRow], wanted: Sequence[int]
 ) -> list[Sampled]:
-    """For each row index in `wanted`, return the sampled token and the log probabilities of the row."""
+    """Return, for each row index in `wanted`, the sampled token and its log probability.
+
+    The result also has the requested number of highest log probabilities of the row.
+    """
     logprobs = torch.log_softmax(logits[list(wanted)].float(), dim=-1)
     tokens = [picked[i] for i in wanted]
     chosen: list[float] = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()

@@ -38,7 +38,11 @@ class ConnectorBridge(Protocol):
         """Record that the next iteration starts the prefills of these requests."""
 
     def prompt_completes(self, request_id: str, computed: int, blocks: Sequence[int]) -> bool:
-        """Record the KV blocks to hand off and return True, if the request has a hand-off and a computed prompt."""
+        """Return whether the next iteration completes the prompt of a request with a hand-off.
+
+        If so, record the request's KV blocks. `computed` is the number of computed tokens after the
+        iteration.
+        """
 
     # The computation may only be queued on the device yet.
     def layer_computed(self, request_ids: Sequence[str], layer: int) -> None:

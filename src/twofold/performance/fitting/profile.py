@@ -203,10 +203,10 @@ def decode_power(kept: Iterable[ProfiledBatch]) -> float | None:
 
 
 def consistent_rows(rows: Sequence[ProfileRow]) -> list[ProfileRow]:
-    """Return the profile rows without prefill times that contradict each other.
+    """Drop invalid profile rows and batches that contradict other batches. Return the remaining rows.
 
-    Prefill times contradict each other if a larger prefill is clearly faster than a smaller prefill. Rows of mixed
-    iterations or KV transfers are never dropped.
+    Batches contradict each other if the batch with more prefill tokens has a clearly shorter prefill
+    time. Rows of mixed iterations or KV transfers are never dropped.
     """
     kept = [row for batch in consistent_batches(rows)[0] for row in batch.rows]
     return kept + [row for row in rows if row.mixed_time or row.transfer_time]

@@ -156,7 +156,7 @@ def _alone(kind: MachineKind, batcher: str, budget: int | None) -> Design:
 
 
 async def _all_colocated(search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]) -> list[Design]:
-    """Return a colocated design on the available machines for each pair of batcher and token budget."""
+    """Return a colocated design on all accelerators in `stock` for each pair of batcher and token budget."""
     designs = []
     for batcher, budget in search.colocated_batching:
         best: dict[str, MachineKind] = {}  # instance kind of each machine type

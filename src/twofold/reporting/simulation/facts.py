@@ -1,4 +1,4 @@
-"""Results of a simulation as pairs of a label and a formatted value."""
+"""Results of a simulation as labels and formatted values, with the errors of the performance models."""
 
 from collections.abc import Iterator
 

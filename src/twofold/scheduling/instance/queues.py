@@ -195,7 +195,7 @@ class Queues:
 class Lane:
     """A group of sequences that share batches, with their queues and their running batch.
 
-    An instance has one lane for each pipeline stage.
+    An instance has as many lanes as pipeline stages. Each batch passes through all stages.
     """
 
     def __init__(self, number: int, queues: Queues, single_step: bool) -> None:

@@ -105,8 +105,8 @@ class SwapPreemption:
     def resume_paused(self) -> list[ScheduledSequence]:
         """Resume as many paused sequences as KV blocks allow, in order of admission.
 
-        To make room, swap out the most recently admitted sequences. Return the swapped-out sequences that were
-        decoding.
+        To make room for a paused sequence, swap out sequences admitted later. Return the swapped-out sequences that
+        were decoding.
         """
         # Called between batches. The oldest sequence always progresses, so all finish.
         queues = self.queues

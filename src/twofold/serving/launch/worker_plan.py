@@ -21,9 +21,9 @@ from twofold.transport.registry import DEFAULT_TRANSPORT
 class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that determine the batcher and the token budget of each worker.
 
-    `batchers` maps a role to the name of a batcher, which has precedence over the rest of the settings. With
-    `inlines`, mixed workers add whole prompts to decode batches. `roles_move` says that workers may change roles;
-    every worker then has Splitwise's batcher, which runs both phases.
+    `batchers` maps a role to the name of a batcher, which replaces the batcher that the other settings select.
+    With `inlines`, mixed workers add whole prompts to decode batches. `roles_move` says that workers may change
+    roles; every worker then has Splitwise's batcher, which runs both phases.
     """
 
     chunked_prefill: bool = True

@@ -52,13 +52,15 @@ def check(process, url, roles):
     ],
     ids=["split", "roles move", "colocated", "pulled over nixl"],
 )
-def test_streams_survive_random_worker_faults(roles, flags, tiny_model_dir):
-    with running_service(tiny_model_dir("llama"), *ENGINE, *SOON, *flags) as (process, url):
+def test_streams_survive_random_worker_faults(roles, flags, tiny_model_dir, tmp_path):
+    log = tmp_path / "service.log"
+    with running_service(tiny_model_dir("llama"), *ENGINE, *SOON, *flags, log=log) as (process, url):
         check(process, url, roles)
 
 
 def test_streams_survive_faults_during_slow_handoffs(tmp_path):
     file = tmp_path / "cluster.yaml"
     file.write_text(SLOW_LINKS)
-    with running_service(None, "--engine", "emulated", "--cluster", str(file), *SOON) as (process, url):
+    log = tmp_path / "service.log"
+    with running_service(None, "--engine", "emulated", "--cluster", str(file), *SOON, log=log) as (process, url):
         check(process, url, SPLIT)

@@ -28,12 +28,19 @@ def model_directory(model: Path | None, folder: Path, *flags: str) -> Path:
     return model
 
 
-def run_and_exit(name: str, run: Callable[[Path], tuple[T, list[str]]], show: Callable[[T], None]) -> NoReturn:
-    """Call `run` in a temporary folder, print its result and its failed checks, and end the process."""
+def run_and_exit(
+    name: str, run: Callable[[Path], tuple[T, list[str]]], show: Callable[[T], None], keep: Path | None = None
+) -> NoReturn:
+    """Call `run` in a folder, print its result and its failed checks, and end the process.
+
+    The folder is `keep`, or a temporary one if `keep` is None.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind the stack to stop the processes
     with tempfile.TemporaryDirectory(prefix=f"twofold-{name}-") as folder:
+        chosen = keep or Path(folder)
+        chosen.mkdir(parents=True, exist_ok=True)
         try:
-            report, wrong = run(Path(folder))
+            report, wrong = run(chosen)
         except UserError as error:
             sys.exit(f"{error}")
     show(report)

@@ -14,22 +14,24 @@ import argparse
 import os
 import subprocess
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from characterized import MAX_MODEL_LEN, characterize, held_out, place, stock_vllm
 from compared import TWOFOLD
 from frame import model_directory, run_and_exit, say
 from rich.console import Console
 from started import Processes
-from stock_vllm import HERE, SERVED_NAME, Place, StockVllm, vllm_environment
+from stock_vllm import HERE, SERVED_NAME
 
 from twofold.bench.services import free_port
 from twofold.errors import ConfigurationError
-from twofold.fidelity.comparison import ATTAINMENT_POINTS, MEDIAN, knee
+from twofold.fidelity.comparison import ATTAINMENT_POINTS, MEDIAN, default_slo, knee
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
 from twofold.hardware.catalog import load_catalog
-from twofold.performance.profile import MeasuredModel, MeasuredProfile, load_profile
+from twofold.performance.profile import MeasuredProfile, load_profile
 from twofold.reporting.output import table
 from twofold.request import Request
 from twofold.slo import Slo
@@ -38,9 +40,8 @@ from twofold.workload.source import workload
 from twofold.workload.trace import write_trace
 
 DESIGNS = (ServiceDesign(prefill=1, decode=1), ServiceDesign(colocated=2))
-MAX_MODEL_LEN, LONGEST = 2048, 1024  # context of the instances, and tokens of the longest request
+LONGEST = 1024  # tokens of the longest request
 SEARCHED = 500  # requests
-CORES = sorted(os.sched_getaffinity(0))[:2]
 SETTLE_S = 900.0
 WARM_UPS = 4  # vLLM's NIXL connector shakes hands with the first request
 
@@ -95,26 +96,18 @@ class Loop:
     def __init__(self, given: argparse.Namespace, folder: Path) -> None:
         self.given, self.folder = given, folder
         self.model = model_directory(given.model, folder)
-        environment = vllm_environment(folder) if given.engine == "vllm" else {}
-        flags = ["--max-model-len", str(MAX_MODEL_LEN), "--no-enable-chunked-prefill"]
-        flags += ["--max-num-batched-tokens", str(given.max_num_batched_tokens)]
-        self.stock = StockVllm(model=self.model, environment=environment, flags=flags, threads=1)
+        self.stock = stock_vllm(self.model, folder, given.max_num_batched_tokens, needed=given.engine == "vllm")
         self.profile_path = given.profile or folder / f"{given.engine}.yaml"
 
     def characterize(self) -> MeasuredProfile:
         """Return the profile of one instance on one core; measure it unless --profile names it."""
-        if self.given.profile is None:
-            flags = ["--output", str(self.profile_path), "--budget", str(self.given.budget)]
-            flags += ["--max-num-batched-tokens", str(self.given.max_num_batched_tokens)]
-            with Processes(self.folder) as processes:
-                if self.given.engine == "vllm":
-                    target = self.stock.colocated(processes, place(0), threads=1)
-                    core = CORES[1]
-                else:
-                    target, core = str(self.model), CORES[0]
-                    flags += ["--threads", "1", "--max-model-len", str(MAX_MODEL_LEN)]
-                self._run([*pinned(core), *TWOFOLD, "characterize", target, *flags])
-        return load_profile(self.profile_path)
+        given = self.given
+        if given.profile is not None:
+            return load_profile(given.profile)
+        engine = None if given.engine == "vllm" else given.engine
+        return characterize(
+            self.stock, engine, self.profile_path, given.budget, given.max_num_batched_tokens, self._run
+        )
 
     def plan(self, slo: Slo) -> str:
         """Return the table of `twofold plan` for two instances of the profile."""
@@ -144,7 +137,7 @@ class Loop:
         port = free_port()
         if self.given.engine == "torch":
             flags = ["--max-num-batched-tokens", str(self.given.max_num_batched_tokens), *design.flags]
-            command = ["serve", str(self.model), "--max-model-len", str(MAX_MODEL_LEN), *flags]
+            command = ["serve", str(self.model), "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN), *flags]
         else:
             command = ["route", "--model", str(self.model), *self._servers(design, processes)]
         command += ["--served-model-name", SERVED_NAME, "--port", str(port)]
@@ -215,34 +208,14 @@ class _Record(msgspec.Struct):
         return self.metrics.time_to_first_token.value / 1e3, self.metrics.inter_token_latency.value / 1e3
 
 
-def place(core: int) -> Place:
-    return Place(enter=pinned(CORES[core]))
-
-
-def pinned(core: int) -> tuple[str, ...]:
-    return "taskset", "--cpu-list", str(core)
-
-
-def slo_of(profile: MeasuredProfile, requests: Sequence[Request]) -> Slo:
-    """Return the P99 SLO of Splitwise (table VI): 6 × TTFT and 5 × TPOT of an average request on an idle instance."""
-    prompt, output = (
-        sum(lengths) // len(requests)
-        for lengths in zip(*((each.prompt_tokens, each.output_tokens) for each in requests), strict=True)
-    )
-    ttft_s, tpot_s = MeasuredModel("", profile.times).uncontended(prompt, output)
-    return Slo(ttft_s=round(6 * (ttft_s + profile.request_s), 3), tpot_s=round(5 * tpot_s, 4))
-
-
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
     """Run the benchmark. Return the report, and the design and request rate of each prediction that does not hold."""
     loop = Loop(given, folder)
     say(f"characterizing {given.engine}")
     profile = loop.characterize()
-    slo = slo_of(profile, loop.requests(1.0))
+    slo = default_slo(profile, loop.requests(1.0))
     say(f"planning for {slo}")
-    times = profile.times
-    errors = {"prefill": times.prefill_error, "decode": times.decode_error, "mixed": times.mixed_error}
-    report = Report(engine=given.engine, slo=slo, held_out=errors, plan=loop.plan(slo), points=[])
+    report = Report(engine=given.engine, slo=slo, held_out=held_out(profile), plan=loop.plan(slo), points=[])
     for design in DESIGNS:
         twin = SimulatedEndpoint(design, loop.profile_path, profile.extend(load_catalog()))
         highest = knee(twin, loop.requests, slo)
@@ -303,13 +276,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep profile, logs and AIPerf's files in this directory")
     parser.add_argument("--json", type=Path, default=Path("loop.json"), help="all figures")
     given = parser.parse_args()
-
-    def in_folder(folder: Path) -> tuple[Report, list[str]]:
-        chosen = given.folder or folder
-        chosen.mkdir(parents=True, exist_ok=True)
-        return run(given, chosen)
-
-    run_and_exit("loop", in_folder, show)
+    run_and_exit("loop", partial(run, given), show, given.folder)
 
 
 if __name__ == "__main__":

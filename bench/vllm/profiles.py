@@ -11,37 +11,22 @@ import argparse
 import statistics
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
-from compared import TWOFOLD
+from characterized import MAX_MODEL_LEN, characterize, held_out, stock_vllm
 from frame import model_directory, run_and_exit, say
-from loop import CORES, MAX_MODEL_LEN, pinned, place
 from rich.console import Console
-from started import Processes
-from stock_vllm import StockVllm, vllm_environment
 
-from twofold.performance.profile import IterationTimes, MeasuredProfile, load_profile
+from twofold.performance.profile import IterationTimes, MeasuredProfile
 from twofold.reporting.output import table
 
 PHASES = ("prefill", "decode", "mixed")
 HELD_OUT, APART = 0.10, 0.15
 WAYS = {"torch": "Twofold's torch engine", "vllm": "vLLM in process", "http": "vllm serve over HTTP"}
 PROMPTS, BATCHES, CONTEXTS = (64, 128, 256, 512, 1024), (1, 4, 8, 16, 32), (128, 512, 1024)
-
-
-def characterize(way: str, stock: StockVllm, given: argparse.Namespace, folder: Path) -> MeasuredProfile:
-    """Measure one instance on one core and return its profile."""
-    path = folder / f"{way}.yaml"
-    flags = ["--output", str(path), "--budget", str(given.budget), "--max-num-batched-tokens", str(MAX_MODEL_LEN)]
-    with Processes(folder) as processes:
-        if way == "http":
-            target, core = stock.colocated(processes, place(0), threads=1), CORES[1]
-        else:
-            target, core = str(stock.model), CORES[0]
-            flags += ["--engine", way, "--threads", "1", "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN)]
-        subprocess.run([*pinned(core), *TWOFOLD, "characterize", target, *flags], check=True)
-    return load_profile(path)
 
 
 def differences(times: IterationTimes, other: IterationTimes) -> dict[str, list[float]]:
@@ -62,45 +47,41 @@ def differences(times: IterationTimes, other: IterationTimes) -> dict[str, list[
     }
 
 
-def held_out(profile: MeasuredProfile) -> dict[str, float | None]:
-    """Return the median relative held-out error by kind of iteration."""
-    times = profile.times
-    return {"prefill": times.prefill_error, "decode": times.decode_error, "mixed": times.mixed_error}
+class Profiles(NamedTuple):
+    """Profiles by way of measurement, and differences of the two profiles of vLLM."""
+
+    measured: dict[str, MeasuredProfile]
+    apart: dict[str, list[float]]
 
 
-def failures(profiles: dict[str, MeasuredProfile], apart: dict[str, list[float]]) -> Iterator[str]:
-    for way, profile in profiles.items():
+def failures(found: Profiles) -> Iterator[str]:
+    for way, profile in found.measured.items():
         for kind, error in held_out(profile).items():
             if error is None or error > HELD_OUT:
                 yield f"{WAYS[way]}: held-out error of {kind} iterations {error if error is None else f'{error:.1%}'}"
-    for kind, values in apart.items():
+    for kind, values in found.apart.items():
         if abs(statistics.median(values)) > APART:
             yield f"{kind} iterations over HTTP differ from those in process by {statistics.median(values):+.1%}"
 
 
-def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, MeasuredProfile], list[str]]:
-    flags = ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-batched-tokens", str(MAX_MODEL_LEN)]
-    stock = StockVllm(
-        model=model_directory(given.model, folder),
-        environment=vllm_environment(folder),
-        flags=[*flags, "--no-enable-chunked-prefill"],
-        threads=1,
-    )
-    profiles = {}
+def run(given: argparse.Namespace, folder: Path) -> tuple[Profiles, list[str]]:
+    stock = stock_vllm(model_directory(given.model, folder), folder, MAX_MODEL_LEN)
+    command = partial(subprocess.run, check=True)
+    measured = {}
     for way, title in WAYS.items():
         say(f"characterizing {title}")
-        profiles[way] = characterize(way, stock, given, folder)
-    apart = differences(profiles["http"].times, profiles["vllm"].times)
-    return profiles, list(failures(profiles, apart))
+        engine = None if way == "http" else way
+        measured[way] = characterize(stock, engine, folder / f"{way}.yaml", given.budget, MAX_MODEL_LEN, command)
+    found = Profiles(measured, differences(measured["http"].times, measured["vllm"].times))
+    return found, list(failures(found))
 
 
-def show(profiles: dict[str, MeasuredProfile]) -> None:
+def show(found: Profiles) -> None:
     drawn = table("Median held-out error, and median difference of HTTP to in process", ("", *PHASES), range(1, 4))
-    for way, profile in profiles.items():
+    for way, profile in found.measured.items():
         errors = held_out(profile)
         drawn.add_row(WAYS[way], *("-" if errors[kind] is None else f"{errors[kind]:.1%}" for kind in PHASES))
-    apart = differences(profiles["http"].times, profiles["vllm"].times)
-    drawn.add_row("HTTP / in process", *(f"{statistics.median(apart[kind]):+.1%}" for kind in PHASES))
+    drawn.add_row("HTTP / in process", *(f"{statistics.median(found.apart[kind]):+.1%}" for kind in PHASES))
     Console(width=110).print(drawn)
 
 
@@ -110,13 +91,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=240.0, help="seconds of each characterization")
     parser.add_argument("--folder", type=Path, help="keep profiles and logs in this directory")
     given = parser.parse_args()
-
-    def in_folder(folder: Path) -> tuple[dict[str, MeasuredProfile], list[str]]:
-        chosen = given.folder or folder
-        chosen.mkdir(parents=True, exist_ok=True)
-        return run(given, chosen)
-
-    run_and_exit("profiles", in_folder, show)
+    run_and_exit("profiles", partial(run, given), show, given.folder)
 
 
 if __name__ == "__main__":

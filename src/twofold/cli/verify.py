@@ -3,7 +3,6 @@
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import typer
@@ -12,17 +11,14 @@ from rich.console import Console
 from twofold.cli import options
 from twofold.cli.settings import Settings, command, flag
 from twofold.errors import ConfigurationError
-from twofold.fidelity.comparison import Comparison, compare, compare_endpoint, fidelity_table, knee
+from twofold.fidelity.comparison import Comparison, compare, compare_endpoint, default_slo, fidelity_table, knee
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint, SimulatedService, Twin
 from twofold.hardware.catalog import load_catalog
 from twofold.hardware.hf_config import read_model
-from twofold.performance.profile import MeasuredModel, MeasuredProfile, load_profile
+from twofold.performance.profile import MeasuredProfile, load_profile
 from twofold.request import Request
 from twofold.slo import Slo
 from twofold.workload.source import workload
-
-_TTFT: Final = 6.0  # Splitwise's bounds on the P99 slowdown (table VI)
-_TPOT: Final = 5.0
 
 
 def parse_loads(text: str, flag: str = "--loads") -> tuple[float, ...]:
@@ -170,11 +166,7 @@ def _slo(settings: VerifySettings, profile: MeasuredProfile) -> Slo:
     """Return the SLO from --slo, or a default derived from the measured profile."""
     if settings.slo is not None:
         return settings.slo
-    sample = settings.requests(1.0)
-    prompt = sum(request.prompt_tokens for request in sample) // len(sample)
-    output = sum(request.output_tokens for request in sample) // len(sample)
-    ttft_s, tpot_s = MeasuredModel("", profile.times).uncontended(prompt, output)
-    return Slo(ttft_s=round(_TTFT * (ttft_s + profile.request_s), 3), tpot_s=round(_TPOT * tpot_s, 4))
+    return default_slo(profile, settings.requests(1.0))
 
 
 def _rates(settings: VerifySettings, simulated: Twin, slo: Slo) -> tuple[float, ...]:

@@ -17,6 +17,7 @@ from twofold.errors import ConfigurationError
 from twofold.fidelity.measurement import load_config, send
 from twofold.fidelity.service import SimulatedEndpoint, SimulatedService, Twin, clients_beside
 from twofold.fidelity.worker_log import AS_CALIBRATED, LoadSpan, Slowness, WorkerLog, read_workers, slowness
+from twofold.performance.profile import MeasuredModel, MeasuredProfile
 from twofold.reporting.output import table
 from twofold.reporting.summary import LatencyDistribution, Summary, bounds, seconds, summarize
 from twofold.request import Request
@@ -27,6 +28,7 @@ ATTAINMENT_POINTS = 0.05
 MEDIAN, TAIL = 0.10, 0.15  # accepted relative errors of P50 and P90, beyond the spread
 _METRICS = ("ttft_s", "tpot_s", "e2e_s")
 _WARMUP = 3
+_TTFT, _TPOT = 6.0, 5.0  # Splitwise's bounds on the P99 slowdown (table VI)
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +193,14 @@ def compare_replays(
         simulated=tuple(summarize(twin.timelines(requests, each), slo=slo) for each in slow),
         live=tuple(summarize(timelines, slo=slo) for timelines in live),
     )
+
+
+def default_slo(profile: MeasuredProfile, requests: Sequence[Request]) -> Slo:
+    """Return 6 × TTFT and 5 × TPOT, in seconds, of an average request that runs alone on a measured instance."""
+    prompt = sum(request.prompt_tokens for request in requests) // len(requests)
+    output = sum(request.output_tokens for request in requests) // len(requests)
+    ttft_s, tpot_s = MeasuredModel("", profile.times).uncontended(prompt, output)
+    return Slo(ttft_s=round(_TTFT * (ttft_s + profile.request_s), 3), tpot_s=round(_TPOT * tpot_s, 4))
 
 
 def knee(twin: Twin, make: Callable[[float], list[Request]], slo: Slo, attainment: float = 0.9) -> float:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import signal
+import time
 
 import pytest
 
@@ -9,7 +11,7 @@ from support.api_client import all_blocks_free
 from support.chaos import Chaos, Fault
 from support.flags import ENGINE
 from support.held import holdings, leaks
-from support.running_service import running_service
+from support.running_service import ended, named, running_service
 from support.transports import NIXL
 
 SPLIT = ("prefill", "decode")
@@ -56,6 +58,25 @@ def test_streams_survive_random_worker_faults(roles, flags, tiny_model_dir, tmp_
     log = tmp_path / "service.log"
     with running_service(tiny_model_dir("llama"), *ENGINE, *SOON, *flags, log=log) as (process, url):
         check(process, url, roles)
+
+
+def test_a_worker_that_hangs_while_it_restarts_is_replaced(tiny_model_dir, tmp_path):
+    flags, log = ("--prefill", "1", "--decode", "1"), tmp_path / "service.log"
+    with running_service(tiny_model_dir("llama"), *ENGINE, *SOON, *flags, log=log) as (process, url):
+        (killed,) = named(process, "decode.*")
+        killed.kill()
+        hanging = restarted(process, killed)
+        hanging.send_signal(signal.SIGSTOP)
+        assert ended([hanging])
+        restarted(process, killed, hanging)
+        assert asyncio.run(all_blocks_free(url))
+
+
+def restarted(process, *earlier):
+    """Wait for a process of the decode worker that is none of `earlier`."""
+    while not (found := [one for one in named(process, "decode.*") if one not in earlier]):
+        time.sleep(0.001)
+    return found[0]
 
 
 def test_streams_survive_faults_during_slow_handoffs(tmp_path):

@@ -121,6 +121,44 @@ def test_a_silent_worker_is_killed_within_two_seconds_then_restarted():
     assert scene.registry.breaker("d").state is BreakerState.HALF_OPEN
 
 
+def test_a_worker_that_hangs_while_it_restarts_is_killed():
+    scene = Scene()
+    scene.look(1.0)
+    scene.up()
+    scene.registry.exited("d", scene.now)
+    scene.look(1.0, living=["p"])
+    assert scene.orders.started == ["d"]
+    assert scene.look(9.0, living=["p"]) == []
+    assert scene.orders.killed == []
+    assert scene.look(3.0, living=["p"]) == [], "it was lost before"
+    assert scene.orders.killed == ["d"]
+    scene.registry.exited("d", scene.now)
+    scene.look(2.0, living=["p"])
+    assert scene.orders.started == ["d", "d"]
+    scene.look(15.0, living=["p"])
+    assert scene.orders.killed == ["d"], "twice the time, in case the machine has become slower"
+    scene.registry.register(registered("d", epoch=2), scene.now)
+    assert scene.registry.is_current("d", 2)
+
+
+def test_a_restart_may_take_ten_times_as_long_as_the_first_start():
+    scene = Scene()
+    scene.look(30.0)
+    scene.up()
+    scene.registry.exited("d", scene.now)
+    scene.look(290.0, living=["p"])
+    assert scene.orders.killed == []
+    scene.look(20.0, living=["p"])
+    assert scene.orders.killed == ["d"]
+
+
+def test_the_first_start_of_a_worker_has_no_time_limit():
+    scene = Scene()
+    scene.registry.register(registered("p"), scene.now)
+    scene.look(3600.0, living=["p"])
+    assert scene.orders.killed == []
+
+
 def test_a_worker_with_an_endless_batch_counts_as_hung():
     scene = Scene().up()
     assert set(scene.look(1.0, batch_s=6.0)) == {"p", "d"}

@@ -1,7 +1,7 @@
 """Registry of workers: registration, failure detection and restarts.
 
     starting ── worker registered ──▶ up
-    up ── fault detected ──▶ fenced
+    starting or up ── fault detected ──▶ fenced
     starting, up or fenced ── process exited ──▶ down
     down ── restart due ──▶ starting
 
@@ -10,6 +10,7 @@ process no longer answers or writes KV.
 """
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
@@ -27,6 +28,8 @@ from twofold.serving.messages import Alive, HeartbeatAck, Message, Peer, Peers, 
 log = logging.getLogger(__name__)
 
 STALL_S = 0.6  # between two sweeps; beyond it, the controller itself stalled, and silence is counted anew
+# A restart may take this many times as long as the start before it, and at least `MIN_START_LIMIT_S`.
+START_LIMIT_FACTOR, MIN_START_LIMIT_S = 10.0, 10.0
 
 
 class ProcessControl(Protocol):
@@ -60,6 +63,8 @@ class RegisteredWorker(Worker):
         super().__init__(instance, role, restart_s)
         self.peer: Peer | None = None
         self.clock: ClockOffset | None = None  # None for workers on this host
+        self.started_s: float | None = None  # when its process was started, or the first sweep after that
+        self.start_limit_s = math.inf  # unknown until it has registered once
         self.heard_s = 0.0
         self.batch_s = 0.0  # how long its current batch has run
         self.lost_message = False
@@ -71,7 +76,9 @@ class RegisteredWorker(Worker):
 
 
 class SweepResult(NamedTuple):
-    """Result of a health check: names of the killed workers (`lost`) and of the restarted workers (`restarted`)."""
+    """Result of a health check: names of the workers that were up and are now killed (`lost`), and of the restarted
+    workers (`restarted`).
+    """
 
     lost: list[str]
     restarted: list[str]
@@ -152,6 +159,8 @@ class WorkerRegistry(WorkerGroup):
                 self._processes.refuse_worker(instance, str(error))
             return False
         member = self.members[instance]
+        start_s = 0.0 if member.started_s is None else now - member.started_s
+        member.start_limit_s = max(MIN_START_LIMIT_S, START_LIMIT_FACTOR * start_s)
         self._model = (message.model, message.peer.memory.layout)
         member.peer, member.state, member.heard_s, member.batch_s = message.peer, WorkerState.UP, now, 0.0
         member.lost_message = False
@@ -195,19 +204,24 @@ class WorkerRegistry(WorkerGroup):
     def sweep(self, now: float) -> SweepResult:
         """Kill faulty workers, and restart exited workers when due."""
         if self._swept_s is not None and now - self._swept_s > STALL_S:
-            for member in self._up():
-                member.heard_s = now
+            for member in self.members.values():
+                member.heard_s = member.started_s = now
         self._swept_s = now
         lost, restarted = [], []
         for member in self.members.values():
-            if member.state is WorkerState.UP and (fault := self._fault(member, now)):
+            if member.started_s is None:
+                member.started_s = now
+            if fault := self._fault(member, now):
                 log.error("%s %s: killing it", member.instance, fault)
                 self._mark_failed(member, now)
+                if member.state is WorkerState.UP:
+                    lost.append(member.instance)
+                else:
+                    member.start_limit_s *= 2  # the machine may have become slower
                 member.state = WorkerState.FENCED
                 self._processes.kill_worker(member.instance)
-                lost.append(member.instance)
             elif member.state is WorkerState.DOWN and not member.retired and now >= member.start_s:
-                member.state = WorkerState.STARTING
+                member.state, member.started_s = WorkerState.STARTING, now
                 member.restarts += 1
                 self._processes.start_worker(member.instance)
                 restarted.append(member.instance)
@@ -241,6 +255,11 @@ class WorkerRegistry(WorkerGroup):
         self._outbox.close(linger_s=1.0)
 
     def _fault(self, member: RegisteredWorker, now: float) -> str:
+        if member.state is WorkerState.STARTING and member.started_s is not None:
+            late = now - member.started_s > member.start_limit_s
+            return f"has not started within {member.start_limit_s:.0f} s" if late else ""
+        if member.state is not WorkerState.UP:
+            return ""
         if member.lost_message:
             return "sent a message that was lost"
         if member.batch_s > self._timeouts.batch_s:

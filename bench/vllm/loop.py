@@ -13,12 +13,11 @@ TPOT by more than 10%. AIPerf needs a separate Python environment: `pip install 
 import argparse
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
-import numpy as np
 from characterized import MAX_MODEL_LEN, characterize, held_out, place, stock_vllm
 from compared import TWOFOLD
 from frame import model_directory, run_and_exit, say
@@ -28,13 +27,21 @@ from stock_vllm import HERE, SERVED_NAME
 
 from twofold.bench.services import free_port
 from twofold.errors import ConfigurationError
-from twofold.fidelity.comparison import ATTAINMENT_POINTS, MEDIAN, default_slo, knee
+from twofold.fidelity.comparison import (
+    ATTAINMENT,
+    Comparison,
+    compare_endpoint,
+    default_slo,
+    fidelity_table,
+    knee,
+    replay_on,
+)
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.profile import MeasuredProfile, load_profile
-from twofold.reporting.output import table
-from twofold.request import Request
+from twofold.request import FinishReason, Request
 from twofold.slo import Slo
+from twofold.timeline import Moment, Timeline
 from twofold.workload.mooncake import MOONCAKE
 from twofold.workload.source import workload
 from twofold.workload.trace import write_trace
@@ -43,41 +50,8 @@ DESIGNS = (ServiceDesign(prefill=1, decode=1), ServiceDesign(colocated=2))
 LONGEST = 1024  # tokens of the longest request
 SEARCHED = 500  # requests
 SETTLE_S = 900.0
-WARM_UPS = 4  # vLLM's NIXL connector shakes hands with the first request
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """SLO attainment and median latencies in seconds, of a simulation or of a measurement."""
-
-    attainment: float
-    ttft_s: float
-    tpot_s: float
-
-    @classmethod
-    def of(cls, latencies: Sequence[tuple[float, float]], slo: Slo, sent: int) -> "Outcome":
-        """Summarize (TTFT, TPOT) of the answered requests among `sent` requests."""
-        kept = sum(ttft <= (slo.ttft_s or ttft) and tpot <= (slo.tpot_s or tpot) for ttft, tpot in latencies)
-        ttft_s, tpot_s = np.median(np.array(latencies), axis=0).tolist()
-        return cls(attainment=kept / sent, ttft_s=ttft_s, tpot_s=tpot_s)
-
-
-class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """Predicted and measured results of one design at one request rate."""
-
-    design: str
-    rate: float
-    requests: int
-    predicted: Outcome
-    measured: Outcome
-
-    def errors(self) -> tuple[float, float, float]:
-        """Return the prediction errors: absolute for SLO attainment, relative for median TTFT and median TPOT."""
-        said, found = self.predicted, self.measured
-        return (said.attainment - found.attainment, said.ttft_s / found.ttft_s - 1, said.tpot_s / found.tpot_s - 1)
-
-    def holds(self) -> bool:
-        limits = (ATTAINMENT_POINTS, MEDIAN, MEDIAN)
-        return all(abs(error) <= limit for error, limit in zip(self.errors(), limits, strict=True))
+WARM_UPS = 20  # vLLM's NIXL connector shakes hands with the first requests
+CHECKED = (ATTAINMENT, "TTFT P50", "TPOT P50")
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +61,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo
     held_out: dict[str, float | None]  # median relative error of the profile by kind of iteration
     plan: str
-    points: list[Point]
+    comparisons: list[Comparison]
 
 
 class Loop:
@@ -147,31 +121,25 @@ class Loop:
 
     def _servers(self, design: ServiceDesign, processes: Processes) -> list[str]:
         if design.colocated:
-            urls = [self.stock.colocated(processes, place(core), threads=1) for core in range(design.colocated)]
+            cores = range(design.colocated)
+            urls = [self.stock.colocated(processes, place(core), threads=1, name=f"colocated-{core}") for core in cores]
             return [word for url in urls for word in ("--colocated", url)]
         prefill, decode = self.stock.pair(processes, (place(0), place(1)))
         return ["--prefill", f"http://{HERE}:{prefill}", "--decode", f"http://{HERE}:{decode}"]
 
-    def measure(self, url: str, requests: Sequence[Request], slo: Slo) -> Outcome:
-        """Send `requests` to the service with AIPerf. Raises ConfigurationError if AIPerf fails."""
+    def load(self, url: str, requests: Sequence[Request]) -> list[Timeline]:
+        """Send `requests` to the service with AIPerf, at their arrival times. Raises ConfigurationError on failure."""
         artifacts = self.folder / "aiperf"
         command = [str(self.given.aiperf), "profile", "--model", SERVED_NAME, "--url", url, "--ui", "none"]
         command += ["--endpoint-type", "completions", "--streaming", "--use-server-token-count"]
         command += ["--tokenizer", str(self.model.absolute()), "--artifact-dir", str(artifacts)]
         command += ["--input-file", str(self._trace(requests)), "--custom-dataset-type", "mooncake_trace"]
-        command += [
-            "--fixed-schedule",
-            "--warmup-request-count",
-            str(WARM_UPS),
-            "--extra-inputs",
-            "ignore_eos:true",
-            "--extra-inputs",
-            "temperature:0",
-        ]
+        command += ["--fixed-schedule", "--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0"]
         self._run(command)
         records = (artifacts / "profile_export.jsonl").read_bytes().splitlines()
-        found = [msgspec.json.decode(line, type=_Record) for line in records]  # without the warm-up
-        return Outcome.of([each.latencies() for each in found if each.metrics is not None], slo, len(requests))
+        if len(records) != len(requests):
+            raise ConfigurationError(f"AIPerf has results of {len(records)} of {len(requests)} requests")
+        return [msgspec.json.decode(line, type=_Record).timeline() for line in records]
 
     def _trace(self, requests: Sequence[Request]) -> Path:
         path = self.folder / "trace.jsonl"
@@ -194,18 +162,38 @@ class _Metric(msgspec.Struct):
 
 
 class _Metrics(msgspec.Struct):
-    """Metrics of one request in AIPerf's `profile_export.jsonl`, in milliseconds."""
+    """Metrics of one request in AIPerf's `profile_export.jsonl`; times in milliseconds."""
 
     time_to_first_token: _Metric
-    inter_token_latency: _Metric  # (latency − TTFT) / (tokens − 1), the TPOT
+    request_latency: _Metric
+    input_sequence_length: _Metric
+    output_sequence_length: _Metric
+
+
+class _Metadata(msgspec.Struct):
+    request_start_ns: int
 
 
 class _Record(msgspec.Struct):
+    metadata: _Metadata
     metrics: _Metrics | None = None
 
-    def latencies(self) -> tuple[float, float]:
-        assert self.metrics is not None  # noqa: S101  (for the type checker)
-        return self.metrics.time_to_first_token.value / 1e3, self.metrics.inter_token_latency.value / 1e3
+    def timeline(self) -> Timeline:
+        """Return the timeline of the request. Raises ConfigurationError if the request failed."""
+        found, start_s = self.metrics, self.metadata.request_start_ns / 1e9
+        if found is None:
+            raise ConfigurationError("a request of AIPerf failed: see profile_export.jsonl")
+        prompt, output = (int(each.value) for each in (found.input_sequence_length, found.output_sequence_length))
+        return Timeline(
+            request=Request(id=f"{start_s}", arrival_s=start_s, prompt_tokens=prompt, output_tokens=output),
+            moments={
+                Moment.ARRIVED: start_s,
+                Moment.FIRST_TOKEN: start_s + found.time_to_first_token.value / 1e3,
+                Moment.LAST_TOKEN: start_s + found.request_latency.value / 1e3,
+            },
+            output_tokens=output,
+            finish_reason=FinishReason.LENGTH,
+        )
 
 
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
@@ -215,49 +203,36 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
     profile = loop.characterize()
     slo = default_slo(profile, loop.requests(1.0))
     say(f"planning for {slo}")
-    report = Report(engine=given.engine, slo=slo, held_out=held_out(profile), plan=loop.plan(slo), points=[])
+    report = Report(engine=given.engine, slo=slo, held_out=held_out(profile), plan=loop.plan(slo), comparisons=[])
     for design in DESIGNS:
         twin = SimulatedEndpoint(design, loop.profile_path, profile.extend(load_catalog()))
         highest = knee(twin, loop.requests, slo)
+        rates = [round(highest * load, 3) for load in given.loads]
+        loads = {rate: loop.requests(rate, given.seconds) for rate in rates}
         with Processes(folder) as processes:
             url = loop.serve(design, processes)
-            for load in given.loads:
-                requests = loop.requests(round(highest * load, 3), given.seconds)
-                timelines = twin.timelines(requests)
-                said = [(each.ttft_s or 0.0, each.tpot_s or 0.0) for each in timelines]
-                point = Point(
-                    design=design.name,
-                    rate=round(highest * load, 3),
-                    requests=len(requests),
-                    predicted=Outcome.of(said, slo, len(requests)),
-                    measured=loop.measure(url, requests, slo),
-                )
-                say(f"{design.name}, {point.rate:g}/s: " + ", ".join(f"{error:+.1%}" for error in point.errors()))
-                report.points.append(point)
+            replay_on(url, loop.requests(rates[0])[:WARM_UPS])
+            send = partial(loop.load, url)
+            report.comparisons.extend(compare_endpoint(send, twin, loads, slo=slo, replays=given.replays, on_load=say))
     given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
-    wrong = [f"{each.design} at {each.rate:g} requests/s" for each in report.points if not each.holds()]
-    return report, wrong
+    return report, list(failures(report))
+
+
+def failures(report: Report) -> Iterator[str]:
+    """Yield a sentence for each figure that differs from its prediction by more than its limit."""
+    for comparison in report.comparisons:
+        for figure in comparison.figures():
+            if figure.name in CHECKED and abs(figure.error) > figure.limit:
+                yield f"{comparison.design} at {comparison.rate:g} requests/s: {figure.name} {figure.error:+.1%}"
 
 
 def show(report: Report) -> None:
     console = Console(width=120)
     console.print(report.plan, markup=False)
     errors = ", ".join(f"{kind} {error:.1%}" for kind, error in report.held_out.items() if error is not None)
-    console.print(f"held-out error of the profile: {errors}")
-    title = f"{report.engine}: predicted / measured by AIPerf (SLO {report.slo})"
-    headings = ("", "requests/s", "requests", "within SLO", "TTFT P50, s", "TPOT P50, ms")
-    drawn = table(title, headings, range(1, 6))
-    for each in report.points:
-        said, found = each.predicted, each.measured
-        drawn.add_row(
-            each.design,
-            f"{each.rate:g}",
-            str(each.requests),
-            f"{said.attainment:.1%} / {found.attainment:.1%}",
-            f"{said.ttft_s:.3f} / {found.ttft_s:.3f}",
-            f"{said.tpot_s * 1e3:.1f} / {found.tpot_s * 1e3:.1f}",
-        )
-    console.print(drawn)
+    console.print(f"{report.engine}: held-out error of the profile: {errors}; live results are AIPerf's")
+    for design in DESIGNS:
+        console.print(fidelity_table([each for each in report.comparisons if each.design == design.name]))
 
 
 def main() -> None:
@@ -270,6 +245,7 @@ def main() -> None:
     parser.add_argument("--workload", default="azure-conv")
     parser.add_argument("--length-scale", type=float, default=0.25)
     parser.add_argument("--loads", type=float, nargs="+", default=(0.3, 0.6, 0.9), help="multiples of the goodput")
+    parser.add_argument("--replays", type=int, default=1, help="measurements at each rate")
     parser.add_argument("--seconds", type=float, default=120.0, help="seconds of arrivals at each rate")
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
     parser.add_argument("--seed", type=int, default=0)

@@ -64,9 +64,11 @@ class StockVllm:
     flags: Sequence[str]
     threads: int  # total over all servers
 
-    def colocated(self, processes: Processes, place: Place = BESIDE, *, threads: int | None = None) -> str:
-        """Start one server for both phases and return its URL."""
-        port = self._serve(processes, "colocated", place, threads or self.threads, {}, ())
+    def colocated(
+        self, processes: Processes, place: Place = BESIDE, *, threads: int | None = None, name: str = "colocated"
+    ) -> str:
+        """Start one server for both phases, which logs to `name`.log, and return its URL."""
+        port = self._serve(processes, name, place, threads or self.threads, {}, ())
         return ready(processes, place, port)
 
     def pair(self, processes: Processes, places: tuple[Place, Place] = (BESIDE, BESIDE)) -> tuple[int, int]:

@@ -1,5 +1,7 @@
 """`SimulatedEndpoint`, the simulation with which a running service is compared."""
 
+from functools import partial
+
 import msgspec
 import pytest
 
@@ -7,7 +9,7 @@ from support.hosts import profile
 from support.paced import TIMES
 from support.scripted_endpoint import endpoint
 from twofold.errors import ConfigurationError
-from twofold.fidelity.comparison import compare_endpoint
+from twofold.fidelity.comparison import compare_endpoint, replay_on
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.profile import KvLink, dump_profile
@@ -65,7 +67,7 @@ def test_a_running_service_is_compared(tmp_path):
     simulated = twin(tmp_path, ServiceDesign(colocated=1))
     with endpoint() as server:
         (found,) = compare_endpoint(
-            server.url, None, simulated, {2.0: one()}, slo=SLO, replays=2, on_load=lambda _: None
+            partial(replay_on, server.url), simulated, {2.0: one()}, slo=SLO, replays=2, on_load=lambda _: None
         )
     assert [live.completed for live in found.live] == [1, 1]
     assert found.simulated[0].ttft_s.p50 == pytest.approx(TIMES.seconds(100, 100**2, 0, 0))
@@ -76,5 +78,10 @@ def test_an_unreachable_service_is_one_sentence(tmp_path):
     simulated = twin(tmp_path, ServiceDesign(colocated=1))
     with pytest.raises(ConfigurationError, match="no OpenAI endpoint can be reached"):
         compare_endpoint(
-            "http://127.0.0.1:9", None, simulated, {2.0: one()}, slo=SLO, replays=1, on_load=lambda _: None
+            partial(replay_on, "http://127.0.0.1:9"),
+            simulated,
+            {2.0: one()},
+            slo=SLO,
+            replays=1,
+            on_load=lambda _: None,
         )

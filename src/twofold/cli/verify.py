@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,15 @@ from rich.console import Console
 from twofold.cli import options
 from twofold.cli.settings import Settings, command, flag
 from twofold.errors import ConfigurationError
-from twofold.fidelity.comparison import Comparison, compare, compare_endpoint, default_slo, fidelity_table, knee
+from twofold.fidelity.comparison import (
+    Comparison,
+    compare,
+    compare_endpoint,
+    default_slo,
+    fidelity_table,
+    knee,
+    replay_on,
+)
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint, SimulatedService, Twin
 from twofold.hardware.catalog import load_catalog
 from twofold.hardware.hf_config import read_model
@@ -118,8 +127,7 @@ def compare_service(settings: VerifySettings, design: ServiceDesign) -> list[Com
     twin = SimulatedEndpoint(design, settings.profile, profile.extend(load_catalog()))
     slo = _slo(settings, profile)
     return compare_endpoint(
-        settings.target,
-        settings.api_key,
+        partial(replay_on, settings.target, api_key=settings.api_key),
         twin,
         {rate: settings.requests(rate) for rate in _rates(settings, twin, slo)},
         slo=slo,

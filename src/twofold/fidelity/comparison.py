@@ -134,14 +134,13 @@ def compare(
             for replay in range(replays):
                 for rate, requests in loads.items():
                     on_load(f"{design.name}, {rate:.3g} requests/s, replay {replay + 1} of {replays}")
-                    live[rate].append(_replay(url, requests))
+                    live[rate].append(replay_on(url, requests))
         logs = read_workers(Path(journals))
     return [compare_replays(twin, rate, requests, live[rate], logs, slo) for rate, requests in loads.items()]
 
 
 def compare_endpoint(
-    url: str,
-    api_key: str | None,
+    send_load: Callable[[Sequence[Request]], list[Timeline]],
     twin: SimulatedEndpoint,
     loads: dict[float, list[Request]],  # by requests per second
     *,
@@ -149,13 +148,17 @@ def compare_endpoint(
     replays: int,
     on_load: Callable[[str], None],
 ) -> list[Comparison]:
-    """Compare a running service with its simulation at each load. Raises ConfigurationError if the service fails."""
+    """Compare a running service with its simulation at each load.
+
+    `send_load` sends requests to the service at their arrival times, and returns their timelines. Raises
+    ConfigurationError if `send_load` does.
+    """
     found = []
     for rate, requests in loads.items():
         live = []
         for replay in range(replays):
-            on_load(f"{url}, {rate:.3g} requests/s, replay {replay + 1} of {replays}")
-            live.append(summarize(_replay(url, requests, api_key), slo=slo))
+            on_load(f"{twin.design.name}, {rate:.3g} requests/s, replay {replay + 1} of {replays}")
+            live.append(summarize(send_load(requests), slo=slo))
         simulated = summarize(twin.timelines(requests), slo=slo)
         found.append(
             Comparison(
@@ -224,7 +227,8 @@ def knee(twin: Twin, make: Callable[[float], list[Request]], slo: Slo, attainmen
     return low
 
 
-def _replay(url: str, requests: Sequence[Request], api_key: str | None = None) -> list[Timeline]:
+def replay_on(url: str, requests: Sequence[Request], api_key: str | None = None) -> list[Timeline]:
+    """Send requests to a service at their arrival times. Raises ConfigurationError if a request fails."""
     config = msgspec.structs.replace(load_config(asyncio.run(discover(url, None, api_key))), api_key=api_key)
     return send(msgspec.structs.replace(config, warmup=_WARMUP), requests)
 

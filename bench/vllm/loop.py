@@ -6,6 +6,10 @@ instances. The script then serves a disaggregated design and a colocated design,
 AIPerf sends requests to each design at several rates. Each prediction is a simulation of the requests that
 AIPerf sends.
 
+With vLLM, the colocated design is `twofold route` in front of two stock servers. The disaggregated design is
+`twofold serve --engine vllm`, because vLLM's NIXL connector pins the threads of every instance on a CPU to
+the machine's last core, so that two instances share it.
+
 Exits with 1 if the SLO attainment differs from the prediction by more than 5 points, or the median TTFT or
 TPOT by more than 10%. AIPerf needs a separate Python environment: `pip install aiperf`.
 """
@@ -47,10 +51,12 @@ from twofold.workload.source import workload
 from twofold.workload.trace import write_trace
 
 DESIGNS = (ServiceDesign(prefill=1, decode=1), ServiceDesign(colocated=2))
+# 135 million parameters: with fewer, clients and gateway take much of the two cores.
+MODEL = ("--hidden-size", "768", "--layers", "12", "--heads", "12", "--vocab-size", "32768")
 LONGEST = 1024  # tokens of the longest request
 SEARCHED = 500  # requests
 SETTLE_S = 900.0
-WARM_UPS = 20  # vLLM's NIXL connector shakes hands with the first requests
+WARM_UPS = 8
 CHECKED = (ATTAINMENT, "TTFT P50", "TPOT P50")
 
 
@@ -69,7 +75,7 @@ class Loop:
 
     def __init__(self, given: argparse.Namespace, folder: Path) -> None:
         self.given, self.folder = given, folder
-        self.model = model_directory(given.model, folder)
+        self.model = model_directory(given.model, folder, *MODEL)
         self.stock = stock_vllm(self.model, folder, given.max_num_batched_tokens, needed=given.engine == "vllm")
         self.profile_path = given.profile or folder / f"{given.engine}.yaml"
 
@@ -109,28 +115,39 @@ class Loop:
     def serve(self, design: ServiceDesign, processes: Processes) -> str:
         """Start the service of a design and return its URL."""
         port = free_port()
-        if self.given.engine == "torch":
-            flags = ["--max-num-batched-tokens", str(self.given.max_num_batched_tokens), *design.flags]
-            command = ["serve", str(self.model), "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN), *flags]
-        else:
-            command = ["route", "--model", str(self.model), *self._servers(design, processes)]
-        command += ["--served-model-name", SERVED_NAME, "--port", str(port)]
-        processes.start("gateway", [*TWOFOLD, *command], {"OMP_NUM_THREADS": "1"})
-        processes.wait(f"http://{HERE}:{port}/health")
-        return f"http://{HERE}:{port}"
-
-    def _servers(self, design: ServiceDesign, processes: Processes) -> list[str]:
-        if design.colocated:
+        if self.given.engine == "vllm" and design.colocated:
             cores = range(design.colocated)
             urls = [self.stock.colocated(processes, place(core), threads=1, name=f"colocated-{core}") for core in cores]
-            return [word for url in urls for word in ("--colocated", url)]
-        prefill, decode = self.stock.pair(processes, (place(0), place(1)))
-        return ["--prefill", f"http://{HERE}:{prefill}", "--decode", f"http://{HERE}:{decode}"]
+            servers = [word for url in urls for word in ("--colocated", url)]
+            command = ["route", "--model", str(self.model), *servers]
+        else:
+            flags = ["--max-num-batched-tokens", str(self.given.max_num_batched_tokens), *design.flags]
+            flags += ["--engine", self.given.engine, "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN)]
+            command = ["serve", str(self.model), *flags]
+        command += ["--served-model-name", SERVED_NAME, "--port", str(port)]
+        processes.start("gateway", [*TWOFOLD, *command], {**self.stock.environment, "OMP_NUM_THREADS": "1"})
+        processes.wait(f"http://{HERE}:{port}/health")
+        return f"http://{HERE}:{port}"
 
     def load(self, url: str, requests: Sequence[Request]) -> list[Timeline]:
         """Send `requests` to the service with AIPerf, at their arrival times. Raises ConfigurationError on failure."""
         artifacts = self.folder / "aiperf"
-        command = [str(self.given.aiperf), "profile", "--model", SERVED_NAME, "--url", url, "--ui", "none"]
+        # AIPerf shares the two cores with the service: it runs at a low priority, without monitors of its own.
+        command = [
+            "nice",
+            "-n",
+            "19",
+            str(self.given.aiperf),
+            "profile",
+            "--model",
+            SERVED_NAME,
+            "--url",
+            url,
+            "--ui",
+            "none",
+        ]
+        command += ["--no-gpu-telemetry", "--no-server-metrics", "--workers-max", "1", "--record-processors", "1"]
+        command += ["--stats-interval", "0"]
         command += ["--endpoint-type", "completions", "--streaming", "--use-server-token-count"]
         command += ["--tokenizer", str(self.model.absolute()), "--artifact-dir", str(artifacts)]
         command += ["--input-file", str(self._trace(requests)), "--custom-dataset-type", "mooncake_trace"]

@@ -1,10 +1,11 @@
 """Tests of measurement sweeps, on a simulated instance with known iteration times."""
 
+import msgspec
 import pytest
 
 from support.hosts import MODEL
 from support.paced import TIMES, PacedStepper, keep_time
-from twofold.characterize.analysis import measured_link
+from twofold.characterize.analysis import measured_cold_start, measured_link
 from twofold.characterize.local import LocalTarget
 from twofold.characterize.power import PowerMeter
 from twofold.characterize.probes import ProbeKind, probes
@@ -86,6 +87,16 @@ def test_the_fit_finds_the_times(monkeypatch, tmp_path):
         assert times.seconds(*work) == pytest.approx(TIMES.seconds(*work), rel=0.06)
     assert 512 in times.bends
     assert fitted.request_s == 0.0
+
+
+@pytest.mark.parametrize("cold_s", [0.05, 0.0])
+def test_the_fit_finds_cold_starts(monkeypatch, tmp_path, cold_s):
+    """An iteration after an idle time takes longer, the longer the idle time."""
+    times = msgspec.structs.replace(TIMES, cold_s=cold_s, cold_half_s=2.0)
+    file, stepper = swept(monkeypatch, tmp_path, 120.0, times=times)
+    assert measured_cold_start(file.rows) == pytest.approx((cold_s, 2.0 if cold_s else 0.0), rel=0.01)
+    warm = fit_iterations(measurements(file.rows, stepper.limits)).times
+    assert warm.seconds(64, 64**2, 0, 0) == pytest.approx(TIMES.seconds(64, 64**2, 0, 0), rel=0.06)
 
 
 def test_chunked_prompts_are_measured_in_chunks(monkeypatch, tmp_path):

@@ -22,7 +22,7 @@ SLO = Slo(ttft_s=5.0, tpot_s=1.0)
 def twin(directory, design, **changes):
     """Return a simulated service with known iteration times."""
     made = msgspec.structs.replace(
-        profile(), times=TIMES, host=None, machine="box", kv_capacity_tokens=50_000, **{"link": None, **changes}
+        profile(), host=None, machine="box", kv_capacity_tokens=50_000, **{"times": TIMES, "link": None, **changes}
     )
     path = directory / "box.yaml"
     path.write_text(dump_profile(made))
@@ -40,6 +40,18 @@ def test_a_request_reaches_its_instance_later(tmp_path):
     assert plain.ttft_s == pytest.approx(TIMES.seconds(100, 100**2, 0, 0))
     assert served.ttft_s == pytest.approx(plain.ttft_s + 0.05)
     assert served.e2e_s == pytest.approx(plain.e2e_s + 0.05)
+
+
+def test_an_iteration_after_an_idle_time_takes_longer(tmp_path):
+    """A decode iteration that follows the prefill at once does not."""
+    times = msgspec.structs.replace(TIMES, cold_s=0.2, cold_half_s=2.0)
+    cold = twin(tmp_path, ServiceDesign(colocated=1), times=times)
+    twice = [*one(), msgspec.structs.replace(one()[0], id="s", arrival_s=6.0)]
+    first, second = cold.timelines(twice)
+    plain = TIMES.seconds(100, 100**2, 0, 0)
+    assert first.ttft_s == pytest.approx(plain + 0.2, rel=0.01)
+    assert second.ttft_s == pytest.approx(plain + times.cold_start_s(6.0 - first.e2e_s), rel=0.01)
+    assert second.tpot_s == pytest.approx(first.tpot_s)
 
 
 def test_a_transfer_measured_by_clients_is_all_visible(tmp_path):

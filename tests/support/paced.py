@@ -22,7 +22,7 @@ class PacedStepper(Stepper):
     vocab_size = 1000
 
     def __init__(self, times=TIMES, max_num_batched_tokens=2048, max_model_len=8192):
-        self.times, self.now = times, 0.0
+        self.times, self.now, self.ended = times, 0.0, 0.0
         self.limits = TargetLimits(
             max_model_len=max_model_len,
             max_num_seqs=64,
@@ -48,7 +48,10 @@ class PacedStepper(Stepper):
                 squares += item.num_tokens * (item.num_tokens + 2 * item.context_tokens)
             else:
                 decodes, context = decodes + 1, context + item.context_tokens
-        self.now += self.times.seconds(tokens, squares, decodes, context)
+        self.now += self.times.seconds(tokens, squares, decodes, context) + self.times.cold_start_s(
+            self.now - self.ended
+        )
+        self.ended = self.now
         return [result.request_id for result in self._scheduler.complete(batch)]
 
 
@@ -56,3 +59,8 @@ def keep_time(monkeypatch, stepper):
     """Replace Python's clocks by the simulated time of `stepper`."""
     monkeypatch.setattr(time, "perf_counter", lambda: stepper.now)
     monkeypatch.setattr(time, "monotonic", lambda: stepper.now)
+
+    def sleep(seconds):
+        stepper.now += seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)

@@ -19,6 +19,8 @@ from twofold.performance.profile import IterationTimes, KvLink, MachineCosts, Me
 _SATURATED: Final = 0.95  # share of the highest throughput from which a phase counts as saturated
 _PROMPT: Final = 512  # tokens of each prompt of a larger batch
 _UNLIMITED: Final = 1 << 20
+_NOISE: Final = 0.05  # variation of a prefill time
+_HALVES_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 class InstanceFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,9 +109,10 @@ def characterization(
     _, hardware, tensor_parallel = rows[0].pair
     kept = consistent_rows(rows)
     fitted = fit_iterations(measurements(kept, limits))
+    cold_s, cold_half_s = measured_cold_start(kept)
     profile = MeasuredProfile(
         **{name: getattr(facts, name) for name in facts.__struct_fields__},
-        times=fitted.times,
+        times=msgspec.structs.replace(fitted.times, cold_s=cold_s, cold_half_s=cold_half_s),
         machine=hardware,
         tensor_parallel=tensor_parallel,
         max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -130,6 +133,29 @@ def measured_link(rows: Sequence[ProfileRow], model: Model) -> KvLink | None:
     work = np.array([[1.0, tokens * model.kv_bytes_per_token] for tokens in transfers])
     latency_s, byte_s = nnls(work, np.array(list(transfers.values())) / 1e3)[0].tolist()
     return KvLink(bytes_per_s=1.0 / max(byte_s, 1e-15), latency_s=latency_s, layer_wise=False)
+
+
+def measured_cold_start(rows: Sequence[ProfileRow]) -> tuple[float, float]:
+    """Fit `cold_s` and `cold_half_s` of `IterationTimes` to prefills after idle times.
+
+    Return zeros if nothing was measured, or if no prefill took longer than its usual variation.
+    """
+    cold = median_by_size((round(row.idle_time), row.cold_time) for row in rows if row.cold_time)
+    sizes = {row.prompt_size for row in rows if row.cold_time}
+    warm = [row.prompt_time for row in rows if row.prompt_time and row.batch_size == 1 and row.prompt_size in sizes]
+    if not (cold and warm):
+        return 0.0, 0.0
+    idle_s = np.array(list(cold)) / 1e3
+    longer_s = (np.array(list(cold.values())) - median(warm)) / 1e3
+    if longer_s.max() < _NOISE * median(warm) / 1e3:
+        return 0.0, 0.0
+
+    def fit(half_s: float) -> tuple[float, float, float]:
+        rates, error = nnls((idle_s / (idle_s + half_s))[:, None], longer_s)
+        return error, float(rates[0]), half_s
+
+    _, cold_s, cold_half_s = min(fit(half_s) for half_s in _HALVES_S)
+    return cold_s, cold_half_s
 
 
 def median_by_size(points: Iterable[tuple[int, float]]) -> dict[int, float]:

@@ -8,6 +8,7 @@ A probe is a group of requests that measures one property of an instance:
     decode    requests that decode in one batch               iteration time by batch size and context length
     mixed     decoding requests, and prompts sent meanwhile   time of an iteration with a prompt and decodes
     cached    one prompt, sent twice                          prefill time with a prefix-cache hit
+    idle      one prompt after an idle time                   by how much longer its prefill takes
     transfer  one request to a disaggregated service          delay of the second token due to the KV transfer
 
 Most prompt lengths and batch sizes are not powers of two, because kernels are often tuned for powers of two.
@@ -27,6 +28,8 @@ _BATCHES: Final = (1, 2, 3, 5, 7, 11, 17, 24, 33, 47, 65, 96, 130, 190, 255)
 _CONTEXTS: Final = (64, 512, 2000)
 _BESIDE: Final = (1, 4, 15, 40)  # decodes beside which prompts are sent
 _INJECTED: Final = (16, 64, 200, 500, 1000, 2000)
+_IDLE: Final = (0.5, 2.0, 8.0)  # seconds
+_IDLE_PROMPT: Final = 24  # tokens; one of `_PROMPTS`
 _GAPS: Final = 24  # decode iterations that a probe measures
 _SETTLE: Final = 6  # decode iterations before and after a prompt is sent
 _MOST_TOKENS: Final = 24_576  # of the prompts of a probe together
@@ -41,6 +44,7 @@ class ProbeKind(StrEnum):
     DECODE = "decode"
     MIXED = "mixed"
     CACHED = "cached"
+    IDLE = "idle"
     TRANSFER = "transfer"
 
 
@@ -49,6 +53,7 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: ProbeKind
     streams: tuple[ProbeStream, ...]
+    idle_s: float = 0.0  # idle time before the requests, in seconds
 
     @property
     def running(self) -> list[ProbeStream]:
@@ -66,7 +71,8 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
         first = self.running[0]
         many = f"{len(self.running)}x{first.prompt_tokens}"
         beside = "".join(f"+{stream.prompt_tokens}" for stream in self.injected)
-        return f"{self.kind.value} {many}{beside}"
+        after = f" after {self.idle_s:g} s" if self.idle_s else ""
+        return f"{self.kind.value} {many}{beside}{after}"
 
     @property
     def tokens(self) -> int:
@@ -76,7 +82,7 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
 
 def probes(limits: TargetLimits) -> list[SweepProbe]:
     """Return the probes within the limits of an instance. Kinds and sizes of probes are interleaved."""
-    kinds = (_transfers,) if limits.disaggregated else (_prefills, _decodes, _mixed, _parallel, _cached)
+    kinds = (_transfers,) if limits.disaggregated else (_prefills, _decodes, _mixed, _parallel, _cached, _idle)
     # Interleaved, so that a sweep that ends early has measured all kinds and both small and large sizes.
     ranked: list[tuple[float, SweepProbe]] = []
     for kind in kinds:
@@ -138,6 +144,11 @@ def _cached(limits: TargetLimits) -> Iterator[SweepProbe]:
     tokens = min(1000, _longest(limits, 1))
     again = ProbeStream(prompt_tokens=tokens, output_tokens=1, after_tokens=1, prompt=0)
     yield SweepProbe(kind=ProbeKind.CACHED, streams=(msgspec.structs.replace(again, after_tokens=0), again))
+
+
+def _idle(_: TargetLimits) -> Iterator[SweepProbe]:
+    for idle_s in _IDLE:
+        yield SweepProbe(kind=ProbeKind.IDLE, streams=(_stream(_IDLE_PROMPT, 1),), idle_s=idle_s)
 
 
 def _transfers(limits: TargetLimits) -> Iterator[SweepProbe]:

@@ -36,6 +36,7 @@ def rows_of(
         ProbeKind.DECODE: _decode,
         ProbeKind.MIXED: _mixed,
         ProbeKind.CACHED: _cached,
+        ProbeKind.IDLE: _idle,
         ProbeKind.TRANSFER: _transfer,
     }
     model, hardware, tensor_parallel = pair
@@ -99,6 +100,10 @@ def _mixed(probe: SweepProbe, times: Sequence[StreamTimes], limits: TargetLimits
 def _cached(probe: SweepProbe, times: Sequence[StreamTimes], _: TargetLimits) -> Iterator[dict[str, object]]:
     first, again = times
     yield {**_sizes(probe.running), "prompt_time": _ms(first.ttft_s), "cached_time": _ms(again.ttft_s)}
+
+
+def _idle(probe: SweepProbe, times: Sequence[StreamTimes], _: TargetLimits) -> Iterator[dict[str, object]]:
+    yield {**_sizes(probe.running), "idle_time": _ms(probe.idle_s), "cold_time": _ms(times[0].ttft_s)}
 
 
 def _transfer(probe: SweepProbe, times: Sequence[StreamTimes], _: TargetLimits) -> Iterator[dict[str, object]]:

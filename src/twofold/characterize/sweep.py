@@ -26,6 +26,7 @@ _TIMED: Final = {  # column that only this kind of probe measures
     ProbeKind.MIXED: "mixed_time",
     ProbeKind.CACHED: "cached_time",
     ProbeKind.TRANSFER: "transfer_time",
+    ProbeKind.IDLE: "cold_time",
     ProbeKind.DECODE: "token_time",
 }
 _NAMES: Final = ProfileRow.__struct_fields__
@@ -78,6 +79,7 @@ def sweep(
 
     def run(probe: SweepProbe) -> None:
         on_probe(probe.name, (time.monotonic() - began) / budget_s)
+        time.sleep(probe.idle_s)
         with meter.measuring() as power:
             times = target.run(probe.streams)
         shared = {"average_power": power.average, "peak_power": power.peak, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
@@ -109,7 +111,8 @@ def _expected_s(probe: SweepProbe, rows: Sequence[ProfileRow]) -> float:
     prompt_ms = max((row.prompt_time / (row.prompt_size * row.batch_size) for row in long), default=0.0)
     token_ms = max((row.token_time for row in rows), default=0.0)
     prompts = sum(stream.prompt_tokens for stream in probe.streams)
-    return (prompts * prompt_ms + max(stream.output_tokens for stream in probe.running) * token_ms) / 1e3
+    outputs = max(stream.output_tokens for stream in probe.running)
+    return probe.idle_s + (prompts * prompt_ms + outputs * token_ms) / 1e3
 
 
 def _left(wanted: Sequence[SweepProbe], rows: Sequence[ProfileRow]) -> Iterator[SweepProbe]:
@@ -124,12 +127,12 @@ def _left(wanted: Sequence[SweepProbe], rows: Sequence[ProfileRow]) -> Iterator[
 def _sizes_of_row(row: ProfileRow) -> tuple[object, ...]:
     kinds = (kind for kind, column in _TIMED.items() if getattr(row, column))
     kind = next(kinds, ProbeKind.PREFILL).value
-    return kind, row.prompt_size, row.batch_size, row.running
+    return kind, row.prompt_size, row.batch_size, row.running, row.idle_time
 
 
 def _sizes_of_probe(probe: SweepProbe) -> list[tuple[object, ...]]:
     running = probe.running
     if probe.kind is ProbeKind.MIXED:
-        return [("mixed", stream.prompt_tokens, 1, len(running)) for stream in probe.injected]
+        return [("mixed", stream.prompt_tokens, 1, len(running), 0.0) for stream in probe.injected]
     kind = "prefill" if probe.kind is ProbeKind.PARALLEL else probe.kind.value
-    return [(kind, running[0].prompt_tokens, len(running), 0)]
+    return [(kind, running[0].prompt_tokens, len(running), 0, probe.idle_s * 1e3)]

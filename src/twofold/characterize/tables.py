@@ -60,6 +60,8 @@ def findings(found: Characterization) -> Iterator[tuple[str, str]]:
     yield "KV capacity", f"{found.profile.kv_capacity_tokens:,} tokens"
     if found.profile.request_s:
         yield "a request outside the engine", f"{_ms(found.profile.request_s)} ms"
+    if found.times.cold_s:
+        yield "an iteration after 2 s without work", f"{_ms(found.times.cold_start_s(2.0))} ms longer"
     speedup = cached_speedup(found.rows)
     if speedup is not None:
         yield "TTFT of a repeated prompt", f"{speedup:.1f}x faster"

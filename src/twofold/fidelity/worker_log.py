@@ -170,7 +170,7 @@ def slowness(
 
 
 def _alone_s(profile: MeasuredProfile, one: TimedIteration) -> float:
-    return one.iteration.predicted_s(profile.times) + (profile.times.cold_s if one.cold else 0.0)
+    return one.iteration.predicted_s(profile.times) + profile.times.cold_start_s(one.idle_s)
 
 
 def _slowdowns(profile: MeasuredProfile, one: TimedIteration) -> ContentionFactors:

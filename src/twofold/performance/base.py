@@ -83,6 +83,10 @@ class PerformanceModel(ABC):
         ttft_s = self.prefill_s(prompt_tokens, prompt_tokens * prompt_tokens)
         return ttft_s, cost.base_s + cost.context_s * context
 
+    def cold_start_s(self, idle_s: float) -> float:
+        """Return the seconds by which an iteration takes longer after `idle_s` seconds without iterations."""
+        return 0.0
+
     @property
     def idle_w(self) -> float:
         """Watts that the instance draws between iterations."""

@@ -34,7 +34,8 @@ from twofold.performance.cost import DecodeCost, ModelAccuracy
 #   remaining cost of a decode, and l the additional cost of each decode beyond `large` decodes.
 # - On a shared host, compute and memory reads slow down by different factors. `decode_factor` therefore multiplies the
 #   time of iterations without prompts.
-# - The first iteration after an idle period takes `cold_s` longer.
+# - The first iteration after i idle seconds takes `cold_s` · i / (i + `cold_half_s`) longer: other users of the host
+#   have replaced the weights in its caches.
 
 COLD_AFTER_S: Final = 0.03  # of idling
 
@@ -53,6 +54,7 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     large: int = 0
     large_s: float = 0.0
     cold_s: float = 0.0
+    cold_half_s: float = 0.0
     decode_factor: float = 1.0
     # Median absolute relative errors on held-out measurements.
     prefill_error: float | None = None
@@ -70,6 +72,10 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if not tokens:
             return seconds * self.decode_factor
         return seconds + self.prompt_s + (self.mixed_s if sequences else 0.0)
+
+    def cold_start_s(self, idle_s: float) -> float:
+        """Return the seconds by which an iteration takes longer after `idle_s` seconds without iterations."""
+        return self.cold_s * idle_s / (idle_s + self.cold_half_s) if idle_s > COLD_AFTER_S else 0.0
 
     def slower(self, factor: float, decodes: float | None = None) -> "IterationTimes":
         """Return a copy whose iteration times are multiplied by `factor`.
@@ -115,6 +121,9 @@ class MeasuredModel(PerformanceModel):
 
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         return self.times.seconds(tokens, squares, sequences, context)
+
+    def cold_start_s(self, idle_s: float) -> float:
+        return self.times.cold_start_s(idle_s)
 
 
 HOST: Final = "host"  # machine name in cluster specs: one worker on one share of the cores

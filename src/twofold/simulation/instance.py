@@ -6,7 +6,7 @@ from typing import Final
 from mypy_extensions import i64, mypyc_attr
 
 from twofold.cluster.profiles import InstanceSlot
-from twofold.cluster.timing import RunTiming
+from twofold.cluster.timing import PS, RunTiming, ps
 from twofold.instance import InstanceLoad
 from twofold.scheduling.instance.queues import RunningBatch, StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
@@ -16,6 +16,7 @@ from twofold.simulation.kernel import Event, EventOrder, HostCores, Kernel, Mach
 # for integers below 2⁶² (factors below 2³⁰).
 _UNIT: Final = 20
 _REST: Final = (1 << _UNIT) - 1
+_LONG_S: Final = 3600.0  # idle time of a new instance
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -131,6 +132,8 @@ class VirtualInstance(SimulatedInstance):
         self._run = self._runs[0]  # of an instance with one stage
         self._running = 0  # number of active runs
         self._cut = False  # whether the run was shortened to end after the current iteration
+        self._gets_cold = self.timing.model.cold_start_s(_LONG_S) > 0.0
+        self._ended_at = -ps(_LONG_S)  # end of the last run
         self._free_at = [0] * self._stages
         self._last_token = [0] * self._stages  # by lane: end of its last iteration
 
@@ -200,6 +203,10 @@ class VirtualInstance(SimulatedInstance):
             copying = self.timing.copying(swap.take_copies())
             timing = RunTiming(timing.first_ps + copying, timing.step_ps, timing.milliwatts)
         count = batch.limit
+        if self._gets_cold:
+            cold = ps(self.timing.model.cold_start_s((now - self._ended_at) / PS))
+            if cold:
+                timing, count = RunTiming(timing.first_ps + cold, 0, timing.milliwatts), 1
         if count > self._max_run:  # noqa: PLR1730  (min() takes twice as long)
             count = self._max_run
         self._cut = False
@@ -248,8 +255,8 @@ class VirtualInstance(SimulatedInstance):
         else:
             self.charge(now - begun, timing.milliwatts - self._idle_mw, batch)
             self.batch = None
+            self._ended_at = now
             if self._cores is not None:
-                self._cores.ended()
                 timing = RunTiming(now - begun, 0, timing.milliwatts)
         self.environment.ran(self, batch, timing, count, begun, since)
         results = self.scheduler.advance(count)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from mypy_extensions import i64, mypyc_attr
 
 from twofold.cluster.timing import nearest, ps
-from twofold.performance.profile import COLD_AFTER_S, ContentionFactors, MeasuredProfile
+from twofold.performance.profile import ContentionFactors, MeasuredProfile
 from twofold.request import Phase
 from twofold.scheduling.instance.queues import RunningBatch
 
@@ -282,8 +282,6 @@ class HostCores(HostTask):
         super().__init__(cores, len(cores))
         self._host = host
         self._prefill, self._decode = profile.shared_host.prefill, profile.shared_host.decode
-        self._cold, self._cold_after = ps(profile.times.cold_s), ps(COLD_AFTER_S)
-        self._ended_at = -self._cold_after - 1
 
     def compute(self, batch: RunningBatch, work: int, end: Event) -> None:
         """Run a batch on these cores, and trigger the event `end` when the batch is complete.
@@ -292,13 +290,7 @@ class HostCores(HostTask):
         """
         self.contention = self._prefill if batch.prefills else self._decode
         self.phase = Phase.PREFILL if batch.prefills else Phase.DECODE
-        if self._host.kernel.now - self._ended_at > self._cold_after:
-            work += self._cold  # the first batch after idle time takes longer
         self._host.begin(self, work, end)
-
-    def ended(self) -> None:
-        """Record that a batch has just ended."""
-        self._ended_at = self._host.kernel.now
 
     def drop(self) -> None:
         """Cancel the running batch; its end event does not happen."""

@@ -39,6 +39,8 @@ class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
     mixed_time: float = 0.0  # total time of these iterations
     cached_time: float = 0.0  # TTFT when the same prompt is sent a second time
     transfer_time: float = 0.0  # by which a KV transfer delayed the second token
+    idle_time: float = 0.0  # without work before a prefill
+    cold_time: float = 0.0  # of that prefill
     date: str = ""  # of the measurement, as in 2026-11-25
 
     @property
@@ -206,7 +208,7 @@ def consistent_rows(rows: Sequence[ProfileRow]) -> list[ProfileRow]:
     """Drop invalid profile rows and batches that contradict other batches. Return the remaining rows.
 
     Batches contradict each other if the batch with more prefill tokens has a clearly shorter prefill
-    time. Rows of mixed iterations or KV transfers are never dropped.
+    time. Rows of mixed iterations, KV transfers or prefills after an idle time are never dropped.
     """
     kept = [row for batch in consistent_batches(rows)[0] for row in batch.rows]
-    return kept + [row for row in rows if row.mixed_time or row.transfer_time]
+    return kept + [row for row in rows if row.mixed_time or row.transfer_time or row.cold_time]

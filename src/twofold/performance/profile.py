@@ -75,7 +75,8 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def cold_start_s(self, idle_s: float) -> float:
         """Return the seconds by which an iteration takes longer after `idle_s` seconds without iterations."""
-        return self.cold_s * idle_s / (idle_s + self.cold_half_s) if idle_s > COLD_AFTER_S else 0.0
+        # In this form, an infinite idle time costs `cold_s`.
+        return self.cold_s / (1.0 + self.cold_half_s / idle_s) if idle_s > COLD_AFTER_S else 0.0
 
     def slower(self, factor: float, decodes: float | None = None) -> "IterationTimes":
         """Return a copy whose iteration times are multiplied by `factor`.

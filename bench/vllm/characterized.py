@@ -42,9 +42,11 @@ def characterize(
 ) -> MeasuredProfile:
     """Measure one instance on one core, write the profile to `path`, and return it.
 
-    If `engine` is None, measure `vllm serve` over HTTP, with the client on the second core. `run` runs a command.
+    The profile calls its machine as the file. If `engine` is None, measure `vllm serve` over HTTP, with the client on
+    the second core. `run` runs a command.
     """
-    flags = ["--output", str(path), "--budget", str(budget_s), "--max-num-batched-tokens", str(max_num_batched_tokens)]
+    flags = ["--output", str(path), "--hardware", path.stem, "--budget", str(budget_s)]
+    flags += ["--max-num-batched-tokens", str(max_num_batched_tokens)]
     with Processes(path.parent) as processes:
         if engine is None:
             target, core = stock.colocated(processes, place(0), threads=1), CORES[1]

@@ -1,14 +1,15 @@
 """Check predictions from a measured profile against measurements of a live service.
 
-The script characterizes one instance of an engine on one CPU core. The engine is stock `vllm serve` over
-HTTP, or Twofold's torch engine in process. With this profile, `twofold plan` plans a cluster of two
-instances. The script then serves a disaggregated design and a colocated design, each with two instances.
+The script characterizes one instance on one CPU core. With this profile, `twofold plan` plans a cluster of
+two instances. The script then serves a colocated design and a disaggregated design, each with two instances.
 AIPerf sends requests to each design at several rates. Each prediction is a simulation of the requests that
-AIPerf sends.
+AIPerf sends. AIPerf and the gateway share the two cores with the instances: the simulation is repeated on a host
+that is slower by the share of CPU time that they took.
 
-With vLLM, the colocated design is `twofold route` in front of two stock servers. The disaggregated design is
-`twofold serve --engine vllm`, because vLLM's NIXL connector pins the threads of every instance on a CPU to
-the machine's last core, so that two instances share it.
+With --engine torch, `twofold serve` serves both designs. With --engine vllm, the colocated design is
+`twofold route` in front of two stock `vllm serve`, with a profile measured over HTTP. The disaggregated design
+is `twofold serve --engine vllm`, with a profile measured in process: vLLM's own NIXL connector pins threads of
+every instance on a CPU to the machine's last core, so that two instances share it.
 
 Exits with 1 if the SLO attainment differs from the prediction by more than 5 points, or the median TTFT or
 TPOT by more than 10%. AIPerf needs a separate Python environment: `pip install aiperf`.
@@ -19,11 +20,13 @@ import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import msgspec
-from characterized import MAX_MODEL_LEN, characterize, held_out, place, stock_vllm
+from characterized import CORES, MAX_MODEL_LEN, characterize, held_out, place, stock_vllm
 from compared import TWOFOLD
+from cpu_times import CpuTimes
 from frame import model_directory, run_and_exit, say
 from rich.console import Console
 from started import Processes
@@ -41,6 +44,7 @@ from twofold.fidelity.comparison import (
     replay_on,
 )
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
+from twofold.fidelity.worker_log import Slowness
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.profile import MeasuredProfile, load_profile
 from twofold.request import FinishReason, Request
@@ -50,9 +54,10 @@ from twofold.workload.mooncake import MOONCAKE
 from twofold.workload.source import workload
 from twofold.workload.trace import write_trace
 
-DESIGNS = (ServiceDesign(prefill=1, decode=1), ServiceDesign(colocated=2))
-# 135 million parameters: with fewer, clients and gateway take much of the two cores.
-MODEL = ("--hidden-size", "768", "--layers", "12", "--heads", "12", "--vocab-size", "32768")
+DESIGNS = (ServiceDesign(colocated=2), ServiceDesign(prefill=1, decode=1))
+# 65 million parameters: with fewer, AIPerf and the gateway take much of the two cores.
+MODEL = ("--hidden-size", "640", "--layers", "10", "--heads", "10", "--kv-heads", "5", "--vocab-size", "16384")
+STOCK = "stock"
 LONGEST = 1024  # tokens of the longest request
 SEARCHED = 500  # requests
 SETTLE_S = 900.0
@@ -65,7 +70,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: str
     slo: Slo
-    held_out: dict[str, float | None]  # median relative error of the profile by kind of iteration
+    held_out: dict[str, dict[str, float | None]]  # median relative error by profile and kind of iteration
     plan: str
     comparisons: list[Comparison]
 
@@ -77,24 +82,30 @@ class Loop:
         self.given, self.folder = given, folder
         self.model = model_directory(given.model, folder, *MODEL)
         self.stock = stock_vllm(self.model, folder, given.max_num_batched_tokens, needed=given.engine == "vllm")
-        self.profile_path = given.profile or folder / f"{given.engine}.yaml"
+        self._loads = count()
 
-    def characterize(self) -> MeasuredProfile:
-        """Return the profile of one instance on one core; measure it unless --profile names it."""
-        given = self.given
-        if given.profile is not None:
-            return load_profile(given.profile)
-        engine = None if given.engine == "vllm" else given.engine
-        return characterize(
-            self.stock, engine, self.profile_path, given.budget, given.max_num_batched_tokens, self._run
-        )
+    def instance(self, design: ServiceDesign) -> str:
+        """Return the name of the instances of a design: an engine of Twofold's workers, or `stock`."""
+        return STOCK if self.given.engine == "vllm" and design.colocated else self.given.engine
 
-    def plan(self, slo: Slo) -> str:
-        """Return the table of `twofold plan` for two instances of the profile."""
+    def path(self, instance: str) -> Path:
+        return self.folder / f"{instance}.yaml"
+
+    def characterize(self, instance: str) -> MeasuredProfile:
+        """Return the profile of one instance on one core; measure it unless the folder has it."""
+        given, path = self.given, self.path(instance)
+        if path.exists():
+            return load_profile(path)
+        say(f"characterizing {instance}")
+        engine = None if instance == STOCK else instance
+        return characterize(self.stock, engine, path, given.budget, given.max_num_batched_tokens, self._run)
+
+    def plan(self, instances: Sequence[str], slo: Slo) -> str:
+        """Return the table of `twofold plan` for two instances with these profiles."""
         limits = ["--slo", f"ttft={slo.ttft_s},tpot={slo.tpot_s}", "--max-machines", "2", "--router", "jsq"]
         lengths = ["--length-scale", str(self.given.length_scale), "--max-model-len", str(LONGEST)]
-        command = [*TWOFOLD, "plan", self.given.workload, *lengths, "--profile", str(self.profile_path), *limits]
-        return self._run(command)
+        profiles = [word for instance in instances for word in ("--profile", str(self.path(instance)))]
+        return self._run([*TWOFOLD, "plan", self.given.workload, *lengths, *profiles, *limits])
 
     def requests(self, rate: float, seconds: float | None = None) -> list[Request]:
         """Return the requests of `seconds` seconds at a given rate, or 500 requests if `seconds` is None."""
@@ -129,9 +140,12 @@ class Loop:
         processes.wait(f"http://{HERE}:{port}/health")
         return f"http://{HERE}:{port}"
 
-    def load(self, url: str, requests: Sequence[Request]) -> list[Timeline]:
-        """Send `requests` to the service with AIPerf, at their arrival times. Raises ConfigurationError on failure."""
-        artifacts = self.folder / "aiperf"
+    def load(self, url: str, gateway: int, requests: Sequence[Request]) -> list[Timeline]:
+        """Send `requests` to the service with AIPerf, at their arrival times. Raises ConfigurationError on failure.
+
+        `gateway` is the process id of the gateway.
+        """
+        artifacts = self.folder / f"aiperf-{next(self._loads)}"
         # AIPerf shares the two cores with the service: it runs at a low priority, without monitors of its own.
         command = [
             "nice",
@@ -152,11 +166,22 @@ class Loop:
         command += ["--tokenizer", str(self.model.absolute()), "--artifact-dir", str(artifacts)]
         command += ["--input-file", str(self._trace(requests)), "--custom-dataset-type", "mooncake_trace"]
         command += ["--fixed-schedule", "--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0"]
-        self._run(command)
+        with (self.folder / "aiperf.log").open("wb") as log:
+            started = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            with CpuTimes(gateway, started.pid) as self._cpu:
+                started.wait(SETTLE_S)
         records = (artifacts / "profile_export.jsonl").read_bytes().splitlines()
         if len(records) != len(requests):
             raise ConfigurationError(f"AIPerf has results of {len(records)} of {len(requests)} requests")
         return [msgspec.json.decode(line, type=_Record).timeline() for line in records]
+
+    def slowness(self, timelines: Sequence[Timeline]) -> Slowness:
+        """Return by how much AIPerf and the gateway slowed down the instances, with which they share the two cores."""
+        start_s = min(each.moments[Moment.ARRIVED] for each in timelines)
+        end_s = max(each.moments[Moment.LAST_TOKEN] for each in timelines)
+        taken = self._cpu.between(start_s, end_s) / (len(CORES) * (end_s - start_s))
+        say(f"AIPerf and the gateway took {taken:.1%} of the cores")
+        return Slowness(1 / (1 - taken), 1 / (1 - taken))
 
     def _trace(self, requests: Sequence[Request]) -> Path:
         path = self.folder / "trace.jsonl"
@@ -216,21 +241,26 @@ class _Record(msgspec.Struct):
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
     """Run the benchmark. Return the report, and the design and request rate of each prediction that does not hold."""
     loop = Loop(given, folder)
-    say(f"characterizing {given.engine}")
-    profile = loop.characterize()
-    slo = default_slo(profile, loop.requests(1.0))
+    instances = list(dict.fromkeys(map(loop.instance, reversed(DESIGNS))))  # the first to be served was measured last
+    profiles = {instance: loop.characterize(instance) for instance in instances}
+    slo = default_slo(profiles[loop.instance(DESIGNS[0])], loop.requests(1.0))
     say(f"planning for {slo}")
-    report = Report(engine=given.engine, slo=slo, held_out=held_out(profile), plan=loop.plan(slo), comparisons=[])
+    errors = {instance: held_out(profile) for instance, profile in profiles.items()}
+    report = Report(engine=given.engine, slo=slo, held_out=errors, plan=loop.plan(instances, slo), comparisons=[])
     for design in DESIGNS:
-        twin = SimulatedEndpoint(design, loop.profile_path, profile.extend(load_catalog()))
+        instance = loop.instance(design)
+        twin = SimulatedEndpoint(design, loop.path(instance), profiles[instance].extend(load_catalog()))
         highest = knee(twin, loop.requests, slo)
         rates = [round(highest * load, 3) for load in given.loads]
         loads = {rate: loop.requests(rate, given.seconds) for rate in rates}
         with Processes(folder) as processes:
             url = loop.serve(design, processes)
             replay_on(url, loop.requests(rates[0])[:WARM_UPS])
-            send = partial(loop.load, url)
-            report.comparisons.extend(compare_endpoint(send, twin, loads, slo=slo, replays=given.replays, on_load=say))
+            send = partial(loop.load, url, processes.pid("gateway"))
+            found = compare_endpoint(
+                send, twin, loads, slo=slo, replays=given.replays, on_load=say, slowness_of=loop.slowness
+            )
+            report.comparisons.extend(found)
     given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
     return report, list(failures(report))
 
@@ -246,8 +276,9 @@ def failures(report: Report) -> Iterator[str]:
 def show(report: Report) -> None:
     console = Console(width=120)
     console.print(report.plan, markup=False)
-    errors = ", ".join(f"{kind} {error:.1%}" for kind, error in report.held_out.items() if error is not None)
-    console.print(f"{report.engine}: held-out error of the profile: {errors}; live results are AIPerf's")
+    for instance, found in report.held_out.items():
+        errors = ", ".join(f"{kind} {error:.1%}" for kind, error in found.items() if error is not None)
+        console.print(f"held-out error of the profile of {instance}: {errors}")
     for design in DESIGNS:
         console.print(fidelity_table([each for each in report.comparisons if each.design == design.name]))
 
@@ -257,8 +288,7 @@ def main() -> None:
     parser.add_argument("--aiperf", type=Path, required=True, help="AIPerf's command")
     parser.add_argument("--engine", choices=("vllm", "torch"), default="vllm")
     parser.add_argument("--model", type=Path, help="model directory (default: a small model is created)")
-    parser.add_argument("--profile", type=Path, help="profile of an earlier run (default: measure one)")
-    parser.add_argument("--budget", type=float, default=240.0, help="seconds to characterize")
+    parser.add_argument("--budget", type=float, default=240.0, help="seconds to characterize an instance")
     parser.add_argument("--workload", default="azure-conv")
     parser.add_argument("--length-scale", type=float, default=0.25)
     parser.add_argument("--loads", type=float, nargs="+", default=(0.3, 0.6, 0.9), help="multiples of the goodput")
@@ -266,7 +296,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0, help="seconds of arrivals at each rate")
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="keep profile, logs and AIPerf's files in this directory")
+    parser.add_argument("--folder", type=Path, help="keep profiles, logs and AIPerf's files here; profiles are reused")
     parser.add_argument("--json", type=Path, default=Path("loop.json"), help="all figures")
     given = parser.parse_args()
     run_and_exit("loop", partial(run, given), show, given.folder)

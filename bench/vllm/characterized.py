@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from compared import TWOFOLD
-from started import Processes
 from stock_vllm import Place, StockVllm, vllm_environment
 
 from twofold.performance.profile import MeasuredProfile, load_profile
@@ -33,28 +32,15 @@ def stock_vllm(model: Path, folder: Path, max_num_batched_tokens: int, *, needed
 
 
 def characterize(
-    stock: StockVllm,
-    engine: str | None,
-    path: Path,
-    budget_s: float,
-    max_num_batched_tokens: int,
-    run: Callable[[Sequence[str]], object],
+    target: str, path: Path, core: int, *flags: str, run: Callable[[Sequence[str]], object]
 ) -> MeasuredProfile:
-    """Measure one instance on one core, write the profile to `path`, and return it.
+    """Measure an instance by a command on a core; write the profile to `path`, and return it.
 
-    The profile calls its machine as the file. If `engine` is None, measure `vllm serve` over HTTP, with the client on
-    the second core. `run` runs a command.
+    The profile calls the machine as the file is called. `run` runs the command.
     """
-    flags = ["--output", str(path), "--hardware", path.stem, "--budget", str(budget_s)]
-    flags += ["--max-num-batched-tokens", str(max_num_batched_tokens)]
-    with Processes(path.parent) as processes:
-        if engine is None:
-            target, core = stock.colocated(processes, place(0), threads=1), CORES[1]
-        else:
-            target, core = str(stock.model), CORES[0]
-            flags += ["--engine", engine, "--threads", "1", "--max-model-len", str(MAX_MODEL_LEN)]
-            flags += ["--dtype", "float32"]
-        run([*pinned(core), *TWOFOLD, "characterize", target, *flags])
+    run(
+        [*pinned(CORES[core]), *TWOFOLD, "characterize", target, "--output", str(path), "--hardware", path.stem, *flags]
+    )
     return load_profile(path)
 
 

@@ -13,7 +13,7 @@ PERIOD_S = 0.5
 
 
 class CpuTimes:
-    """Context manager that records the CPU time of one process, and of another process with all its descendants."""
+    """Context manager that records the CPU time of one process, and of another process with its descendants."""
 
     def __init__(self, alone: int, tree: int) -> None:
         """`alone` and `tree` are process ids."""

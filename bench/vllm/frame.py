@@ -21,9 +21,11 @@ def say(what: str) -> None:
 
 
 def model_directory(model: Path | None, folder: Path, *flags: str) -> Path:
-    """Return the directory `model`; if it is None, create a small model in `folder`."""
-    if model is None:
-        model = folder / "model"
+    """Return the directory `model`; if it is None, that of a small model in `folder`, which is created if missing."""
+    if model is not None:
+        return model
+    model = folder / "model"
+    if not model.exists():
         subprocess.run([*TWOFOLD, "model", "create", str(model), *flags], check=True)
     return model
 

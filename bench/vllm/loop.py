@@ -3,13 +3,13 @@
 The script characterizes one instance on one CPU core. With this profile, `twofold plan` plans a cluster of
 two instances. The script then serves a colocated design and a disaggregated design, each with two instances.
 AIPerf sends requests to each design at several rates. Each prediction is a simulation of the requests that
-AIPerf sends. AIPerf and the gateway share the two cores with the instances: the simulation is repeated on a host
-that is slower by the share of CPU time that they took.
+AIPerf sends. AIPerf and the gateway share the two cores with the instances: the simulation is repeated on a
+host that is slower by the share of CPU time that they took.
 
 With --engine torch, `twofold serve` serves both designs. With --engine vllm, the colocated design is
-`twofold route` in front of two stock `vllm serve`, with a profile measured over HTTP. The disaggregated design
-is `twofold serve --engine vllm`, with a profile measured in process: vLLM's own NIXL connector pins threads of
-every instance on a CPU to the machine's last core, so that two instances share it.
+`twofold route` in front of two stock `vllm serve`. The disaggregated design is `twofold serve --engine vllm`:
+vLLM's own NIXL connector pins threads of every instance on a CPU to the machine's last core, so that two
+instances share it. Each instance is measured as it is served, over HTTP, with the client on the second core.
 
 Exits with 1 if the SLO attainment differs from the prediction by more than 5 points, or the median TTFT or
 TPOT by more than 10%. AIPerf needs a separate Python environment: `pip install aiperf`.
@@ -57,11 +57,12 @@ from twofold.workload.trace import write_trace
 DESIGNS = (ServiceDesign(colocated=2), ServiceDesign(prefill=1, decode=1))
 # 65 million parameters: with fewer, AIPerf and the gateway take much of the two cores.
 MODEL = ("--hidden-size", "640", "--layers", "10", "--heads", "10", "--kv-heads", "5", "--vocab-size", "16384")
-STOCK = "stock"
+STOCK, GATEWAY = "stock", "gateway"
 LONGEST = 1024  # tokens of the longest request
 SEARCHED = 500  # requests
 SETTLE_S = 900.0
 WARM_UPS = 8
+KV_TOKENS = 40_000  # of 1 GiB: 26 kB for a token
 CHECKED = (ATTAINMENT, "TTFT P50", "TPOT P50")
 
 
@@ -97,8 +98,14 @@ class Loop:
         if path.exists():
             return load_profile(path)
         say(f"characterizing {instance}")
-        engine = None if instance == STOCK else instance
-        return characterize(self.stock, engine, path, given.budget, given.max_num_batched_tokens, self._run)
+        flags = ["--budget", str(given.budget), "--max-num-batched-tokens", str(given.max_num_batched_tokens)]
+        with Processes(self.folder) as processes:
+            if instance == STOCK:
+                url = self.stock.colocated(processes, place(0), threads=1)
+            else:
+                url = self._twofold(processes, self._serve(ServiceDesign(colocated=1)))
+                flags += ["--kv-capacity-tokens", str(KV_TOKENS)]
+            return characterize(url, path, 1, *flags, run=self._run)
 
     def plan(self, instances: Sequence[str], slo: Slo) -> str:
         """Return the table of `twofold plan` for two instances with these profiles."""
@@ -125,18 +132,24 @@ class Loop:
 
     def serve(self, design: ServiceDesign, processes: Processes) -> str:
         """Start the service of a design and return its URL."""
-        port = free_port()
         if self.given.engine == "vllm" and design.colocated:
             cores = range(design.colocated)
             urls = [self.stock.colocated(processes, place(core), threads=1, name=f"colocated-{core}") for core in cores]
             servers = [word for url in urls for word in ("--colocated", url)]
-            command = ["route", "--model", str(self.model), *servers]
-        else:
-            flags = ["--max-num-batched-tokens", str(self.given.max_num_batched_tokens), *design.flags]
-            flags += ["--engine", self.given.engine, "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN)]
-            command = ["serve", str(self.model), *flags]
-        command += ["--served-model-name", SERVED_NAME, "--port", str(port)]
-        processes.start("gateway", [*TWOFOLD, *command], {**self.stock.environment, "OMP_NUM_THREADS": "1"})
+            return self._twofold(processes, ["route", "--model", str(self.model), *servers])
+        return self._twofold(processes, self._serve(design))
+
+    def _serve(self, design: ServiceDesign) -> list[str]:
+        flags = ["--max-num-batched-tokens", str(self.given.max_num_batched_tokens), *design.flags]
+        flags += ["--engine", self.given.engine, "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN)]
+        flags += ["--kv-cache-memory-bytes", "1GiB"]
+        return ["serve", str(self.model), *flags]
+
+    def _twofold(self, processes: Processes, command: Sequence[str]) -> str:
+        port = free_port()
+        flags = ["--served-model-name", SERVED_NAME, "--port", str(port)]
+        environment = {**self.stock.environment, "OMP_NUM_THREADS": "1"}
+        processes.start(GATEWAY, [*TWOFOLD, *command, *flags], environment)
         processes.wait(f"http://{HERE}:{port}/health")
         return f"http://{HERE}:{port}"
 
@@ -247,7 +260,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
     say(f"planning for {slo}")
     errors = {instance: held_out(profile) for instance, profile in profiles.items()}
     report = Report(engine=given.engine, slo=slo, held_out=errors, plan=loop.plan(instances, slo), comparisons=[])
-    for design in DESIGNS:
+    for design in (each for each in DESIGNS if each.name in given.designs):
         instance = loop.instance(design)
         twin = SimulatedEndpoint(design, loop.path(instance), profiles[instance].extend(load_catalog()))
         highest = knee(twin, loop.requests, slo)
@@ -256,7 +269,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
         with Processes(folder) as processes:
             url = loop.serve(design, processes)
             replay_on(url, loop.requests(rates[0])[:WARM_UPS])
-            send = partial(loop.load, url, processes.pid("gateway"))
+            send = partial(loop.load, url, processes.pid(GATEWAY))
             found = compare_endpoint(
                 send, twin, loads, slo=slo, replays=given.replays, on_load=say, slowness_of=loop.slowness
             )
@@ -280,7 +293,9 @@ def show(report: Report) -> None:
         errors = ", ".join(f"{kind} {error:.1%}" for kind, error in found.items() if error is not None)
         console.print(f"held-out error of the profile of {instance}: {errors}")
     for design in DESIGNS:
-        console.print(fidelity_table([each for each in report.comparisons if each.design == design.name]))
+        compared = [each for each in report.comparisons if each.design == design.name]
+        if compared:
+            console.print(fidelity_table(compared))
 
 
 def main() -> None:
@@ -292,6 +307,8 @@ def main() -> None:
     parser.add_argument("--workload", default="azure-conv")
     parser.add_argument("--length-scale", type=float, default=0.25)
     parser.add_argument("--loads", type=float, nargs="+", default=(0.3, 0.6, 0.9), help="multiples of the goodput")
+    names = [design.name for design in DESIGNS]
+    parser.add_argument("--designs", nargs="+", choices=names, default=names, help="designs to serve")
     parser.add_argument("--replays", type=int, default=1, help="measurements at each rate")
     parser.add_argument("--seconds", type=float, default=120.0, help="seconds of arrivals at each rate")
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)

@@ -16,9 +16,10 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from characterized import MAX_MODEL_LEN, characterize, held_out, stock_vllm
+from characterized import MAX_MODEL_LEN, characterize, held_out, place, stock_vllm
 from frame import model_directory, run_and_exit, say
 from rich.console import Console
+from started import Processes
 
 from twofold.performance.profile import IterationTimes, MeasuredProfile
 from twofold.reporting.output import table
@@ -70,8 +71,15 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Profiles, list[str]]:
     measured = {}
     for way, title in WAYS.items():
         say(f"characterizing {title}")
-        engine = None if way == "http" else way
-        measured[way] = characterize(stock, engine, folder / f"{way}.yaml", given.budget, MAX_MODEL_LEN, command)
+        path, flags = folder / f"{way}.yaml", ["--budget", str(given.budget)]
+        flags += ["--max-num-batched-tokens", str(MAX_MODEL_LEN)]
+        if way == "http":
+            with Processes(folder) as processes:
+                url = stock.colocated(processes, place(0), threads=1)
+                measured[way] = characterize(url, path, 1, *flags, run=command)
+        else:
+            flags += ["--engine", way, "--threads", "1", "--max-model-len", str(MAX_MODEL_LEN), "--dtype", "float32"]
+            measured[way] = characterize(str(stock.model), path, 0, *flags, run=command)
     found = Profiles(measured, differences(measured["http"].times, measured["vllm"].times))
     return found, list(failures(found))
 

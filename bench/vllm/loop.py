@@ -3,8 +3,7 @@
 The script characterizes one instance on one CPU core. With this profile, `twofold plan` plans a cluster of
 two instances. The script then serves a colocated design and a disaggregated design, each with two instances.
 AIPerf sends requests to each design at several rates. Each prediction is a simulation of the requests that
-AIPerf sends. AIPerf and the gateway share the two cores with the instances: the simulation is repeated on a
-host that is slower by the share of CPU time that they took.
+AIPerf sends.
 
 With --engine torch, `twofold serve` serves both designs. With --engine vllm, the colocated design is
 `twofold route` in front of two stock `vllm serve`. The disaggregated design is `twofold serve --engine vllm`:
@@ -24,9 +23,8 @@ from itertools import count
 from pathlib import Path
 
 import msgspec
-from characterized import CORES, MAX_MODEL_LEN, characterize, held_out, place, stock_vllm
+from characterized import MAX_MODEL_LEN, characterize, held_out, place, stock_vllm
 from compared import TWOFOLD
-from cpu_times import CpuTimes
 from frame import model_directory, run_and_exit, say
 from rich.console import Console
 from started import Processes
@@ -44,7 +42,6 @@ from twofold.fidelity.comparison import (
     replay_on,
 )
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
-from twofold.fidelity.worker_log import Slowness
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.profile import MeasuredProfile, load_profile
 from twofold.request import FinishReason, Request
@@ -57,7 +54,7 @@ from twofold.workload.trace import write_trace
 DESIGNS = (ServiceDesign(colocated=2), ServiceDesign(prefill=1, decode=1))
 # 65 million parameters: with fewer, AIPerf and the gateway take much of the two cores.
 MODEL = ("--hidden-size", "640", "--layers", "10", "--heads", "10", "--kv-heads", "5", "--vocab-size", "16384")
-STOCK, GATEWAY = "stock", "gateway"
+STOCK = "stock"
 LONGEST = 1024  # tokens of the longest request
 SEARCHED = 500  # requests
 SETTLE_S = 900.0
@@ -149,15 +146,12 @@ class Loop:
         port = free_port()
         flags = ["--served-model-name", SERVED_NAME, "--port", str(port)]
         environment = {**self.stock.environment, "OMP_NUM_THREADS": "1"}
-        processes.start(GATEWAY, [*TWOFOLD, *command, *flags], environment)
+        processes.start("gateway", [*TWOFOLD, *command, *flags], environment)
         processes.wait(f"http://{HERE}:{port}/health")
         return f"http://{HERE}:{port}"
 
-    def load(self, url: str, gateway: int, requests: Sequence[Request]) -> list[Timeline]:
-        """Send `requests` to the service with AIPerf, at their arrival times. Raises ConfigurationError on failure.
-
-        `gateway` is the process id of the gateway.
-        """
+    def load(self, url: str, requests: Sequence[Request]) -> list[Timeline]:
+        """Send `requests` to the service with AIPerf, at their arrival times. Raises ConfigurationError on failure."""
         artifacts = self.folder / f"aiperf-{next(self._loads)}"
         # AIPerf shares the two cores with the service: it runs at a low priority, without monitors of its own.
         command = [
@@ -179,22 +173,11 @@ class Loop:
         command += ["--tokenizer", str(self.model.absolute()), "--artifact-dir", str(artifacts)]
         command += ["--input-file", str(self._trace(requests)), "--custom-dataset-type", "mooncake_trace"]
         command += ["--fixed-schedule", "--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0"]
-        with (self.folder / "aiperf.log").open("wb") as log:
-            started = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
-            with CpuTimes(gateway, started.pid) as self._cpu:
-                started.wait(SETTLE_S)
+        self._run(command)
         records = (artifacts / "profile_export.jsonl").read_bytes().splitlines()
         if len(records) != len(requests):
             raise ConfigurationError(f"AIPerf has results of {len(records)} of {len(requests)} requests")
         return [msgspec.json.decode(line, type=_Record).timeline() for line in records]
-
-    def slowness(self, timelines: Sequence[Timeline]) -> Slowness:
-        """Return by how much AIPerf and the gateway slowed down the instances, with which they share the two cores."""
-        start_s = min(each.moments[Moment.ARRIVED] for each in timelines)
-        end_s = max(each.moments[Moment.LAST_TOKEN] for each in timelines)
-        taken = self._cpu.between(start_s, end_s) / (len(CORES) * (end_s - start_s))
-        say(f"AIPerf and the gateway took {taken:.1%} of the cores")
-        return Slowness(1 / (1 - taken), 1 / (1 - taken))
 
     def _trace(self, requests: Sequence[Request]) -> Path:
         path = self.folder / "trace.jsonl"
@@ -269,11 +252,8 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
         with Processes(folder) as processes:
             url = loop.serve(design, processes)
             replay_on(url, loop.requests(rates[0])[:WARM_UPS])
-            send = partial(loop.load, url, processes.pid(GATEWAY))
-            found = compare_endpoint(
-                send, twin, loads, slo=slo, replays=given.replays, on_load=say, slowness_of=loop.slowness
-            )
-            report.comparisons.extend(found)
+            send = partial(loop.load, url)
+            report.comparisons.extend(compare_endpoint(send, twin, loads, slo=slo, replays=given.replays, on_load=say))
     given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
     return report, list(failures(report))
 

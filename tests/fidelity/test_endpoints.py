@@ -11,7 +11,6 @@ from support.scripted_endpoint import endpoint
 from twofold.errors import ConfigurationError
 from twofold.fidelity.comparison import compare_endpoint, replay_on
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
-from twofold.fidelity.worker_log import Slowness
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.profile import KvLink, dump_profile
 from twofold.request import Request
@@ -85,25 +84,6 @@ def test_a_running_service_is_compared(tmp_path):
     assert [live.completed for live in found.live] == [1, 1]
     assert found.simulated[0].ttft_s.p50 == pytest.approx(TIMES.seconds(100, 100**2, 0, 0))
     assert next(found.figures()).live == (1.0, 1.0)
-
-
-def test_a_slower_host_is_simulated(tmp_path):
-    """Each replay is compared with a simulation at the speed of the host during the replay."""
-    simulated = twin(tmp_path, ServiceDesign(colocated=1))
-    with endpoint() as server:
-        (found,) = compare_endpoint(
-            partial(replay_on, server.url),
-            simulated,
-            {2.0: one()},
-            slo=SLO,
-            replays=1,
-            on_load=lambda _: None,
-            slowness_of=lambda timelines: Slowness(2.0, 3.0 * len(timelines)),
-        )
-    (slower,) = found.simulated
-    assert slower.ttft_s.p50 == pytest.approx(2 * found.calibrated.ttft_s.p50)
-    assert slower.tpot_s.p50 == pytest.approx(3 * found.calibrated.tpot_s.p50)
-    assert found.slowness == (Slowness(2.0, 3.0),)
 
 
 def test_an_unreachable_service_is_one_sentence(tmp_path):

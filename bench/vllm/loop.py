@@ -23,7 +23,8 @@ from itertools import count
 from pathlib import Path
 
 import msgspec
-from characterized import MAX_MODEL_LEN, characterize, held_out, place, stock_vllm
+import psutil
+from characterized import CORES, MAX_MODEL_LEN, characterize, held_out, place, stock_vllm
 from compared import TWOFOLD
 from frame import model_directory, run_and_exit, say
 from rich.console import Console
@@ -101,6 +102,7 @@ class Loop:
                 url = self.stock.colocated(processes, place(0), threads=1)
             else:
                 url = self._twofold(processes, self._serve(ServiceDesign(colocated=1)))
+                pin_worker(processes.pid("gateway"))
                 flags += ["--kv-capacity-tokens", str(KV_TOKENS)]
             return characterize(url, path, 1, *flags, run=self._run)
 
@@ -193,6 +195,15 @@ class Loop:
         if done.returncode:
             raise ConfigurationError(f"{' '.join(command[:6])} … failed: {text[-2000:]}")
         return text
+
+
+def pin_worker(gateway: int) -> None:
+    """Pin a service's worker to the first core, as in a service of two workers, and all else to the second core."""
+    service = psutil.Process(gateway)
+    for process in (service, *service.children(recursive=True)):
+        core = CORES[0 if process.name().startswith("mixed") else 1]
+        for thread in process.threads():
+            os.sched_setaffinity(thread.id, {core})
 
 
 class _Metric(msgspec.Struct):

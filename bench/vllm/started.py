@@ -61,6 +61,10 @@ class Processes:
                 raise ConfigurationError(f"no response at {url} after {START_S:.0f} s")
             time.sleep(0.5)
 
+    def pid(self, name: str) -> int:
+        """Return the process id of the process that logs to `name`.log."""
+        return next(process.pid for given, process in self._started if given == name)
+
     def last_words(self, name: str) -> str:
         lines = self._log(name).read_text(errors="replace").splitlines()
         return "\n".join(["", *lines[-LAST_LINES:]])

@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -28,8 +28,9 @@ def raylet(command):
     try:
         yield process
     finally:
-        for each in [*psutil.Process(process.pid).children(recursive=True), process]:
-            each.kill()
+        if process.poll() is None:
+            for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+                each.kill()
         process.wait()
 
 
@@ -37,14 +38,18 @@ def raylet(command):
 def cluster(hosts):
     """Yield the address of a Ray cluster with room for two workers on this host and one on the other."""
     here, there = hosts.addresses
-    address = f"{here}:{free_port()}"
     start = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--object-store-memory=80000000"]
-    head = ["--head", f"--port={address.rpartition(':')[2]}", "--num-cpus=2", "--include-dashboard=false"]
-    other = [f"--address={address}", "--num-cpus=1"]
-    with raylet([*start, *head, f"--node-ip-address={here}"]):
-        until(lambda: answers_at(here, address))
-        with raylet(hosts.command(1, [*start, *other, f"--node-ip-address={there}"])):
-            yield address
+    with ExitStack() as running:
+        for _ in range(5):
+            address = f"{here}:{free_port()}"
+            head = ["--head", f"--port={address.rpartition(':')[2]}", "--num-cpus=2", "--include-dashboard=false"]
+            process = running.enter_context(raylet([*start, *head, f"--node-ip-address={here}"]))
+            until(lambda at=address, ray=process: answers_at(here, at) or ray.poll() is not None)
+            if process.poll() is None:
+                break  # otherwise another server, such as one of Ray's own, has the port
+        other = [f"--address={address}", "--num-cpus=1"]
+        running.enter_context(raylet(hosts.command(1, [*start, *other, f"--node-ip-address={there}"])))
+        yield address
 
 
 def answers_at(host, address):

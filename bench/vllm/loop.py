@@ -156,19 +156,8 @@ class Loop:
         """Send `requests` to the service with AIPerf, at their arrival times. Raises ConfigurationError on failure."""
         artifacts = self.folder / f"aiperf-{next(self._loads)}"
         # AIPerf shares the two cores with the service: it runs at a low priority, without monitors of its own.
-        command = [
-            "nice",
-            "-n",
-            "19",
-            str(self.given.aiperf),
-            "profile",
-            "--model",
-            SERVED_NAME,
-            "--url",
-            url,
-            "--ui",
-            "none",
-        ]
+        command = ["nice", "-n", "19", str(self.given.aiperf), "profile", "--ui", "none"]
+        command += ["--model", SERVED_NAME, "--url", url]
         command += ["--no-gpu-telemetry", "--no-server-metrics", "--workers-max", "1", "--record-processors", "1"]
         command += ["--stats-interval", "0"]
         command += ["--endpoint-type", "completions", "--streaming", "--use-server-token-count"]

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 
 import pytest
 
@@ -11,6 +10,7 @@ from support.api_client import all_blocks_free
 from support.chaos import Chaos, Fault
 from support.flags import ENGINE
 from support.held import holdings, leaks
+from support.ray_service import until
 from support.running_service import ended, named, running_service
 from support.transports import NIXL
 
@@ -74,8 +74,7 @@ def test_a_worker_that_hangs_while_it_restarts_is_replaced(tiny_model_dir, tmp_p
 
 def restarted(process, *earlier):
     """Wait for a process of the decode worker that is none of `earlier`."""
-    while not (found := [one for one in named(process, "decode.*") if one not in earlier]):
-        time.sleep(0.001)
+    found = until(lambda: [one for one in named(process, "decode.*") if one not in earlier], 60_000, 0.001)
     return found[0]
 
 

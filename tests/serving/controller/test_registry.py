@@ -152,6 +152,32 @@ def test_a_restart_may_take_ten_times_as_long_as_the_first_start():
     assert scene.orders.killed == ["d"]
 
 
+def test_the_longest_start_sets_the_time_limit():
+    """A quick restart does not shorten the time that a later start may take."""
+    scene = Scene()
+    scene.look(30.0)
+    scene.up()
+    scene.registry.exited("d", scene.now)
+    scene.look(1.0, living=["p"])
+    scene.registry.register(registered("d", epoch=2), scene.now)
+    scene.registry.exited("d", scene.now)
+    scene.look(290.0, living=["p"])
+    assert scene.orders.killed == []
+
+
+def test_a_worker_of_a_host_that_joins_again_starts_anew():
+    scene = Scene().up()
+    scene.registry.expect("r", Role.DECODE)
+    scene.registry.register(registered("r", host="b"), scene.now)
+    scene.registry.exited("r", scene.now)
+    scene.registry.retire("r")
+    scene.look(3600.0)
+    scene.registry.unretire("r", Role.DECODE, scene.now + 3600.0)
+    scene.registry.expect("r", Role.DECODE)
+    scene.look(5.0)
+    assert scene.orders.killed == []
+
+
 def test_the_first_start_of_a_worker_has_no_time_limit():
     scene = Scene()
     scene.registry.register(registered("p"), scene.now)

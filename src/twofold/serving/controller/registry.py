@@ -28,7 +28,7 @@ from twofold.serving.messages import Alive, HeartbeatAck, Message, Peer, Peers, 
 log = logging.getLogger(__name__)
 
 STALL_S = 0.6  # between two sweeps; beyond it, the controller itself stalled, and silence is counted anew
-# A restart may take this many times as long as the start before it, and at least `MIN_START_LIMIT_S`.
+# A restart may take this many times as long as the longest start so far, and at least `MIN_START_LIMIT_S`.
 START_LIMIT_FACTOR, MIN_START_LIMIT_S = 10.0, 10.0
 
 
@@ -63,7 +63,7 @@ class RegisteredWorker(Worker):
         super().__init__(instance, role, restart_s)
         self.peer: Peer | None = None
         self.clock: ClockOffset | None = None  # None for workers on this host
-        self.started_s: float | None = None  # when its process was started, or the first sweep after that
+        self.started_s: float | None = None  # when its process was started; None before the first sweep after that
         self.start_limit_s = math.inf  # unknown until it has registered once
         self.heard_s = 0.0
         self.batch_s = 0.0  # how long its current batch has run
@@ -104,7 +104,8 @@ class WorkerRegistry(WorkerGroup):
     def expect(self, instance: str, role: Role) -> None:
         """Add a worker that is about to start on a host that has joined the service."""
         joined = RegisteredWorker(instance, role, self._timeouts.restart_s)
-        self.members.setdefault(instance, joined).state = WorkerState.STARTING
+        member = self.members.setdefault(instance, joined)
+        member.state, member.started_s = WorkerState.STARTING, None
 
     def remove(self, instance: str) -> None:
         """Remove a worker that has exited and will not be restarted."""
@@ -159,8 +160,10 @@ class WorkerRegistry(WorkerGroup):
                 self._processes.refuse_worker(instance, str(error))
             return False
         member = self.members[instance]
-        start_s = 0.0 if member.started_s is None else now - member.started_s
-        member.start_limit_s = max(MIN_START_LIMIT_S, START_LIMIT_FACTOR * start_s)
+        took_s = 0.0 if member.started_s is None else now - member.started_s
+        # Not of the last start alone: after some losses a host must load the model again.
+        least_s = MIN_START_LIMIT_S if math.isinf(member.start_limit_s) else member.start_limit_s
+        member.start_limit_s = max(least_s, START_LIMIT_FACTOR * took_s)
         self._model = (message.model, message.peer.memory.layout)
         member.peer, member.state, member.heard_s, member.batch_s = message.peer, WorkerState.UP, now, 0.0
         member.lost_message = False
@@ -205,7 +208,10 @@ class WorkerRegistry(WorkerGroup):
         """Kill faulty workers, and restart exited workers when due."""
         if self._swept_s is not None and now - self._swept_s > STALL_S:
             for member in self.members.values():
-                member.heard_s = member.started_s = now
+                if member.state is WorkerState.UP:
+                    member.heard_s = now
+                else:
+                    member.started_s = now
         self._swept_s = now
         lost, restarted = [], []
         for member in self.members.values():

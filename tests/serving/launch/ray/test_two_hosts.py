@@ -47,6 +47,8 @@ def cluster(hosts):
             until(lambda at=address, ray=process: answers_at(here, at) or ray.poll() is not None)
             if process.poll() is None:
                 break  # otherwise another server, such as one of Ray's own, has the port
+        else:
+            pytest.fail("Ray's head ended at each start")
         other = [f"--address={address}", "--num-cpus=1"]
         running.enter_context(raylet(hosts.command(1, [*start, *other, f"--node-ip-address={there}"])))
         yield address

@@ -29,6 +29,7 @@ _TIMED: Final = {  # column that only this kind of probe measures
     ProbeKind.IDLE: "cold_time",
     ProbeKind.DECODE: "token_time",
 }
+_WARM_UPS: Final = (ProbeKind.PREFILL, ProbeKind.DECODE, ProbeKind.MIXED, ProbeKind.TRANSFER)
 _NAMES: Final = ProfileRow.__struct_fields__
 
 OnProbe = Callable[[str, float], None]
@@ -73,8 +74,9 @@ def sweep(
     `on_probe` is called with the next probe's name and the elapsed fraction of `budget_s`. Raises TargetError if
     a probe fails; `file` then contains the rows of the earlier probes.
     """
-    began = time.monotonic()
     wanted = probes(target.limits)
+    _warm_up(target, wanted, on_probe)
+    began = time.monotonic()
     ran: list[SweepProbe] = []
 
     def run(probe: SweepProbe) -> None:
@@ -97,6 +99,15 @@ def sweep(
         if _suffice(file.rows, target.limits, ran):
             break
         run(probe)
+
+
+def _warm_up(target: Target, wanted: Sequence[SweepProbe], on_probe: OnProbe) -> None:
+    # An accelerator loads kernels when they are first used, which takes up to a second.
+    for kind in _WARM_UPS:
+        probe = min((each for each in wanted if each.kind is kind), key=attrgetter("tokens"), default=None)
+        if probe is not None:
+            on_probe("warm-up", 0.0)
+            target.run(probe.streams)
 
 
 def _suffice(rows: Sequence[ProfileRow], limits: TargetLimits, ran: Sequence[SweepProbe]) -> bool:

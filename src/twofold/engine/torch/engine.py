@@ -26,6 +26,9 @@ class TorchEngine:
         self.samples = model.samples  # False: this rank does not sample, and its results are all None
         self._scratch = Scratch()
         self._announcer = LayerNotifier(pool.device)
+        if pool.device.type == "cuda":
+            # cuDNN builds a plan for every new shape, which takes 40 ms on an H200. Contexts grow with every token.
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self._keeps_rows = "logits_to_keep" in inspect.signature(self._model.forward).parameters
 
     def run(

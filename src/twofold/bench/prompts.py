@@ -23,6 +23,17 @@ _TEXT = (
 WORDS = tuple(_TEXT.split())
 
 
+def unlike_lengths(mean: int, count: int, longest: int) -> list[int]:
+    """Return `count` prompt lengths, the last 16 times the first, with the mean `mean`, each clipped to `longest`.
+
+    Engines may run a batch with equal contexts faster than a batch with unequal contexts.
+    """
+    if count == 1:
+        return [min(mean, longest)]
+    steps = [16 ** (number / (count - 1)) for number in range(count)]
+    return [min(longest, max(1, round(mean * count * step / sum(steps)))) for step in steps]
+
+
 class PromptForm(StrEnum):
     """Form in which prompts are sent: token ids or text."""
 

@@ -11,7 +11,8 @@ A probe is a group of requests that measures one property of an instance:
     idle      one prompt after an idle time                   by how much longer its prefill takes
     transfer  one request to a disaggregated service          delay of the second token due to the KV transfer
 
-Most prompt lengths and batch sizes are not powers of two, because kernels are often tuned for powers of two.
+Most prompt lengths and batch sizes are not powers of two, because kernels are often tuned for powers of two. Requests
+that decode together have contexts of different lengths, as in a workload.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from twofold.bench.prompts import unlike_lengths
 from twofold.characterize.target import ProbeStream, TargetLimits
 
 _PROMPTS: Final = (2, 8, 24, 48, 96, 160, 256, 400, 640, 1000, 1500, 2000, 3000, 4000, 6000, 8000, 12000, 16000, 24000)
@@ -32,7 +34,8 @@ _IDLE: Final = (0.5, 2.0, 8.0)  # seconds
 _IDLE_PROMPT: Final = 24  # tokens; one of `_PROMPTS`
 _GAPS: Final = 24  # decode iterations that a probe measures
 _SETTLE: Final = 6  # decode iterations before and after a prompt is sent
-_MOST_TOKENS: Final = 24_576  # of the prompts of a probe together
+_MOST_TOKENS: Final = 262_144  # of all requests of a probe
+_CHUNK: Final = 2048  # assumed size of prefill chunks of an endpoint that does not tell its own
 _RESERVED: Final = 8  # context left free, because a tokenizer may add tokens
 
 
@@ -68,8 +71,7 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """Display name of the probe, such as `mixed 4x512+200`."""
-        first = self.running[0]
-        many = f"{len(self.running)}x{first.prompt_tokens}"
+        many = f"{len(self.running)}x{mean_prompt(self.running)}"
         beside = "".join(f"+{stream.prompt_tokens}" for stream in self.injected)
         after = f" after {self.idle_s:g} s" if self.idle_s else ""
         return f"{self.kind.value} {many}{beside}{after}"
@@ -78,6 +80,11 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
     def tokens(self) -> int:
         """Sum of the prompt and output tokens of all requests of the probe."""
         return sum(stream.prompt_tokens + stream.output_tokens for stream in self.streams)
+
+
+def mean_prompt(streams: Sequence[ProbeStream]) -> int:
+    """Return the mean number of prompt tokens, rounded."""
+    return round(sum(stream.prompt_tokens for stream in streams) / len(streams))
 
 
 def probes(limits: TargetLimits) -> list[SweepProbe]:
@@ -120,8 +127,12 @@ def _parallel(limits: TargetLimits) -> Iterator[SweepProbe]:
 def _decodes(limits: TargetLimits) -> Iterator[SweepProbe]:
     for batch in _BATCHES:
         for context in _CONTEXTS:
-            if context <= _longest(limits, _GAPS) and _fits(limits, [context] * batch, _GAPS):
-                yield SweepProbe(kind=ProbeKind.DECODE, streams=(_stream(context, _GAPS + 2),) * batch)
+            # The first prompts decode while the last ones are computed.
+            output = _GAPS + 2 + context * batch // (limits.max_num_batched_tokens or _CHUNK)
+            longest = _longest(limits, output)
+            if context <= longest and _fits(limits, [context] * batch, output):
+                lengths = unlike_lengths(context, batch, longest)
+                yield SweepProbe(kind=ProbeKind.DECODE, streams=tuple(_stream(size, output) for size in lengths))
 
 
 def _mixed(limits: TargetLimits) -> Iterator[SweepProbe]:
@@ -134,7 +145,8 @@ def _mixed(limits: TargetLimits) -> Iterator[SweepProbe]:
             context = min(256, _longest(limits, output))
             together = [context] * batch + [injected[-1].prompt_tokens]
             if context > 0 and injected[-1].prompt_tokens <= _longest(limits, 1) and _fits(limits, together, output):
-                running = (_stream(context, output),) * batch
+                lengths = unlike_lengths(context, batch, _longest(limits, output))
+                running = [_stream(size, output) for size in lengths]
                 yield SweepProbe(kind=ProbeKind.MIXED, streams=(*running, *injected))
                 break
             output = injected.pop().after_tokens

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from twofold.characterize.probes import ProbeKind, SweepProbe, chunks_of
+from twofold.characterize.probes import ProbeKind, SweepProbe, chunks_of, mean_prompt
 from twofold.characterize.target import ProbeStream, StreamTimes, TargetError, TargetLimits
 from twofold.performance.fitting.iterations import IterationWork, Measurement
 from twofold.performance.fitting.profile import ProfileRow
@@ -112,8 +112,7 @@ def _transfer(probe: SweepProbe, times: Sequence[StreamTimes], _: TargetLimits) 
 
 
 def _sizes(streams: Sequence[ProbeStream]) -> dict[str, object]:
-    first = streams[0]
-    return {"prompt_size": first.prompt_tokens, "batch_size": len(streams), "token_size": first.output_tokens}
+    return {"prompt_size": mean_prompt(streams), "batch_size": len(streams), "token_size": streams[0].output_tokens}
 
 
 def _ms(seconds: float) -> float:

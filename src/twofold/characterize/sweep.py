@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from twofold.characterize.power import PowerMeter
-from twofold.characterize.probes import ProbeKind, SweepProbe, probes
+from twofold.characterize.probes import ProbeKind, SweepProbe, mean_prompt, probes
 from twofold.characterize.rows import measurements, rows_of
 from twofold.characterize.target import Target, TargetLimits
 from twofold.errors import ConfigurationError, require
@@ -20,7 +20,7 @@ from twofold.performance.fitting.iterations import FEWEST, KINDS, median_measure
 from twofold.performance.fitting.profile import ProfileRow, consistent_rows, read_profile
 
 _PASSES: Final = 5  # repeats of each probe, if the budget allows
-_MOST_OF_BUDGET: Final = 8  # no probe may take more than this part of the budget
+_MOST_OF_BUDGET: Final = 24  # no probe may take more than this part of the budget
 _LONG: Final = 200  # tokens from which the time of a prefill grows with its tokens
 _TIMED: Final = {  # column that only this kind of probe measures
     ProbeKind.MIXED: "mixed_time",
@@ -146,4 +146,4 @@ def _sizes_of_probe(probe: SweepProbe) -> list[tuple[object, ...]]:
     if probe.kind is ProbeKind.MIXED:
         return [("mixed", stream.prompt_tokens, 1, len(running), 0.0) for stream in probe.injected]
     kind = "prefill" if probe.kind is ProbeKind.PARALLEL else probe.kind.value
-    return [(kind, running[0].prompt_tokens, len(running), 0, probe.idle_s * 1e3)]
+    return [(kind, mean_prompt(running), len(running), 0, probe.idle_s * 1e3)]

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from twofold.bench.client import ClientConfig
 from twofold.bench.endpoint import Endpoint, discover
 from twofold.bench.load import LoadConfig, run_load
-from twofold.bench.prompts import PromptMaker, token_range
+from twofold.bench.prompts import PromptMaker, token_range, unlike_lengths
 from twofold.bench.services import ServedProcess, metrics, served_process
 from twofold.errors import ConfigurationError
 from twofold.fidelity.service import ServiceDesign, clients_beside
@@ -67,7 +67,7 @@ def split_groups(max_model_len: int, max_num_seqs: int) -> Iterator[RequestGroup
     for batch in (batch for batch in _BATCHES if batch <= max_num_seqs):
         for context in _CONTEXTS:
             if context < longest and batch * context <= _MOST_TOKENS:
-                sizes = [min(size, longest) for size in _unlike(context, batch)]
+                sizes = unlike_lengths(context, batch, longest)
                 yield _together(Purpose.DECODES, f"decodes-{batch}-{context}", sizes, _DECODES)
     yield _beside(Purpose.CROWD, "crowd", prompts, output=max_model_len // 8)
 
@@ -84,15 +84,6 @@ def mixed_groups(max_model_len: int) -> Iterator[RequestGroup]:
     prompts = [size for size in _PROMPTS if size < max_model_len // 2]
     for number in range(2):
         yield _beside(Purpose.MIXED, f"mixed-{number}", prompts, output=max_model_len // 8)
-
-
-def _unlike(mean: int, count: int) -> list[int]:
-    """Return `count` different prompt lengths with the mean `mean`."""
-    if count == 1:
-        return [mean]
-    # Engines may be faster on equal lengths.
-    steps = [16 ** (number / (count - 1)) for number in range(count)]
-    return [max(1, round(mean * count * step / sum(steps))) for step in steps]
 
 
 def _group(purpose: Purpose, name: str, count: int, prompt: int, output: int) -> RequestGroup:

@@ -135,9 +135,9 @@ def test_chunked_prompts_are_measured_in_chunks(monkeypatch, tmp_path):
 
 def test_a_sweep_is_resumed(monkeypatch, tmp_path):
     """A resumed sweep keeps the existing rows of the profile file, and continues with an unmeasured configuration."""
-    first, _ = swept(monkeypatch, tmp_path, 6.0)
+    first, _ = swept(monkeypatch, tmp_path, 4.0)
     sizes = [(row.prompt_size, row.batch_size, row.running, bool(row.token_time)) for row in first.rows]
-    again, _ = swept(monkeypatch, tmp_path, 6.0)
+    again, _ = swept(monkeypatch, tmp_path, 8.0)
     assert again.rows[: len(sizes)] == first.rows
     more = [(row.prompt_size, row.batch_size, row.running, bool(row.token_time)) for row in again.rows[len(sizes) :]]
     assert more[0] not in sizes

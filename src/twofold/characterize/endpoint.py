@@ -74,17 +74,24 @@ class EndpointTarget:
                 client.body(request, self._prompts.prompt(request if stream.prompt is None else shared[stream.prompt]))
                 for stream, request in zip(streams, requests, strict=True)
             ]
-            running = [reply for stream, reply in zip(streams, replies, strict=True) if not stream.after_tokens]
+            running = {number: replies[number] for number, stream in enumerate(streams) if not stream.after_tokens}
 
             async def send(number: int) -> None:
                 wanted = streams[number].after_tokens
-                while any(len(reply.chunk_times_s) < wanted for reply in running):  # noqa: ASYNC110  (replies have no event)
+                while any(len(reply.chunk_times_s) < wanted for reply in running.values()):  # noqa: ASYNC110  (replies have no event)
                     await asyncio.sleep(_LOOK_S)
                 outcome = await client.send(requests[number], bodies[number], replies[number])
+                running.pop(number, None)  # a chunk may have several tokens
                 if outcome.error is not None:
                     raise TargetError(
                         f"{self.endpoint.base_url} failed on a prompt of {streams[number].prompt_tokens} tokens: "
                         f"{outcome.error}: {outcome.detail}"
+                    )
+                given = len(found[requests[number].id].token_times_s)
+                if given < streams[number].output_tokens:
+                    raise TargetError(
+                        f"{self.endpoint.base_url} ended an output after {given} of {streams[number].output_tokens} "
+                        "tokens: it must honour ignore_eos"
                     )
 
             try:

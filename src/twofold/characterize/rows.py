@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from twofold.characterize.probes import ProbeKind, SweepProbe, chunks_of, mean_prompt
-from twofold.characterize.target import ProbeStream, StreamTimes, TargetError, TargetLimits
+from twofold.characterize.target import ProbeStream, StreamTimes, TargetLimits
 from twofold.performance.fitting.iterations import IterationWork, Measurement
 from twofold.performance.fitting.profile import ProfileRow
 
@@ -21,15 +21,7 @@ _TORN: Final = 1.5  # a gap of this many usual gaps computes a part of a prompt
 def rows_of(
     probe: SweepProbe, times: Sequence[StreamTimes], limits: TargetLimits, pair: tuple[str, str, int]
 ) -> Iterator[ProfileRow]:
-    """Convert the token times of a probe's requests to rows of the profile CSV. Raises TargetError if a request got too
-    few output tokens.
-    """
-    for stream, each in zip(probe.streams, times, strict=True):
-        if len(each.token_times_s) < stream.output_tokens:
-            raise TargetError(
-                f"the target ended an output after {len(each.token_times_s)} of {stream.output_tokens} tokens: "
-                "it must honour ignore_eos"
-            )
+    """Convert the token times of a probe's requests to rows of the profile CSV."""
     makers = {
         ProbeKind.PREFILL: _prefill,
         ProbeKind.PARALLEL: _prefill,

@@ -29,7 +29,7 @@ _TIMED: Final = {  # column that only this kind of probe measures
     ProbeKind.IDLE: "cold_time",
     ProbeKind.DECODE: "token_time",
 }
-_WARM_UPS: Final = (ProbeKind.PREFILL, ProbeKind.DECODE, ProbeKind.MIXED, ProbeKind.TRANSFER)
+_WARM_UPS: Final = (ProbeKind.PREFILL, ProbeKind.DECODE, ProbeKind.TRANSFER)
 _NAMES: Final = ProfileRow.__struct_fields__
 
 OnProbe = Callable[[str, float], None]

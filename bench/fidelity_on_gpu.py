@@ -74,7 +74,7 @@ class Benchmark:
     def compare(self, url: str, design: ServiceDesign) -> list[Comparison]:
         """Compare a running service with its simulation at each load."""
         profile = load_profile(self.path(SERVED))
-        twin = SimulatedEndpoint(design, self.path(SERVED), profile.extend(load_catalog()))
+        twin = SimulatedEndpoint(design, profile, self.folder, profile.extend(load_catalog()))
         slo = default_slo(profile, self.requests(1.0))
         highest = knee(twin, self.requests, slo)
         rates = [round(highest * load, 3) for load in self.given.loads]

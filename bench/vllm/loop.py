@@ -3,7 +3,7 @@
 The script characterizes one instance on one CPU core. With this profile, `twofold plan` plans a cluster of
 two instances. The script then serves a colocated design and a disaggregated design, each with two instances.
 AIPerf sends requests to each design at several rates. Each prediction is a simulation of the requests that
-AIPerf sends.
+AIPerf sends, at the speed of the host that a few requests to the idle service measure before and after each load.
 
 With --engine torch, `twofold serve` serves both designs. With --engine vllm, the colocated design is
 `twofold route` in front of two stock `vllm serve`. The disaggregated design is `twofold serve --engine vllm`:
@@ -32,6 +32,8 @@ from started import Processes
 from stock_vllm import HERE, SERVED_NAME
 
 from twofold.bench.services import free_port
+from twofold.characterize.endpoint import EndpointTarget
+from twofold.characterize.sweep import measured_slowness
 from twofold.errors import ConfigurationError
 from twofold.fidelity.comparison import (
     ATTAINMENT,
@@ -43,6 +45,7 @@ from twofold.fidelity.comparison import (
     replay_on,
 )
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
+from twofold.fidelity.worker_log import Slowness
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.profile import MeasuredProfile, load_profile
 from twofold.request import FinishReason, Request
@@ -245,15 +248,30 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
     report = Report(engine=given.engine, slo=slo, held_out=errors, plan=loop.plan(instances, slo), comparisons=[])
     for design in (each for each in DESIGNS if each.name in given.designs):
         instance = loop.instance(design)
-        twin = SimulatedEndpoint(design, loop.path(instance), profiles[instance].extend(load_catalog()))
+        profile = profiles[instance]
+        twin = SimulatedEndpoint(design, profile, folder, profile.extend(load_catalog()))
         highest = knee(twin, loop.requests, slo)
         rates = [round(highest * load, 3) for load in given.loads]
         loads = {rate: loop.requests(rate, given.seconds) for rate in rates}
         with Processes(folder) as processes:
             url = loop.serve(design, processes)
             replay_on(url, loop.requests(rates[0])[:WARM_UPS])
-            send = partial(loop.load, url)
-            report.comparisons.extend(compare_endpoint(send, twin, loads, slo=slo, replays=given.replays, on_load=say))
+            target = EndpointTarget(url, max_num_batched_tokens=given.max_num_batched_tokens)
+
+            def host_speed(target: EndpointTarget = target, profile: MeasuredProfile = profile) -> Slowness:
+                return Slowness(*measured_slowness(target, profile))
+
+            report.comparisons.extend(
+                compare_endpoint(
+                    partial(loop.load, url),
+                    twin,
+                    loads,
+                    slo=slo,
+                    replays=given.replays,
+                    on_load=say,
+                    host_speed=host_speed,
+                )
+            )
     given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
     return report, list(failures(report))
 

@@ -11,8 +11,9 @@ from support.scripted_endpoint import endpoint
 from twofold.errors import ConfigurationError
 from twofold.fidelity.comparison import compare_endpoint, replay_on
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
+from twofold.fidelity.worker_log import Slowness
 from twofold.hardware.catalog import load_catalog
-from twofold.performance.profile import KvLink, dump_profile
+from twofold.performance.profile import KvLink
 from twofold.request import Request
 from twofold.slo import Slo
 
@@ -24,9 +25,7 @@ def twin(directory, design, **changes):
     made = msgspec.structs.replace(
         profile(), host=None, machine="box", kv_capacity_tokens=50_000, **{"times": TIMES, "link": None, **changes}
     )
-    path = directory / "box.yaml"
-    path.write_text(dump_profile(made))
-    return SimulatedEndpoint(design, path, load_catalog())
+    return SimulatedEndpoint(design, made, directory, load_catalog())
 
 
 def one(prompt=100, output=3):
@@ -84,6 +83,27 @@ def test_a_running_service_is_compared(tmp_path):
     assert [live.completed for live in found.live] == [1, 1]
     assert found.simulated[0].ttft_s.p50 == pytest.approx(TIMES.seconds(100, 100**2, 0, 0))
     assert next(found.figures()).live == (1.0, 1.0)
+
+
+def test_a_replay_is_simulated_at_the_speed_of_its_host(tmp_path):
+    """The speed of the host is measured before and after each replay."""
+    simulated = twin(tmp_path, ServiceDesign(colocated=1))
+    speeds = iter([Slowness(1.0, 1.0), Slowness(2.0, 1.0), Slowness(3.0, 1.0), Slowness(3.0, 2.0)])
+    with endpoint() as server:
+        (found,) = compare_endpoint(
+            partial(replay_on, server.url),
+            simulated,
+            {2.0: one()},
+            slo=SLO,
+            replays=2,
+            on_load=lambda _: None,
+            host_speed=lambda: next(speeds),
+        )
+    assert found.slowness == (Slowness(1.5, 1.0), Slowness(3.0, 1.5))
+    plain_s, (first, second) = TIMES.seconds(100, 100**2, 0, 0), found.simulated
+    assert found.calibrated.ttft_s.p50 == pytest.approx(plain_s)
+    assert (first.ttft_s.p50, second.ttft_s.p50) == pytest.approx((1.5 * plain_s, 3 * plain_s))
+    assert second.tpot_s.p50 == pytest.approx(1.5 * first.tpot_s.p50)
 
 
 def test_an_unreachable_service_is_one_sentence(tmp_path):

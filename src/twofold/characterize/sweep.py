@@ -1,8 +1,11 @@
-"""Sweep of an instance: run timed requests within a time budget, and append the measurements to a CSV profile."""
+"""Sweep of an instance: run timed requests within a time budget, and append the measurements to a CSV profile.
+
+A few of the requests measure how much slower an instance is than its profile.
+"""
 
 import csv
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -11,13 +14,15 @@ from typing import Final
 
 import msgspec
 
+from twofold.bench.prompts import unlike_lengths
 from twofold.characterize.power import PowerMeter
 from twofold.characterize.probes import ProbeKind, SweepProbe, mean_prompt, probes
 from twofold.characterize.rows import measurements, rows_of
-from twofold.characterize.target import Target, TargetLimits
+from twofold.characterize.target import ProbeStream, Target, TargetLimits
 from twofold.errors import ConfigurationError, require
 from twofold.performance.fitting.iterations import FEWEST, KINDS, median_measurements
 from twofold.performance.fitting.profile import ProfileRow, consistent_rows, read_profile
+from twofold.performance.profile import MeasuredProfile
 
 _PASSES: Final = 5  # repeats of each probe, if the budget allows
 _MOST_OF_BUDGET: Final = 24  # no probe may take more than this part of the budget
@@ -31,6 +36,11 @@ _TIMED: Final = {  # column that only this kind of probe measures
 }
 _WARM_UPS: Final = (ProbeKind.PREFILL, ProbeKind.DECODE, ProbeKind.TRANSFER)
 _NAMES: Final = ProfileRow.__struct_fields__
+
+_SPEED_PASSES: Final = 2
+_SPEED_PROMPTS: Final = (100, 300, 900)  # tokens
+_SPEED_CONTEXTS: Final = ((200, 1), (300, 4))  # (mean context tokens, sequences)
+_SPEED_DECODES: Final = 16
 
 OnProbe = Callable[[str, float], None]
 
@@ -147,3 +157,31 @@ def _sizes_of_probe(probe: SweepProbe) -> list[tuple[object, ...]]:
         return [("mixed", stream.prompt_tokens, 1, len(running), 0.0) for stream in probe.injected]
     kind = "prefill" if probe.kind is ProbeKind.PARALLEL else probe.kind.value
     return [(kind, mean_prompt(running), len(running), 0, probe.idle_s * 1e3)]
+
+
+def measured_slowness(target: Target, profile: MeasuredProfile) -> tuple[float, float]:
+    """Return the factors by which prefill and decode iterations take longer than in the profile of the instance.
+
+    The target must be idle. Raises TargetError if a probe fails.
+    """
+    took, expected = defaultdict[ProbeKind, float](float), defaultdict[ProbeKind, float](float)
+    for probe in _SPEED_PASSES * _speed_probes(target.limits.max_model_len - _SPEED_DECODES):
+        rows = rows_of(probe, target.run(probe.streams), target.limits, ("", "", 1))
+        for each in measurements(rows, target.limits):
+            took[probe.kind] += each.seconds
+            expected[probe.kind] += each.predicted_s(profile.times, profile.request_s)
+    prompts, decodes = (took[kind] / expected[kind] for kind in (ProbeKind.PREFILL, ProbeKind.DECODE))
+    return prompts, decodes
+
+
+def _speed_probes(longest: int) -> list[SweepProbe]:
+    prompts = [(ProbeKind.PREFILL, [min(tokens, longest)], 1) for tokens in _SPEED_PROMPTS]
+    decodes = [
+        (ProbeKind.DECODE, unlike_lengths(mean, count, longest), _SPEED_DECODES) for mean, count in _SPEED_CONTEXTS
+    ]
+    return [
+        SweepProbe(
+            kind=kind, streams=tuple(ProbeStream(prompt_tokens=tokens, output_tokens=output) for tokens in lengths)
+        )
+        for kind, lengths, output in (*prompts, *decodes)
+    ]

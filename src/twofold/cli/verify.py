@@ -9,6 +9,8 @@ import msgspec
 import typer
 from rich.console import Console
 
+from twofold.characterize.endpoint import EndpointTarget
+from twofold.characterize.sweep import measured_slowness
 from twofold.cli import options
 from twofold.cli.settings import Settings, command, flag
 from twofold.errors import ConfigurationError
@@ -22,6 +24,7 @@ from twofold.fidelity.comparison import (
     replay_on,
 )
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint, SimulatedService, Twin
+from twofold.fidelity.worker_log import Slowness
 from twofold.hardware.catalog import load_catalog
 from twofold.hardware.hf_config import read_model
 from twofold.performance.profile import MeasuredProfile, load_profile
@@ -124,16 +127,19 @@ def verify(settings: VerifySettings) -> None:
 def compare_service(settings: VerifySettings, design: ServiceDesign) -> list[Comparison]:
     """Compare the latencies of a running service with its simulation at each request rate."""
     profile = load_profile(settings.profile)
-    twin = SimulatedEndpoint(design, settings.profile, profile.extend(load_catalog()))
-    slo = _slo(settings, profile)
-    return compare_endpoint(
-        partial(replay_on, settings.target, api_key=settings.api_key),
-        twin,
-        {rate: settings.requests(rate) for rate in _rates(settings, twin, slo)},
-        slo=slo,
-        replays=settings.replays,
-        on_load=lambda what: typer.echo(what, err=True),
-    )
+    slo, budget = _slo(settings, profile), profile.max_num_batched_tokens
+    target = EndpointTarget(settings.target, api_key=settings.api_key, max_num_batched_tokens=budget)
+    with tempfile.TemporaryDirectory(prefix="twofold-verify-") as profiles:
+        twin = SimulatedEndpoint(design, profile, Path(profiles), profile.extend(load_catalog()))
+        return compare_endpoint(
+            partial(replay_on, settings.target, api_key=settings.api_key),
+            twin,
+            {rate: settings.requests(rate) for rate in _rates(settings, twin, slo)},
+            slo=slo,
+            replays=settings.replays,
+            on_load=lambda what: typer.echo(what, err=True),
+            host_speed=lambda: Slowness(*measured_slowness(target, profile)),
+        )
 
 
 def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Comparison]:

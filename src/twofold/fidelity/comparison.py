@@ -147,28 +147,31 @@ def compare_endpoint(
     slo: Slo,
     replays: int,
     on_load: Callable[[str], None],
+    host_speed: Callable[[], Slowness] = lambda: AS_CALIBRATED,
 ) -> list[Comparison]:
     """Compare a running service with its simulation at each load.
 
-    `send_load` sends requests to the service at their arrival times, and returns their timelines. Raises
-    ConfigurationError if `send_load` does.
+    `send_load` sends requests to the service at their arrival times, and returns their timelines. `host_speed` measures
+    the slowdown of the service's host since the calibration; it is called before and after each replay. Raises
+    ConfigurationError if one of them does.
     """
     found = []
     for rate, requests in loads.items():
-        live = []
+        live, slow = list[Summary](), list[Slowness]()
         for replay in range(replays):
             on_load(f"{twin.design.name}, {rate:.3g} requests/s, replay {replay + 1} of {replays}")
+            before = host_speed()
             live.append(summarize(send_load(requests), slo=slo))
-        simulated = summarize(twin.timelines(requests), slo=slo)
+            slow.append(Slowness(*map(fmean, zip(before, host_speed(), strict=True))))
         found.append(
             Comparison(
                 design=twin.design.name,
                 rate=rate,
                 requests=len(requests),
                 slo=slo,
-                slowness=(AS_CALIBRATED,) * replays,
-                calibrated=simulated,
-                simulated=(simulated,) * replays,
+                slowness=tuple(slow),
+                calibrated=summarize(twin.timelines(requests), slo=slo),
+                simulated=tuple(summarize(twin.timelines(requests, each), slo=slo) for each in slow),
                 live=tuple(live),
             )
         )

@@ -16,7 +16,7 @@ from twofold.errors import ConfigurationError
 from twofold.fidelity.worker_log import AS_CALIBRATED, Slowness
 from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
-from twofold.performance.profile import MeasuredProfile, dump_profile, load_profile
+from twofold.performance.profile import MeasuredProfile, dump_profile
 from twofold.request import Request
 from twofold.serving.config import WorkerConfig
 from twofold.serving.launch.worker_plan import BatchPolicies, available_cores, plan_workers
@@ -85,16 +85,18 @@ class SimulatedEndpoint:
     """Simulation of a running service from the measured profile of one instance."""
 
     design: ServiceDesign
-    path: Path
+    profile: MeasuredProfile
+    directory: Path  # gets a profile for each simulated speed of the host
     catalog: Catalog
 
     def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
-        """Simulate `requests` and return their timelines."""
-        return timelines_of(self.cluster(), requests, self.catalog)  # always at the speed of the profile
+        """Simulate `requests` on a host with the slowdown `slowness`, and return their timelines."""
+        cluster = self.cluster(_profile_at(self.profile, slowness, self.directory))
+        return timelines_of(cluster, requests, self.catalog)
 
-    def cluster(self) -> ClusterSpec:
-        """Return the cluster spec of the service."""
-        profile, design = load_profile(self.path), self.design
+    def cluster(self, path: Path) -> ClusterSpec:
+        """Return the cluster spec of the service, with the profile in the file `path`."""
+        profile, design = self.profile, self.design
         counts = {Role.PREFILL: design.prefill, Role.DECODE: design.decode, Role.MIXED: design.colocated}
         chunked = profile.max_num_batched_tokens is not None
         spec = ClusterSpec(
@@ -111,7 +113,7 @@ class SimulatedEndpoint:
             model=profile.model.name,
             router="jsq",
             handoff="serialized",
-            profiles=(str(self.path.absolute()),),
+            profiles=(str(path.absolute()),),
         )
         limits = {"max_num_batched_tokens": profile.max_num_batched_tokens, "max_num_seqs": profile.max_num_seqs}
         return msgspec.structs.replace(spec, **{name: limit for name, limit in limits.items() if limit is not None})
@@ -130,13 +132,18 @@ class SimulatedService:
 
     def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
         """Return the simulated timelines of `requests` on a host with the slowdown `slowness`."""
-        path = self.directory / f"{slowness.prompts:.6f}-{slowness.decodes:.6f}.yaml"
-        if not path.exists():
-            path.write_text(dump_profile(self.profile.slower(*slowness)), encoding="utf-8")
+        path = _profile_at(self.profile, slowness, self.directory)
         spec = cluster_of(
             self.design, self.profile, path, kv_capacity_tokens=self.kv_capacity_tokens, max_num_seqs=self.max_num_seqs
         )
         return timelines_of(spec, requests, self.catalog)
+
+
+def _profile_at(profile: MeasuredProfile, slowness: Slowness, directory: Path) -> Path:
+    """Write the profile of a host with the slowdown `slowness` to a file in `directory`, and return its path."""
+    path = directory / f"{profile.machine}-{slowness.prompts:.6f}-{slowness.decodes:.6f}.yaml"
+    path.write_text(dump_profile(profile.slower(*slowness)), encoding="utf-8")
+    return path
 
 
 def timelines_of(spec: ClusterSpec, requests: Sequence[Request], catalog: Catalog) -> list[Timeline]:

@@ -219,10 +219,11 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         The factor `prompts` multiplies gateway times and the times of iterations with prompts. The factor `decodes`
         multiplies the times of iterations without prompts.
         """
-        host = self.shared_host
-        front = {name: getattr(host.front, name) * prompts for name in host.front.__struct_fields__}
-        slowed = msgspec.structs.replace(host, front=GatewayTimes(**front))
-        return msgspec.structs.replace(self, times=self.times.slower(prompts, decodes), host=slowed)
+        host = self.host
+        if host is not None:
+            front = {name: getattr(host.front, name) * prompts for name in host.front.__struct_fields__}
+            host = msgspec.structs.replace(host, front=GatewayTimes(**front))
+        return msgspec.structs.replace(self, times=self.times.slower(prompts, decodes), host=host)
 
     def extend(self, catalog: Catalog) -> Catalog:
         """Return a copy of `catalog` that also contains the machine and the LLM of this profile."""

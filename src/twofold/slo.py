@@ -1,11 +1,16 @@
 """Service-level objectives (SLOs): latency bounds for each request, or bounds on slowdown percentiles."""
 
+import re
 from typing import Final
 
 import msgspec
 
 from twofold.errors import ConfigurationError
 from twofold.timeline import Timeline
+
+_UNLIKELY_S: Final = 100.0  # a bound from which a number without a unit was perhaps meant in milliseconds
+_TIME: Final = re.compile(r"(?P<number>[^\sms]+)\s*(?P<unit>ms|s|)")
+_PER_SECOND: Final = {"": 1.0, "s": 1.0, "ms": 1e3}
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,19 +29,31 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str) -> "Slo":
-        """Parse bounds in seconds, such as `ttft=2,tpot=0.1,e2e=30`. Raise ConfigurationError if they are invalid."""
+        """Parse bounds such as `ttft=250ms,tpot=0.1s,e2e=30`, in seconds without a unit.
+
+        Raise ConfigurationError if they are invalid, or if a number without a unit is 100 or more.
+        """
         bounds: dict[str, float] = {}
         for part in filter(None, text.split(",")):
             name, _, value = part.partition("=")
             key = f"{name.strip().lower()}_s"
-            try:
-                seconds = float(value)
-            except ValueError:
-                seconds = -1.0
+            seconds = _seconds(value)
             if key not in cls.__struct_fields__ or key in bounds or not 0 < seconds < float("inf"):
-                raise ConfigurationError(f"SLO {part!r} is invalid: write seconds as in ttft=2,tpot=0.1,e2e=30")
+                raise ConfigurationError(f"SLO {part!r} is invalid: write ttft=2,tpot=0.1 or ttft=2s,tpot=100ms")
+            if seconds >= _UNLIKELY_S and not value.strip().endswith("s"):
+                bound = part.strip()
+                raise ConfigurationError(f"SLO {bound!r} has no unit: write {bound}ms or {bound}s")
             bounds[key] = seconds
         return cls(**bounds)
+
+
+def _seconds(text: str) -> float:
+    """Parse a time such as `0.1`, `0.1s` or `100ms`. Return -1 if it is invalid."""
+    found = _TIME.fullmatch(text.strip())
+    try:
+        return -1.0 if found is None else float(found["number"]) / _PER_SECOND[found["unit"]]
+    except ValueError:
+        return -1.0
 
 
 class SlowdownSlo(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +73,7 @@ SPLITWISE: Final = SlowdownSlo(
 
 
 def parse_slo(text: str) -> Slo | SlowdownSlo:
-    """Parse an SLO: bounds in seconds (`ttft=2`), or `splitwise` for the SLO of the Splitwise paper.
+    """Parse an SLO: bounds such as `ttft=2` or `ttft=250ms`, or `splitwise` for the SLO of the Splitwise paper.
 
     Raise ConfigurationError if `text` is invalid.
     """
@@ -64,5 +81,5 @@ def parse_slo(text: str) -> Slo | SlowdownSlo:
         return SPLITWISE
     slo = Slo.parse(text)
     if slo == Slo():
-        raise ConfigurationError("the SLO has no bounds: write ttft=2,tpot=0.1 (seconds) or splitwise")
+        raise ConfigurationError("the SLO has no bounds: write ttft=2,tpot=0.1 (seconds), ttft=250ms or splitwise")
     return slo

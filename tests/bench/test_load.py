@@ -151,3 +151,24 @@ def test_records_are_in_sending_order():
         assert line.token_times_s == sorted(line.token_times_s)
         assert len(line.token_times_s) == line.output_tokens
     assert lines[0].ttft_s == pytest.approx(lines[0].token_times_s[0])
+
+
+def test_a_closed_loop_sends_a_request_when_one_has_ended():
+    """There are as many requests in flight as clients, whatever the arrival times."""
+    running = most = 0
+
+    def script(body):
+        return [Pause(0.02), *well_behaved(body)]
+
+    def watch(counts):
+        nonlocal running, most
+        running = counts.sent - counts.done
+        most = max(most, running)
+
+    with endpoint(script) as scripted:
+        result = load(scripted, trace(12, gap_s=3600.0), on_change=watch, concurrency=3, think_s=0.01)
+    assert len(result.timelines) == 12
+    assert most == 3
+    ends = sorted(timeline.moments[Moment.LAST_TOKEN] for timeline in result.timelines)
+    starts = sorted(timeline.moments[Moment.ARRIVED] for timeline in result.timelines)
+    assert all(later >= end + 0.01 for end, later in zip(ends, starts[3:], strict=False))

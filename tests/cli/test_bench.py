@@ -37,7 +37,7 @@ def test_a_run_prints_a_table_and_writes_a_report(trace, tmp_path):
     with endpoint() as scripted:
         result = run(
             *("--base-url", scripted.url, "--workload", trace, "--output", report_path, "--per-request"),
-            *("--slo", "ttft=3600,tpot=3600", "--warmup", 1, "--api-key", "secret"),
+            *("--slo", "ttft=3600s,tpot=3600s", "--warmup", 1, "--api-key", "secret"),
         )
     assert result.exit_code == 0, result.output
     assert "TTFT" in result.stdout
@@ -149,3 +149,16 @@ def test_interrupting_prints_what_was_measured(trace, tmp_path):
     summary = json.loads(report_path.read_text())["summary"]
     assert (summary["failed"], summary["completed"] + summary["unfinished"]) == (0, 12)
     assert 5 <= summary["completed"] <= 6
+
+
+def test_a_closed_loop_ignores_arrival_times(trace):
+    with endpoint() as scripted:
+        result = run(
+            "--base-url", scripted.url, "--workload", trace, "--concurrency", 2, "--think-time", 0.01, "--json"
+        )
+        refused = run("--base-url", scripted.url, "--workload", trace, "--concurrency", 2, "--duration", 1)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["summary"]["completed"] == 12
+    assert (report["config"]["concurrency"], report["config"]["think_s"]) == (2, 0.01)
+    assert "give --num-requests" in str(refused.exception)

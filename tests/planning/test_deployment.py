@@ -32,7 +32,7 @@ def written(path, deployment, comment="A plan.\nIt is good."):
     return path
 
 
-@pytest.mark.parametrize("slo", ["splitwise", "ttft=2,tpot=0.1,e2e=30"])
+@pytest.mark.parametrize("slo", ["splitwise", "ttft=2,tpot=0.1,e2e=300s"])
 def test_deployments_round_trip_through_files(tmp_path, deployments, slo):
     for deployment in deployments(slo):
         assert load_deployment(written(tmp_path / "deployment.yaml", deployment)) == deployment
@@ -46,7 +46,7 @@ def test_files_have_comments_and_no_unset_fields(tmp_path, deployments):
         "      role: prefill",
         "      tensor_parallel: 8  # accelerators per instance",
         "  highest_rate: 21.5  # highest requests per second within the SLO",
-        '  slo: "ttft=2,tpot=0.1"',
+        '  slo: "ttft=2s,tpot=0.1s"',
         '    - "fitted bloom-176b on dgx-h100 TP8: prefill off by 10.0%, decode off by 2.0%; ',
     ):
         assert any(each.startswith(line) for each in text.splitlines()), line

@@ -30,7 +30,7 @@ def observed(tiny_model_dir, tmp_path_factory):
     """Send requests to a service; return its answers, logs, spans, metrics and dashboard snapshot."""
     port, log = free_port(), tmp_path_factory.mktemp("log") / "log"
     url = f"http://127.0.0.1:{port}"
-    flags = ("--port", str(port), "--served-model-name", "m", "--log-format", "json", "--slo", "e2e=600")
+    flags = ("--port", str(port), "--served-model-name", "m", "--log-format", "json", "--slo", "e2e=600s")
     command = [sys.executable, "-m", "twofold.cli.main", "serve", str(tiny_model_dir("llama")), *ENGINE, *SPLIT, *flags]
     with collecting() as collector, log.open("w") as out:
         process = subprocess.Popen([*command, "--otlp-endpoint", collector.url], stderr=out, stdin=subprocess.DEVNULL)

@@ -1,8 +1,10 @@
-"""Open-loop load: each request is sent when it is due, without waiting for replies to earlier requests."""
+"""Load on an endpoint: open loop, where each request is sent when it is due, or closed loop, where each of a number of
+clients sends its next request after its last one has ended.
+"""
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -25,6 +27,8 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     prompts: PromptMaker = PromptMaker()
     client: ClientConfig = ClientConfig()
     max_concurrency: int | None = None  # maximum number of requests in flight
+    concurrency: int | None = None  # clients of a closed loop; None: open loop
+    think_s: float = 0.0  # between the end of a request and the client's next one
     warmup: int = 0  # requests with the lengths of the first request, before the measurement
     api_key: str | None = None  # exclude it when serializing this struct
 
@@ -122,16 +126,28 @@ class _Load:
             return
         await self._warm_up(first)
         self._result.started_s = time.monotonic()
-        origin_s = self._result.started_s - first.arrival_s
+        left = chain([first], iterator)
         try:
-            async with asyncio.TaskGroup() as replies:
-                for request in chain([first], iterator):
-                    body = self._body(request)
-                    due_s = origin_s + request.arrival_s
-                    await asyncio.sleep(due_s - time.monotonic())
-                    replies.create_task(self._send(request, body, due_s))
+            async with asyncio.TaskGroup() as tasks:
+                if self._config.concurrency is None:
+                    await self._open_loop(left, self._result.started_s - first.arrival_s, tasks)
+                else:
+                    for _ in range(self._config.concurrency):
+                        tasks.create_task(self._client_of_closed_loop(left))
         finally:
             self._result.ended_s = time.monotonic()
+
+    async def _open_loop(self, requests: Iterator[Request], origin_s: float, replies: asyncio.TaskGroup) -> None:
+        for request in requests:
+            body = self._body(request)
+            due_s = origin_s + request.arrival_s
+            await asyncio.sleep(due_s - time.monotonic())
+            replies.create_task(self._send(request, body, due_s))
+
+    async def _client_of_closed_loop(self, requests: Iterator[Request]) -> None:
+        for request in requests:  # shared with the other clients
+            await self._send(request, self._body(request), time.monotonic())
+            await asyncio.sleep(self._config.think_s)
 
     async def _send(self, request: Request, body: bytes, due_s: float) -> None:
         async with self._slots:

@@ -17,8 +17,8 @@ from twofold.bench.load import LoadConfig, LoadResult, OnChange, RequestRecord, 
 from twofold.bench.prompts import PromptForm, PromptMaker, token_range
 from twofold.cli.options import DURATION, JSON, NUM_REQUESTS, RATE, SLO_BOUNDS
 from twofold.cli.progress import load_progress
-from twofold.cli.settings import Settings, command, flag
-from twofold.cli.workload import ShapeSettings, nonempty
+from twofold.cli.settings import Settings, command, flag, refuse
+from twofold.cli.workload import ArrivalSettings, nonempty
 from twofold.errors import ConfigurationError
 from twofold.reporting.output import JsonReport
 from twofold.reporting.summary import LatencyDistribution, Summary, seconds, summarize, summary_table
@@ -35,7 +35,7 @@ PROMPT_FORMS: Final = {
 }
 
 
-class LoadSettings(ShapeSettings):
+class LoadSettings(ArrivalSettings):
     """Flags that select the requests to send."""
 
     workload: str = flag("Named workload, such as azure-conv, or path of a trace.", "azure-conv")
@@ -45,6 +45,9 @@ class LoadSettings(ShapeSettings):
 
     def requests(self, context: int | None) -> list[Request]:
         """Return the requests to send. Raises ConfigurationError if there are none."""
+        self.check_closed_loop()
+        if self.concurrency is not None:
+            refuse(self, "duration", "limits arrival times, which --concurrency ignores: give --num-requests")
         shape = self.shape() | {"max_model_len": self.max_model_len or context}
         few = self.num_requests is None and self.duration is None
         requests = workload(
@@ -163,6 +166,8 @@ def load_config(endpoint: Endpoint, settings: BenchSettings) -> LoadConfig:
             chat=settings.chat,
         ),
         max_concurrency=settings.max_concurrency,
+        concurrency=settings.concurrency,
+        think_s=settings.think_time or 0.0,
         warmup=settings.warmup,
         api_key=settings.api_key,
     )

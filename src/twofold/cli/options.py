@@ -91,6 +91,10 @@ def check_outputs(written: Mapping[str, Path], read: Iterable[str | Path]) -> No
 WORKLOAD: Final = Flag("Named workload, such as azure-conv, or path of a trace.", positional=True, metavar="WORKLOAD")
 RATE: Final = Flag("Requests per second.", names=("--rate", "--request-rate"))
 NUM_REQUESTS: Final = Flag("Maximum number of requests.", names=("--num-requests", "--num-prompts"), ge=1)
+CONCURRENCY: Final = Flag(
+    "Closed loop: this many clients, each of which sends its next request after its last one has ended.", ge=1
+)
+THINK_TIME: Final = Flag("Seconds between the end of a request and the client's next one; needs --concurrency.", ge=0)
 DURATION: Final = Flag("Length of the workload in seconds.")
 START: Final = Flag("Skip this many seconds of the trace.")
 ARRIVAL: Final = Flag("Arrival process: trace, poisson, gamma or constant.")
@@ -147,10 +151,10 @@ OVERLOAD: Final = Flag("Reject requests that are predicted to miss --slo.", choi
 
 # Objectives
 SLO_BOUNDS: Final = Flag(
-    "SLO in seconds, as in ttft=2,tpot=0.1.", metavar="BOUNDS", parse=lambda text, _: Slo.parse(text)
+    "SLO, as in ttft=2,tpot=100ms; seconds without a unit.", metavar="BOUNDS", parse=lambda text, _: Slo.parse(text)
 )
 ANY_SLO: Final = Flag(
-    "SLO in seconds, as in ttft=2,tpot=0.1, or splitwise for the bounds on slowdowns of Splitwise (table VI).",
+    "SLO, as in ttft=2,tpot=100ms (seconds without a unit), or splitwise: its bounds on slowdowns (table VI).",
     metavar="BOUNDS",
     parse=lambda text, _: parse_slo(text),
 )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from twofold.cli import options
-from twofold.cli.settings import Settings
+from twofold.cli.settings import Settings, refuse
 from twofold.errors import ConfigurationError, require
 from twofold.request import Request
 
@@ -38,7 +38,28 @@ class ShapeSettings(Settings, panel="Workload"):
         }
 
 
-class WorkloadSettings(ShapeSettings):
+class ArrivalSettings(ShapeSettings):
+    """Flags for the rate of a workload, or for a closed loop of clients."""
+
+    rate: float | None = options.RATE.field()
+    concurrency: int | None = options.CONCURRENCY.field(unset="open loop")
+    think_time: float | None = options.THINK_TIME.field(unset="0")
+
+    def check_closed_loop(self) -> None:
+        """Raise ConfigurationError for flags that a closed loop needs or contradicts."""
+        if self.concurrency is None:
+            refuse(self, "think_time", "needs --concurrency")
+        else:
+            refuse(self, "rate arrival", "sets arrival times, which --concurrency ignores")
+
+    def nominal_rate(self, workload: str) -> float | None:
+        """Return the request rate at which to generate a workload. A closed loop ignores the arrival times."""
+        from twofold.workload.source import is_named  # noqa: PLC0415  (imports numpy)
+
+        return 1.0 if self.concurrency is not None and is_named(workload) else self.rate
+
+
+class WorkloadSettings(ArrivalSettings):
     """Flags for the requests of a simulation."""
 
     workload: str = options.WORKLOAD.field(...)
@@ -55,8 +76,13 @@ class WorkloadSettings(ShapeSettings):
         check_limits(
             rate=self.rate, duration_s=self.duration_s, burstiness=self.burstiness, length_scale=self.length_scale
         )
+        self.check_closed_loop()
         requests = workload(
-            self.workload, rate=self.rate, num_requests=self.num_requests, duration_s=self.duration_s, **self.shape()
+            self.workload,
+            rate=self.nominal_rate(self.workload),
+            num_requests=self.num_requests,
+            duration_s=self.duration_s if self.concurrency is None else MAX_SECONDS,
+            **self.shape(),
         )
         return nonempty(requests, f"workload {self.workload} has no request within the limits")
 
@@ -71,6 +97,8 @@ class WorkloadSettings(ShapeSettings):
 
     @property
     def title(self) -> str:
+        if self.concurrency is not None:
+            return f"{self.workload} at concurrency {self.concurrency}"
         return self.workload if self.rate is None else f"{self.workload} at {self.rate:g} requests/s"
 
     def facts(self) -> dict[str, str | int | float | None]:
@@ -82,6 +110,8 @@ class WorkloadSettings(ShapeSettings):
             "rate": self.rate,
             "num_requests": self.num_requests,
             "duration_s": self.duration_s,
+            "concurrency": self.concurrency,
+            "think_time_s": self.think_time,
             **shape,
         }
 

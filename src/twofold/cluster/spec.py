@@ -120,7 +120,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     pools: tuple[PoolSpec, ...]
     model: str
     performance: str = "auto"
-    router: str = "splitwise"
+    router: str = ""  # empty: `jsq` if all pools are mixed, else `splitwise`
     handoff: str = "by-size"  # a hand-off mode or policy
     # The token budget. For batchers of whole prompts, `auto` is the shortest prompt that saturates an instance.
     max_num_batched_tokens: int | Literal["auto"] = TOKEN_BUDGET
@@ -143,6 +143,13 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     profiles: tuple[str, ...] = ()  # files of `twofold characterize` or `calibrate live`, added to the catalog
     rules: str = "twofold"  # or those of another simulator (docs/simulation.md)
     failures: tuple[InstanceFailure, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Choose the default router."""
+        if not self.router:
+            mixed = bool(self.pools) and all(pool.role is Role.MIXED for pool in self.pools)
+            # `splitwise` would hand requests over between colocated instances.
+            msgspec.structs.force_setattr(self, "router", "jsq" if mixed else "splitwise")
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ def slo_argument(slo: Slo | SlowdownSlo) -> str:
     if isinstance(slo, SlowdownSlo):
         return "splitwise"
     bounds = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s}
-    return ",".join(f"{name}={bound:g}" for name, bound in bounds.items() if bound is not None)
+    return ",".join(f"{name}={bound:g}s" for name, bound in bounds.items() if bound is not None)
 
 
 def margins(checks: tuple[Check, ...]) -> Iterator[SloMargin]:

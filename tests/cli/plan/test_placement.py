@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from twofold.cli.plan.command import plan
 from twofold.errors import UserError
+from twofold.instance import Role
 from twofold.planning.deployment import load_deployment
 
 app = typer.Typer()
@@ -82,8 +83,23 @@ def test_a_rate_gives_a_deployment_file(planned, tmp_path):
     report = planned(*NODE, *ROUGH, "--machines", "a100", "--max-gpus", 16, "--rate", 6, "--output", file)
     cluster = load_deployment(file).cluster
     placed = sum(pool.instances * pool.tensor_parallel * pool.pipeline_parallel for pool in cluster.pools)
-    assert placed == report["best"]["accelerators"] <= 16
+    assert placed == report["recommended"]["accelerators"] <= 16
     assert report["best"]["rate"] == 6
+
+
+def test_a_colocated_design_is_recommended_if_splitting_does_not_pay(planned, tmp_path):
+    """With loose bounds, a colocated design has more goodput per accelerator, and the plan says so first."""
+    file = tmp_path / "placed.yaml"
+    report = planned(
+        *("512+64", "--model", "llama-3.1-8b", "--objective", "goodput", "--slo", "ttft=3s,tpot=200ms"),
+        *("--machines", "h100", "--max-gpus", 4, "--duration", 1, "--output", file, *ROUGH),
+    )
+    best, recommended = report["best"], report["recommended"]
+    assert best["split"]
+    assert not recommended["split"]
+    assert recommended["per_accelerator"] > best["per_accelerator"]
+    assert report["text"].startswith(f"Do not split: {recommended['name']} has ")
+    assert {pool.role for pool in load_deployment(file).cluster.pools} == {Role.MIXED}
 
 
 def test_a_slow_network_keeps_phases_together(planned):

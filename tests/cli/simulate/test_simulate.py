@@ -242,3 +242,34 @@ def test_kv_cache_counts_reused_prefix_blocks(tmp_path):
     assert "reuse" not in msgspec.json.decode(run(*flags).stdout)
     assert isinstance(refused := invoke(*flags, "--kv-cache", "12 apples").exception, UserError)
     assert "12 apples" in str(refused)
+
+
+def test_a_closed_loop_replaces_arrival_times():
+    asked = ("azure-conv", "--model", "bloom-176b", *CLUSTER, "--num-requests", 40, "--json")
+    one, eight = (msgspec.json.decode(run(*asked, "--concurrency", clients).stdout) for clients in (1, 8))
+    assert one["workload"]["concurrency"] == 1
+    assert one["counts"]["completed"] == eight["counts"]["completed"] == 40
+    assert one["duration_s"] > 2 * eight["duration_s"]
+    assert one["latencies_s"]["tpot_s"]["mean"] < eight["latencies_s"]["tpot_s"]["mean"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--concurrency", 2, "--rate", 4), "--rate sets arrival times, which --concurrency ignores"),
+        (("--concurrency", 2, "--arrival", "poisson"), "--arrival sets arrival times"),
+        (("--rate", 4, "--think-time", 1), "--think-time needs --concurrency"),
+    ],
+)
+def test_flags_that_a_closed_loop_contradicts_are_refused(flags, why):
+    result = invoke("azure-conv", "--model", "bloom-176b", *CLUSTER, *flags)
+    assert isinstance(result.exception, UserError)
+    assert why in str(result.exception)
+
+
+def test_a_colocated_cluster_keeps_its_requests():
+    """The default router of a cluster of mixed instances hands nothing over; another router is noticed."""
+    mixed = (*SMALL, "--cluster", "3xh100:mixed/chunked-prefill")
+    assert msgspec.json.decode(run(*mixed, "--json").stdout)["counts"]["handoffs"] == 0
+    shown = run(*mixed, "--router", "splitwise")
+    assert "requests were handed over between colocated instances" in shown.output

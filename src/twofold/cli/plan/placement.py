@@ -101,7 +101,7 @@ def _title(prepared: PreparedPlacement) -> str:
 
 
 def _deployment(plan: PlacementPlan) -> str:
-    best, problem = plan.best, plan.prepared.problem
+    best, problem = plan.recommended, plan.prepared.problem
     choice = DesignChoice(design=best.design, rate=best.rate, highest_rate=best.rate, evaluation=best.evaluation)
     comment = f"{_title(plan.prepared)}: {best.design.name}, planned by simulation.\n{verdict_text(plan)}"
     return deployment_text(deployment_of(problem, choice, Objective.GOODPUT), comment)

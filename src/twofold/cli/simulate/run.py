@@ -16,6 +16,7 @@ from twofold.cluster.profiles import instance_profiles, performance_of, with_pro
 from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError, UserError
 from twofold.hardware.catalog import Catalog, load_catalog
+from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
 from twofold.performance.profile import load_profile
 from twofold.planning.splits import SplitPlanner
@@ -25,10 +26,12 @@ from twofold.reporting.simulation.report import SimulationReport, replan_table
 from twofold.reporting.simulation.table import simulation_tables
 from twofold.scheduling.replan.replanner import Replanner, ReplanRules
 from twofold.scheduling.replan.traffic import TrafficMonitor
+from twofold.simulation.closed_loop import ClosedLoop
+from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.observers.files import AtomicFile, ChromeTrace, EventLog, ParquetTable
 from twofold.simulation.replanning import SimulatedReplanning
-from twofold.simulation.result import verdict
+from twofold.simulation.result import SimulationResult, verdict
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo, SlowdownSlo
 
@@ -43,6 +46,7 @@ def run(settings: SimulateSettings) -> None:
     spec, catalog = cluster_spec(settings, load_catalog(settings.catalog))
     catalog = with_profiles(spec, catalog)
     replanning = _replanning(settings, spec, catalog) if settings.replan else None
+    closed_loop = _closed_loop(settings)
     machine, reference, note = _reference(settings, spec, catalog)
     writers, page = _open_files(settings)
     gantt = GanttRuns()
@@ -51,17 +55,17 @@ def run(settings: SimulateSettings) -> None:
     with simulation_progress(settings.num_requests) as on_progress:
         result = simulate(
             spec,
-            settings.requests(),
+            () if closed_loop is not None else settings.requests(),
             catalog=catalog,
             slo=settings.slo if isinstance(settings.slo, Slo) else None,
             reference=reference,
             observers=observers,
             progress=on_progress,
-            prepare=None if replanning is None else replanning.attach,
+            prepare=_prepare(replanning, closed_loop),
             overload=settings.overload,
         )
-    if note:  # after the run: an error is a single line
-        typer.echo(note, err=True)
+    for line in filter(None, (note, _handed_over(result))):  # after the run: an error is a single line
+        typer.echo(line, err=True)
     error = None if reference is None else reference.error
     judged = None if settings.slo is None else verdict(result, settings.slo, settings.attainment)
     pools = ", ".join(f"{pool.machines}x{pool.machine}:{pool.role}" for pool in spec.pools)
@@ -90,6 +94,34 @@ def run(settings: SimulateSettings) -> None:
     console.print(simulation_tables(result, title, judged, error))
     if replanning is not None:
         console.print(replan_table(replanning.log))
+
+
+def _closed_loop(settings: SimulateSettings) -> ClosedLoop | None:
+    clients, think_s = settings.concurrency, settings.think_time or 0.0
+    if clients is None:
+        return None
+    return ClosedLoop(settings.requests(), clients, think_s=think_s, duration_s=settings.duration_s)
+
+
+def _prepare(*parts: SimulatedReplanning | ClosedLoop | None) -> Callable[[VirtualCluster], None]:
+    """Return a function that attaches the parts of the simulation that are not None to a cluster."""
+
+    def prepare(cluster: VirtualCluster) -> None:
+        for part in parts:
+            if part is not None:
+                part.attach(cluster)
+
+    return prepare
+
+
+def _handed_over(result: SimulationResult) -> str:
+    """Return a note about hand-overs between colocated instances; an empty text if there are none."""
+    if not result.handoffs or any(pool.role is not Role.MIXED for pool in result.spec.pools):
+        return ""
+    return (
+        f"note: {result.handoffs:,} of {result.arrived:,} requests were handed over between colocated instances; "
+        "--router jsq hands over none"
+    )
 
 
 def _open_files(settings: SimulateSettings) -> tuple[list[Observer], AtomicFile | None]:

@@ -31,7 +31,9 @@ class ClusterSettings(Settings, panel="Cluster"):
     catalog: tuple[Path, ...] = options.CATALOG.field(())
     profiles: tuple[Path, ...] = options.PROFILES.field(())
     performance: str | None = options.PERFORMANCE.field(unset="auto")
-    router: str | None = flag("Router: places requests on instances.", choices=ROUTERS, unset="splitwise")
+    router: str | None = flag(
+        "Router: places requests on instances.", choices=ROUTERS, unset="splitwise; jsq if all pools are mixed"
+    )
     batcher: dict[Role, str] | None = options.BATCHER.field(unset="that of the role")
     handoff: str | None = options.HANDOFF.field(unset="by-size")
     max_num_batched_tokens: int | Literal["auto"] | None = options.MAX_NUM_BATCHED_TOKENS.field(unset="2048")

@@ -40,13 +40,23 @@ def verdict_text(plan: PlacementPlan) -> str:
     )
     copies = "" if best.copies == 1 else f" × {best.copies}"
     rate = best.rate * best.copies if query.rate is None else query.rate
+    lead = _do_not_split(plan)
+    place = "The best split design: place" if lead else "Place"
     first = (
-        f"Place {each}{copies}: {rate_text(rate)} requests/s on {best.accelerators} accelerators, "
+        f"{place} {each}{copies}: {rate_text(rate)} requests/s on {best.accelerators} accelerators, "
         f"{best.per_accelerator:.3g} per accelerator."
     )
     preferred, reason = preference(plan), f"{plan.algorithm}: {plan.prepared.links.reason}."
-    sentences = (first, _sure(plan), _against(plan), reason, "" if preferred is None else preferred.text)
+    sentences = (lead, first, _sure(plan), _against(plan), reason, "" if preferred is None else preferred.text)
     return " ".join(filter(None, sentences))
+
+
+def _do_not_split(plan: PlacementPlan) -> str:
+    gain = plan.gain
+    if gain is None or gain >= 1.0:
+        return ""
+    other = plan.recommended.design.name
+    return f"Do not split: {other} has {1 / gain:.2f}× the goodput per accelerator of the best split design."
 
 
 def _sure(plan: PlacementPlan) -> str:
@@ -138,7 +148,8 @@ class PlacementReport(JsonReport, frozen=True, kw_only=True):
     slo: str
     attainment: float
     rate: float | None
-    best: PlacedReport
+    recommended: PlacedReport  # colocated if splitting does not pay
+    best: PlacedReport  # split
     confidence: tuple[float, ...] | None
     prefill_parallelism: ParallelismPreference | None
     phases: tuple[PhaseReport, ...]
@@ -169,6 +180,7 @@ class PlacementReport(JsonReport, frozen=True, kw_only=True):
             slo=slo_argument(problem.slo),
             attainment=problem.attainment,
             rate=plan.prepared.query.rate,
+            recommended=report(plan.recommended),
             best=report(plan.best),
             confidence=None if plan.sure is None else plan.sure.rates,
             prefill_parallelism=preference(plan),

@@ -154,7 +154,7 @@ SLO_BOUNDS: Final = Flag(
     "SLO, as in ttft=2,tpot=100ms; seconds without a unit.", metavar="BOUNDS", parse=lambda text, _: Slo.parse(text)
 )
 ANY_SLO: Final = Flag(
-    "SLO, as in ttft=2,tpot=100ms (seconds without a unit), or splitwise: its bounds on slowdowns (table VI).",
+    "SLO, as in ttft=2,tpot=100ms (seconds without a unit), or splitwise for the paper's bounds (table VI).",
     metavar="BOUNDS",
     parse=lambda text, _: parse_slo(text),
 )

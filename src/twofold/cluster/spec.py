@@ -148,7 +148,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Choose the default router."""
         if not self.router:
             mixed = bool(self.pools) and all(pool.role is Role.MIXED for pool in self.pools)
-            # `splitwise` would hand requests over between colocated instances.
+            # `splitwise` would hand requests off between colocated instances.
             msgspec.structs.force_setattr(self, "router", "jsq" if mixed else "splitwise")
 
 

@@ -268,8 +268,8 @@ def test_flags_that_a_closed_loop_contradicts_are_refused(flags, why):
 
 
 def test_a_colocated_cluster_keeps_its_requests():
-    """The default router of a cluster of mixed instances hands nothing over; another router is noticed."""
+    """The default router of a cluster of mixed instances hands nothing off; another router is noticed."""
     mixed = (*SMALL, "--cluster", "3xh100:mixed/chunked-prefill")
     assert msgspec.json.decode(run(*mixed, "--json").stdout)["counts"]["handoffs"] == 0
     shown = run(*mixed, "--router", "splitwise")
-    assert "requests were handed over between colocated instances" in shown.output
+    assert "requests were handed off between colocated instances" in shown.output

@@ -64,7 +64,7 @@ def run(settings: SimulateSettings) -> None:
             prepare=_prepare(replanning, closed_loop),
             overload=settings.overload,
         )
-    for line in filter(None, (note, _handed_over(result))):  # after the run: an error is a single line
+    for line in filter(None, (note, _handed_off(result))):  # after the run: an error is a single line
         typer.echo(line, err=True)
     error = None if reference is None else reference.error
     judged = None if settings.slo is None else verdict(result, settings.slo, settings.attainment)
@@ -114,13 +114,13 @@ def _prepare(*parts: SimulatedReplanning | ClosedLoop | None) -> Callable[[Virtu
     return prepare
 
 
-def _handed_over(result: SimulationResult) -> str:
-    """Return a note about hand-overs between colocated instances; an empty text if there are none."""
+def _handed_off(result: SimulationResult) -> str:
+    """Return a note about hand-offs between colocated instances; an empty text if there are none."""
     if not result.handoffs or any(pool.role is not Role.MIXED for pool in result.spec.pools):
         return ""
     return (
-        f"note: {result.handoffs:,} of {result.arrived:,} requests were handed over between colocated instances; "
-        "--router jsq hands over none"
+        f"note: {result.handoffs:,} of {result.arrived:,} requests were handed off between colocated instances; "
+        "--router jsq hands off none"
     )
 
 

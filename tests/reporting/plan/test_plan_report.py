@@ -87,7 +87,7 @@ def test_the_json_is_everything(problem):
     assert [pool["role"] for pool in told["cluster"]["pools"]] == ["prefill", "decode"]
     assert told["margins"][1] == {"check": "TTFT P90", "bound": 1.0, "value": 0.5, "headroom": 0.5}
     assert told["evaluation"]["pools"][0]["error"]["decode"] == 0.02
-    assert (report["slo"], report["workload"]["workload"]) == ("ttft=1,tpot=0.06", "azure-conv")
+    assert (report["slo"], report["workload"]["workload"]) == ("ttft=1s,tpot=0.06s", "azure-conv")
     assert [point["rate"] for point in report["pareto"]] == [3.0, 20.0]
     assert report["effort"]["requests_per_cpu_s"] == 10_000.0
     assert report["advice"]["split"]

@@ -20,7 +20,7 @@ APART = 200  # tokens between the first contexts of two measurements: more than 
 
 
 def step_ms(target: LocalTarget, sequences: int, context: int) -> float:
-    """Return the median time of a decode iteration, in ms, whose contexts begin at `context` tokens."""
+    """Return the median time of a decode iteration in ms. The contexts begin at `context` tokens."""
     streams = [ProbeStream(prompt_tokens=context, output_tokens=DECODES)] * sequences
     times_s = target.run(streams)[0].token_times_s
     return median((after - before) * 1e3 for before, after in pairwise(times_s))

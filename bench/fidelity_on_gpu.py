@@ -20,7 +20,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from handoff_on_gpu import SHAPE, device_name
+from handoff_on_gpu import create_model, device_name
 from twofold.bench.services import served
 from twofold.errors import UserError
 from twofold.fidelity.comparison import Comparison, compare_endpoint, default_slo, knee, replay_on
@@ -40,8 +40,11 @@ TRANSFER_S = 15.0
 METRICS = ("ttft_s", "tpot_s", "e2e_s")
 PERCENTILES = ("p50", "p99")
 # (prompt tokens, their square, decodes, context tokens of the decodes)
-BATCHES = [(tokens, tokens * tokens, decodes, 1024 * decodes) for tokens in (0, 256, 1024) for decodes in (0, 4, 32)][
-    1:
+BATCHES = [
+    (tokens, tokens * tokens, decodes, 1024 * decodes)
+    for tokens in (0, 256, 1024)
+    for decodes in (0, 4, 32)
+    if tokens or decodes
 ]
 
 
@@ -52,8 +55,7 @@ class Benchmark:
         self.given, self.folder = given, folder
         self.model: Path = given.model or folder / "model"
         if given.model is None:
-            shape = [part for key, value in SHAPE.items() for part in (f"--{key}", str(value))]
-            subprocess.run([*TWOFOLD, "model", "create", str(self.model), *shape, "--dtype", "bfloat16"], check=True)
+            create_model(self.model)
         self.limits = ["--max-num-batched-tokens", str(given.max_num_batched_tokens)]
 
     @property
@@ -101,17 +103,16 @@ class Benchmark:
         """Run all measurements. `show` gets the comparisons of each design. Raises UserError if a service fails."""
         local = self.characterize(str(self.model), LOCAL, self.given.budget, *self.engine)
         describe(LOCAL, local)
+        limits = [*self.limits, "--kv-capacity-tokens", str(local.kv_capacity_tokens)]
         for design in DESIGNS:
             with served(self.model, [*design.flags, *self.engine]) as url:
                 if design.colocated:
-                    capacity = ["--kv-capacity-tokens", str(local.kv_capacity_tokens)]
-                    profile = self.characterize(url, SERVED, self.given.budget, *self.limits, *capacity)
+                    profile = self.characterize(url, SERVED, self.given.budget, *limits)
                     describe(SERVED, profile)
                     difference = median(profile.times.seconds(*each) / local.times.seconds(*each) for each in BATCHES)
-                    print(f"iterations {SERVED} / {LOCAL}: {difference - 1:+.1%} (median)", flush=True)
+                    say(f"iterations {SERVED} / {LOCAL}: {difference - 1:+.1%} (median)")
                 else:
-                    flags = ["--disaggregated", "--kv-capacity-tokens", str(local.kv_capacity_tokens)]
-                    self.characterize(url, SERVED, TRANSFER_S, *self.limits, *flags)
+                    self.characterize(url, SERVED, TRANSFER_S, *limits, "--disaggregated")
                 show(self.compare(url, design))
 
 

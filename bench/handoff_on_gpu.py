@@ -94,6 +94,13 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
 
 
+def create_model(model: Path) -> None:
+    """Create the benchmark's model in a directory."""
+    shape = [part for key, value in SHAPE.items() for part in (f"--{key}", str(value))]
+    command = ["model", "create", str(model), *shape, "--dtype", "bfloat16"]
+    subprocess.run([sys.executable, "-m", "twofold.cli.main", *command], check=True)
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--model", type=Path, help="model directory (default: a model is created)")
@@ -111,9 +118,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twofold-gpu-")))
         model = given.model or folder / "model"
         if given.model is None:
-            shape = [part for key, value in SHAPE.items() for part in (f"--{key}", str(value))]
-            command = ["model", "create", str(model), *shape, "--dtype", "bfloat16"]
-            subprocess.run([sys.executable, "-m", "twofold.cli.main", *command], check=True)
+            create_model(model)
         seen: list[TokenTimes] = []
         for service in (COLOCATED, *given.ways):
             try:

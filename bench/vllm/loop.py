@@ -45,7 +45,6 @@ from twofold.fidelity.comparison import (
     replay_on,
 )
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
-from twofold.fidelity.worker_log import Slowness
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.profile import MeasuredProfile, load_profile
 from twofold.request import FinishReason, Request
@@ -257,10 +256,6 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
             url = loop.serve(design, processes)
             replay_on(url, loop.requests(rates[0])[:WARM_UPS])
             target = EndpointTarget(url, max_num_batched_tokens=given.max_num_batched_tokens)
-
-            def host_speed(target: EndpointTarget = target, profile: MeasuredProfile = profile) -> Slowness:
-                return Slowness(*measured_slowness(target, profile))
-
             report.comparisons.extend(
                 compare_endpoint(
                     partial(loop.load, url),
@@ -269,7 +264,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
                     slo=slo,
                     replays=given.replays,
                     on_load=say,
-                    host_speed=host_speed,
+                    host_speed=partial(measured_slowness, target, profile),
                 )
             )
     given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))

@@ -154,7 +154,7 @@ def test_records_are_in_sending_order():
 
 
 def test_a_closed_loop_sends_a_request_when_one_has_ended():
-    """There are as many requests in flight as clients, whatever the arrival times."""
+    """The number of requests in flight is the number of clients. Arrival times have no effect."""
     running = most = 0
 
     def script(body):

@@ -51,6 +51,16 @@ class ProbeKind(StrEnum):
     TRANSFER = "transfer"
 
 
+# Probes of an instance's speed: (kind, mean prompt tokens, requests, output tokens)
+_SPEED: Final = (
+    (ProbeKind.PREFILL, 100, 1, 1),
+    (ProbeKind.PREFILL, 300, 1, 1),
+    (ProbeKind.PREFILL, 900, 1, 1),
+    (ProbeKind.DECODE, 200, 1, 16),
+    (ProbeKind.DECODE, 300, 4, 16),
+)
+
+
 class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
     """A group of requests that measures one property of an instance."""
 
@@ -99,6 +109,11 @@ def probes(limits: TargetLimits) -> list[SweepProbe]:
     return [probe for _, probe in sorted(ranked, key=lambda entry: entry[0])]
 
 
+def speed_probes(limits: TargetLimits) -> list[SweepProbe]:
+    """Return a few short probes of prefill and of decode, which measure how fast an instance is at present."""
+    return [SweepProbe(kind=kind, streams=_unlike(mean, count, output, limits)) for kind, mean, count, output in _SPEED]
+
+
 def _bisecting(index: int) -> float:
     # The van der Corput number of the index: sorting by it bisects the gaps between indices.
     number, unit = 0.0, 0.5
@@ -129,10 +144,8 @@ def _decodes(limits: TargetLimits) -> Iterator[SweepProbe]:
         for context in _CONTEXTS:
             # The first prompts decode while the last ones are computed.
             output = _GAPS + 2 + context * batch // (limits.max_num_batched_tokens or _CHUNK)
-            longest = _longest(limits, output)
-            if context <= longest and _fits(limits, [context] * batch, output):
-                lengths = unlike_lengths(context, batch, longest)
-                yield SweepProbe(kind=ProbeKind.DECODE, streams=tuple(_stream(size, output) for size in lengths))
+            if context <= _longest(limits, output) and _fits(limits, [context] * batch, output):
+                yield SweepProbe(kind=ProbeKind.DECODE, streams=_unlike(context, batch, output, limits))
 
 
 def _mixed(limits: TargetLimits) -> Iterator[SweepProbe]:
@@ -145,8 +158,7 @@ def _mixed(limits: TargetLimits) -> Iterator[SweepProbe]:
             context = min(256, _longest(limits, output))
             together = [context] * batch + [injected[-1].prompt_tokens]
             if context > 0 and injected[-1].prompt_tokens <= _longest(limits, 1) and _fits(limits, together, output):
-                lengths = unlike_lengths(context, batch, _longest(limits, output))
-                running = [_stream(size, output) for size in lengths]
+                running = _unlike(context, batch, output, limits)
                 yield SweepProbe(kind=ProbeKind.MIXED, streams=(*running, *injected))
                 break
             output = injected.pop().after_tokens
@@ -177,6 +189,10 @@ def chunks_of(tokens: int, limits: TargetLimits, decodes: int = 0) -> int:
 
 def _stream(prompt: int, output: int) -> ProbeStream:
     return ProbeStream(prompt_tokens=prompt, output_tokens=output)
+
+
+def _unlike(mean: int, count: int, output: int, limits: TargetLimits) -> tuple[ProbeStream, ...]:
+    return tuple(_stream(tokens, output) for tokens in unlike_lengths(mean, count, _longest(limits, output)))
 
 
 def _fits(limits: TargetLimits, prompts: Sequence[int], output: int) -> bool:

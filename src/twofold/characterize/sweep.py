@@ -1,6 +1,6 @@
 """Sweep of an instance: run timed requests within a time budget, and append the measurements to a CSV profile.
 
-A few of the requests measure how much slower an instance is than its profile.
+A few probes suffice to measure how much slower an instance has become since its sweep.
 """
 
 import csv
@@ -14,11 +14,10 @@ from typing import Final
 
 import msgspec
 
-from twofold.bench.prompts import unlike_lengths
 from twofold.characterize.power import PowerMeter
-from twofold.characterize.probes import ProbeKind, SweepProbe, mean_prompt, probes
+from twofold.characterize.probes import ProbeKind, SweepProbe, mean_prompt, probes, speed_probes
 from twofold.characterize.rows import measurements, rows_of
-from twofold.characterize.target import ProbeStream, Target, TargetLimits
+from twofold.characterize.target import Target, TargetLimits
 from twofold.errors import ConfigurationError, require
 from twofold.performance.fitting.iterations import FEWEST, KINDS, median_measurements
 from twofold.performance.fitting.profile import ProfileRow, consistent_rows, read_profile
@@ -36,11 +35,7 @@ _TIMED: Final = {  # column that only this kind of probe measures
 }
 _WARM_UPS: Final = (ProbeKind.PREFILL, ProbeKind.DECODE, ProbeKind.TRANSFER)
 _NAMES: Final = ProfileRow.__struct_fields__
-
 _SPEED_PASSES: Final = 2
-_SPEED_PROMPTS: Final = (100, 300, 900)  # tokens
-_SPEED_CONTEXTS: Final = ((200, 1), (300, 4))  # (mean context tokens, sequences)
-_SPEED_DECODES: Final = 16
 
 OnProbe = Callable[[str, float], None]
 
@@ -165,23 +160,10 @@ def measured_slowness(target: Target, profile: MeasuredProfile) -> tuple[float, 
     The target must be idle. Raises TargetError if a probe fails.
     """
     took, expected = defaultdict[ProbeKind, float](float), defaultdict[ProbeKind, float](float)
-    for probe in _SPEED_PASSES * _speed_probes(target.limits.max_model_len - _SPEED_DECODES):
+    for probe in _SPEED_PASSES * speed_probes(target.limits):
         rows = rows_of(probe, target.run(probe.streams), target.limits, ("", "", 1))
         for each in measurements(rows, target.limits):
             took[probe.kind] += each.seconds
             expected[probe.kind] += each.predicted_s(profile.times, profile.request_s)
     prompts, decodes = (took[kind] / expected[kind] for kind in (ProbeKind.PREFILL, ProbeKind.DECODE))
     return prompts, decodes
-
-
-def _speed_probes(longest: int) -> list[SweepProbe]:
-    prompts = [(ProbeKind.PREFILL, [min(tokens, longest)], 1) for tokens in _SPEED_PROMPTS]
-    decodes = [
-        (ProbeKind.DECODE, unlike_lengths(mean, count, longest), _SPEED_DECODES) for mean, count in _SPEED_CONTEXTS
-    ]
-    return [
-        SweepProbe(
-            kind=kind, streams=tuple(ProbeStream(prompt_tokens=tokens, output_tokens=output) for tokens in lengths)
-        )
-        for kind, lengths, output in (*prompts, *decodes)
-    ]

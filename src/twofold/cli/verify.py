@@ -24,7 +24,6 @@ from twofold.fidelity.comparison import (
     replay_on,
 )
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint, SimulatedService, Twin
-from twofold.fidelity.worker_log import Slowness
 from twofold.hardware.catalog import load_catalog
 from twofold.hardware.hf_config import read_model
 from twofold.performance.profile import MeasuredProfile, load_profile
@@ -138,7 +137,7 @@ def compare_service(settings: VerifySettings, design: ServiceDesign) -> list[Com
             slo=slo,
             replays=settings.replays,
             on_load=lambda what: typer.echo(what, err=True),
-            host_speed=lambda: Slowness(*measured_slowness(target, profile)),
+            host_speed=partial(measured_slowness, target, profile),
         )
 
 

@@ -52,12 +52,6 @@ class ArrivalSettings(ShapeSettings):
         else:
             refuse(self, "rate arrival", "sets arrival times, which --concurrency ignores")
 
-    def nominal_rate(self, workload: str) -> float | None:
-        """Return the request rate at which to generate a workload. A closed loop ignores the arrival times."""
-        from twofold.workload.source import is_named  # noqa: PLC0415  (imports numpy)
-
-        return 1.0 if self.concurrency is not None and is_named(workload) else self.rate
-
 
 class WorkloadSettings(ArrivalSettings):
     """Flags for the requests of a simulation."""
@@ -71,17 +65,18 @@ class WorkloadSettings(ArrivalSettings):
 
     def requests(self) -> Iterator[Request]:
         """Stream the workload's requests. Raises ConfigurationError if there are none, or if a flag is out of range."""
-        from twofold.workload.source import workload  # noqa: PLC0415  (imports numpy)
+        from twofold.workload.source import is_named, workload  # noqa: PLC0415  (imports numpy)
 
         check_limits(
             rate=self.rate, duration_s=self.duration_s, burstiness=self.burstiness, length_scale=self.length_scale
         )
         self.check_closed_loop()
+        closed = self.concurrency is not None  # then the arrival times have no effect
         requests = workload(
             self.workload,
-            rate=self.nominal_rate(self.workload),
+            rate=1.0 if closed and is_named(self.workload) else self.rate,
             num_requests=self.num_requests,
-            duration_s=self.duration_s if self.concurrency is None else MAX_SECONDS,
+            duration_s=MAX_SECONDS if closed else self.duration_s,
             **self.shape(),
         )
         return nonempty(requests, f"workload {self.workload} has no request within the limits")

@@ -147,13 +147,13 @@ def compare_endpoint(
     slo: Slo,
     replays: int,
     on_load: Callable[[str], None],
-    host_speed: Callable[[], Slowness] = lambda: AS_CALIBRATED,
+    host_speed: Callable[[], tuple[float, float]] = lambda: AS_CALIBRATED,
 ) -> list[Comparison]:
     """Compare a running service with its simulation at each load.
 
     `send_load` sends requests to the service at their arrival times, and returns their timelines. `host_speed` measures
-    the slowdown of the service's host since the calibration; it is called before and after each replay. Raises
-    ConfigurationError if one of them does.
+    the slowdown of the service's host since the calibration, as in `Slowness`. It is called before and after each
+    replay. Raises ConfigurationError if one of them does.
     """
     found = []
     for rate, requests in loads.items():

@@ -14,7 +14,7 @@ from twofold.timeline import Timeline
 
 
 class ClosedLoop(RequestSubscriber):
-    """Simulated clients that send `requests`, whose arrival times are ignored, until `duration_s` seconds have passed.
+    """Simulated clients that send `requests` for `duration_s` seconds. Their arrival times have no effect.
 
     Pass `attach` to `simulate` as `prepare`, and no other requests.
     """

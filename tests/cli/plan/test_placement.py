@@ -88,7 +88,7 @@ def test_a_rate_gives_a_deployment_file(planned, tmp_path):
 
 
 def test_a_colocated_design_is_recommended_if_splitting_does_not_pay(planned, tmp_path):
-    """With loose bounds, a colocated design has more goodput per accelerator, and the plan says so first."""
+    """With loose bounds, a colocated design has more goodput per accelerator: it is recommended first."""
     file = tmp_path / "placed.yaml"
     report = planned(
         *("512+64", "--model", "llama-3.1-8b", "--objective", "goodput", "--slo", "ttft=3s,tpot=200ms"),

@@ -100,13 +100,13 @@ class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
     sure: Confidence | None  # in the goodput of `best`; None if the workload is not random
 
     @property
-    def gain(self) -> float | None:
-        """Goodput per accelerator of the best placement, relative to the best colocated design; None without one.
+    def gain(self) -> float:
+        """Goodput per accelerator of the best placement, relative to the best colocated design; infinite without one.
 
         If the plan is for a request rate, the gain is the inverse ratio of the numbers of accelerators.
         """
         if not self.placement.colocated:
-            return None
+            return math.inf
         other, best = self.placement.colocated[0], self.best
         if self.prepared.query.rate is not None and best.copies == 1:
             return other.accelerators / best.accelerators
@@ -115,8 +115,7 @@ class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def recommended(self) -> SimulatedPlacement:
         """The best placement, or the best colocated design if splitting does not pay."""
-        gain = self.gain
-        return self.best if gain is None or gain >= 1.0 else self.placement.colocated[0]
+        return self.best if self.gain >= 1.0 else self.placement.colocated[0]
 
     @property
     def algorithm(self) -> str:

@@ -52,11 +52,10 @@ def verdict_text(plan: PlacementPlan) -> str:
 
 
 def _do_not_split(plan: PlacementPlan) -> str:
-    gain = plan.gain
-    if gain is None or gain >= 1.0:
+    if plan.gain >= 1.0:
         return ""
     other = plan.recommended.design.name
-    return f"Do not split: {other} has {1 / gain:.2f}× the goodput per accelerator of the best split design."
+    return f"Do not split: {other} has {1 / plan.gain:.2f}× the goodput per accelerator of the best split design."
 
 
 def _sure(plan: PlacementPlan) -> str:
@@ -77,8 +76,7 @@ def _against(plan: PlacementPlan) -> str:
     other, best = plan.placement.colocated[0], plan.best
     if plan.prepared.query.rate is not None and best.copies == 1:
         return f"A colocated design needs {other.accelerators} ({other.design.name})."
-    gain = best.per_accelerator / other.per_accelerator
-    return f"That is {gain:.2f}× the best colocated design ({other.design.name}: {other.per_accelerator:.3g})."
+    return f"That is {plan.gain:.2f}× the best colocated design ({other.design.name}: {other.per_accelerator:.3g})."
 
 
 def _phases(prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput]) -> Table:

@@ -18,6 +18,7 @@ import argparse
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -32,6 +33,7 @@ from started import Processes
 from stock_vllm import HERE, SERVED_NAME
 
 from twofold.bench.services import free_port
+from twofold.characterize.contention import with_contention
 from twofold.characterize.endpoint import EndpointTarget
 from twofold.characterize.sweep import measured_slowness
 from twofold.errors import ConfigurationError
@@ -194,7 +196,8 @@ def pin_worker(gateway: int) -> None:
     for process in (service, *service.children(recursive=True)):
         core = CORES[0 if process.name().startswith("mixed") else 1]
         for thread in process.threads():
-            os.sched_setaffinity(thread.id, {core})
+            with suppress(ProcessLookupError):  # the thread has ended
+                os.sched_setaffinity(thread.id, {core})
 
 
 class _Metric(msgspec.Struct):
@@ -239,23 +242,30 @@ class _Record(msgspec.Struct):
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
     """Run the benchmark. Return the report, and the design and request rate of each prediction that does not hold."""
     loop = Loop(given, folder)
-    instances = list(dict.fromkeys(map(loop.instance, reversed(DESIGNS))))  # the first to be served was measured last
+    designs = [design for design in DESIGNS if design.name in given.designs]
+    instances = list(dict.fromkeys(map(loop.instance, reversed(designs))))  # the first to be served was measured last
     profiles = {instance: loop.characterize(instance) for instance in instances}
-    slo = default_slo(profiles[loop.instance(DESIGNS[0])], loop.requests(1.0))
+    slo = default_slo(profiles[loop.instance(designs[0])], loop.requests(1.0))
     say(f"planning for {slo}")
     errors = {instance: held_out(profile) for instance, profile in profiles.items()}
     report = Report(engine=given.engine, slo=slo, held_out=errors, plan=loop.plan(instances, slo), comparisons=[])
-    for design in (each for each in DESIGNS if each.name in given.designs):
+    for design in designs:
         instance = loop.instance(design)
-        profile = profiles[instance]
-        twin = SimulatedEndpoint(design, profile, folder, profile.extend(load_catalog()))
-        highest = knee(twin, loop.requests, slo)
-        rates = [round(highest * load, 3) for load in given.loads]
-        loads = {rate: loop.requests(rate, given.seconds) for rate in rates}
         with Processes(folder) as processes:
             url = loop.serve(design, processes)
-            replay_on(url, loop.requests(rates[0])[:WARM_UPS])
+            replay_on(url, loop.requests(1.0)[:WARM_UPS])
             target = EndpointTarget(url, max_num_batched_tokens=given.max_num_batched_tokens)
+            alone = profiles[instance]
+            counts = {"prefill": design.prefill, "decode": design.decode, "colocated": design.colocated}
+            profile = with_contention(alone, target, **counts)
+            host = profile.shared_host
+            say(
+                f"{design.name}: contention x{host.prefill.crowded:.2f} with prompts, x{host.decode.crowded:.2f} without"
+            )
+            twin = SimulatedEndpoint(design, profile, folder, profile.extend(load_catalog()))
+            highest = knee(twin, loop.requests, slo)
+            rates = [round(highest * load, 3) for load in given.loads]
+            loads = {rate: loop.requests(rate, given.seconds) for rate in rates}
             report.comparisons.extend(
                 compare_endpoint(
                     partial(loop.load, url),
@@ -264,7 +274,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
                     slo=slo,
                     replays=given.replays,
                     on_load=say,
-                    host_speed=partial(measured_slowness, target, profile),
+                    host_speed=partial(measured_slowness, target, alone),
                 )
             )
     given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))

@@ -24,7 +24,7 @@ from twofold.performance.fitting.profile import ProfileRow, consistent_rows, rea
 from twofold.performance.profile import MeasuredProfile
 
 _PASSES: Final = 5  # repeats of each probe, if the budget allows
-_MOST_OF_BUDGET: Final = 24  # no probe may take more than this part of the budget
+_MOST_OF_BUDGET: Final = 12  # no probe may take more than this part of the budget
 _LONG: Final = 200  # tokens from which the time of a prefill grows with its tokens
 _TIMED: Final = {  # column that only this kind of probe measures
     ProbeKind.MIXED: "mixed_time",
@@ -35,7 +35,7 @@ _TIMED: Final = {  # column that only this kind of probe measures
 }
 _WARM_UPS: Final = (ProbeKind.PREFILL, ProbeKind.DECODE, ProbeKind.TRANSFER)
 _NAMES: Final = ProfileRow.__struct_fields__
-_SPEED_PASSES: Final = 2
+_SPEED_PASSES: Final = 3
 
 OnProbe = Callable[[str, float], None]
 

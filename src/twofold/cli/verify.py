@@ -9,6 +9,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from twofold.characterize.contention import with_contention
 from twofold.characterize.endpoint import EndpointTarget
 from twofold.characterize.sweep import measured_slowness
 from twofold.cli import options
@@ -125,9 +126,11 @@ def verify(settings: VerifySettings) -> None:
 
 def compare_service(settings: VerifySettings, design: ServiceDesign) -> list[Comparison]:
     """Compare the latencies of a running service with its simulation at each request rate."""
-    profile = load_profile(settings.profile)
-    slo, budget = _slo(settings, profile), profile.max_num_batched_tokens
+    alone = load_profile(settings.profile)
+    slo, budget = _slo(settings, alone), alone.max_num_batched_tokens
     target = EndpointTarget(settings.target, api_key=settings.api_key, max_num_batched_tokens=budget)
+    counts = {"prefill": design.prefill, "decode": design.decode, "colocated": design.colocated}
+    profile = with_contention(alone, target, **counts)
     with tempfile.TemporaryDirectory(prefix="twofold-verify-") as profiles:
         twin = SimulatedEndpoint(design, profile, Path(profiles), profile.extend(load_catalog()))
         return compare_endpoint(
@@ -137,7 +140,7 @@ def compare_service(settings: VerifySettings, design: ServiceDesign) -> list[Com
             slo=slo,
             replays=settings.replays,
             on_load=lambda what: typer.echo(what, err=True),
-            host_speed=partial(measured_slowness, target, profile),
+            host_speed=partial(measured_slowness, target, alone),
         )
 
 

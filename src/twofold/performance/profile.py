@@ -225,6 +225,18 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             host = msgspec.structs.replace(host, front=GatewayTimes(**front))
         return msgspec.structs.replace(self, times=self.times.slower(prompts, decodes), host=host)
 
+    def contending(self, instances: int, prompts: float, decodes: float) -> "MeasuredProfile":
+        """Return a copy for `instances` instances on one host, which slow each other down while all are busy.
+
+        The times of iterations with prompts increase by the factor `prompts`, those of other iterations by `decodes`.
+        """
+        front = GatewayTimes(
+            request_s=0.0, prompt_token_s=0.0, request_delay_s=self.request_s, step_s=0.0, token_s=0.0, step_delay_s=0.0
+        )
+        prefill, decode = (ContentionFactors(crowded=factor) for factor in (prompts, decodes))
+        host = SharedHost(cores=instances, threads=1, front=front, prefill=prefill, decode=decode)
+        return msgspec.structs.replace(self, host=host)
+
     def extend(self, catalog: Catalog) -> Catalog:
         """Return a copy of `catalog` that also contains the machine and the LLM of this profile."""
         return msgspec.structs.replace(

@@ -1,9 +1,10 @@
 """Characterize an instance on a GPU, and compare simulations from its profile with live services on this GPU.
 
 The torch engine is measured in process, then as a service with one worker, over HTTP. The HTTP profile predicts
-two services at several rates: one colocated worker, and one prefill and one decode worker. The simulation gives each
-worker its own GPU, while the live workers of 1P+1D share one. Prints the held-out errors of both profiles,
-the difference between them, and simulated and measured SLO attainment, TTFT, TPOT and E2E.
+two services at several rates: one colocated worker, and one prefill and one decode worker, which share the GPU. By how
+much they slow each other down, and by how much the host is slower than at the characterization, is measured with a
+few requests. Prints the held-out errors of both profiles, the difference between them, and simulated and measured SLO
+attainment, TTFT, TPOT and E2E.
 
 Without --model, the benchmark creates a model of 16 layers with random bfloat16 weights and the width of Llama 3.1 8B.
 """
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -22,6 +24,9 @@ from rich.table import Table
 
 from handoff_on_gpu import create_model, device_name
 from twofold.bench.services import served
+from twofold.characterize.contention import with_contention
+from twofold.characterize.endpoint import EndpointTarget
+from twofold.characterize.sweep import measured_slowness
 from twofold.errors import UserError
 from twofold.fidelity.comparison import Comparison, compare_endpoint, default_slo, knee, replay_on
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
@@ -75,14 +80,28 @@ class Benchmark:
 
     def compare(self, url: str, design: ServiceDesign) -> list[Comparison]:
         """Compare a running service with its simulation at each load."""
-        profile = load_profile(self.path(SERVED))
+        alone = load_profile(self.path(SERVED))
+        target = EndpointTarget(url, max_num_batched_tokens=self.given.max_num_batched_tokens)
+        counts = {"prefill": design.prefill, "decode": design.decode, "colocated": design.colocated}
+        profile = with_contention(alone, target, **counts)
+        if profile.host is not None:
+            prefill, decode = profile.host.prefill, profile.host.decode
+            say(f"{design.name}: contention x{prefill.crowded:.2f} with prompts, x{decode.crowded:.2f} without")
         twin = SimulatedEndpoint(design, profile, self.folder, profile.extend(load_catalog()))
-        slo = default_slo(profile, self.requests(1.0))
+        slo = default_slo(alone, self.requests(1.0))
         highest = knee(twin, self.requests, slo)
         rates = [round(highest * load, 3) for load in self.given.loads]
         loads = {rate: self.requests(rate, self.given.seconds) for rate in rates}
         replay_on(url, loads[rates[0]][:WARM_UPS])
-        return compare_endpoint(lambda sent: replay_on(url, sent), twin, loads, slo=slo, replays=1, on_load=say)
+        return compare_endpoint(
+            partial(replay_on, url),
+            twin,
+            loads,
+            slo=slo,
+            replays=1,
+            on_load=say,
+            host_speed=partial(measured_slowness, target, alone),
+        )
 
     def requests(self, rate: float, seconds: float | None = None) -> list[Request]:
         """Return the requests of `seconds` seconds at a given rate, or 500 requests if `seconds` is None."""
@@ -101,16 +120,21 @@ class Benchmark:
 
     def run(self, show: Callable[[Sequence[Comparison]], None]) -> None:
         """Run all measurements. `show` gets the comparisons of each design. Raises UserError if a service fails."""
-        local = self.characterize(str(self.model), LOCAL, self.given.budget, *self.engine)
-        describe(LOCAL, local)
-        limits = [*self.limits, "--kv-capacity-tokens", str(local.kv_capacity_tokens)]
+        given = self.given
+        local = None
+        if given.kv_tokens is None:
+            local = self.characterize(str(self.model), LOCAL, given.budget, *self.engine)
+            describe(LOCAL, local)
+        capacity = given.kv_tokens if local is None else local.kv_capacity_tokens
+        limits = [*self.limits, "--kv-capacity-tokens", str(capacity)]
         for design in DESIGNS:
             with served(self.model, [*design.flags, *self.engine]) as url:
                 if design.colocated:
-                    profile = self.characterize(url, SERVED, self.given.budget, *limits)
+                    profile = self.characterize(url, SERVED, given.budget, *limits)
                     describe(SERVED, profile)
-                    difference = median(profile.times.seconds(*each) / local.times.seconds(*each) for each in BATCHES)
-                    say(f"iterations {SERVED} / {LOCAL}: {difference - 1:+.1%} (median)")
+                    if local is not None:
+                        ratios = (profile.times.seconds(*each) / local.times.seconds(*each) for each in BATCHES)
+                        say(f"iterations {SERVED} / {LOCAL}: {median(ratios) - 1:+.1%} (median)")
                 else:
                     self.characterize(url, SERVED, TRANSFER_S, *limits, "--disaggregated")
                 show(self.compare(url, design))
@@ -134,7 +158,7 @@ def table(comparisons: Sequence[Comparison]) -> Table:
         "requests/s", "requests", "SLO attainment", *columns, title=f"{first.design}: simulated / measured, ms"
     )
     for each in comparisons:
-        simulated, live = each.calibrated, each.live[0]
+        simulated, live = each.simulated[0], each.live[0]
         attained = f"{simulated.slo_attainment or 0:.1%} / {live.slo_attainment or 0:.1%}"
         cells = [
             f"{one:.4g} / {two:.4g} ({one / two - 1:+.0%})"
@@ -154,6 +178,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="model directory (default: a model is created)")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--kv", default="16GiB", help="KV cache of each worker")
+    parser.add_argument("--kv-tokens", type=int, help="its size in tokens (default: characterize in process first)")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of each characterization")
     parser.add_argument("--workload", default="azure-conv")
     parser.add_argument("--longest", type=int, default=4096, help="clip requests to this many tokens")

@@ -258,10 +258,8 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
             alone = profiles[instance]
             counts = {"prefill": design.prefill, "decode": design.decode, "colocated": design.colocated}
             profile = with_contention(alone, target, **counts)
-            host = profile.shared_host
-            say(
-                f"{design.name}: contention x{host.prefill.crowded:.2f} with prompts, x{host.decode.crowded:.2f} without"
-            )
+            prefill, decode = profile.shared_host.prefill, profile.shared_host.decode
+            say(f"{design.name}: contention x{prefill.crowded:.2f} with prompts, x{decode.crowded:.2f} without")
             twin = SimulatedEndpoint(design, profile, folder, profile.extend(load_catalog()))
             highest = knee(twin, loop.requests, slo)
             rates = [round(highest * load, 3) for load in given.loads]

@@ -53,6 +53,19 @@ def test_an_iteration_after_an_idle_time_takes_longer(tmp_path):
     assert second.tpot_s == pytest.approx(first.tpot_s)
 
 
+def test_instances_that_run_at_the_same_time_slow_each_other_down(tmp_path):
+    """Prefills by the first factor of the contention, decodes by the second; an instance alone is as fast as before."""
+    made = twin(tmp_path, ServiceDesign(colocated=2), request_s=0.05)
+    crowded = msgspec.structs.replace(made.profile, host=None).contending(2, 1.5, 1.2)
+    (tmp_path / "slowed").mkdir()
+    slowed = SimulatedEndpoint(made.design, crowded, tmp_path / "slowed", made.catalog)
+    alone, plain = slowed.timelines(one())[0], made.timelines(one())[0]
+    assert alone.ttft_s == pytest.approx(plain.ttft_s)
+    both = slowed.timelines([*one(), msgspec.structs.replace(one()[0], id="s")])
+    assert [each.ttft_s for each in both] == pytest.approx([0.05 + 1.5 * (plain.ttft_s - 0.05)] * 2)
+    assert [each.tpot_s for each in both] == pytest.approx([1.2 * plain.tpot_s] * 2)
+
+
 def test_a_transfer_measured_by_clients_is_all_visible(tmp_path):
     """The KV transfer delays the second token by its whole duration."""
     design = ServiceDesign(prefill=1, decode=1)

@@ -10,9 +10,9 @@ from support.api_client import all_blocks_free
 from support.chaos import Chaos, Fault
 from support.flags import ENGINE
 from support.held import holdings, leaks
-from support.ray_service import until
 from support.running_service import ended, named, running_service
 from support.transports import NIXL
+from support.waiting import until
 
 SPLIT = ("prefill", "decode")
 PULLED = ("--handoff", "pull", "--kv-checksums")

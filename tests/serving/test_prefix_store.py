@@ -8,7 +8,8 @@ from support.api_client import all_blocks_free, complete_all
 from support.flags import COLOCATED, ENGINE, SPLIT
 from support.reference import greedy_outputs
 from support.running_service import running_service
-from support.stored_prompts import BLOCK, GREEDY, OUTPUT, ask, hits, kill, moved, tokens, until
+from support.stored_prompts import BLOCK, GREEDY, OUTPUT, ask, hits, kill, moved, tokens
+from support.waiting import until
 
 
 def test_the_same_tokens_from_every_tier(tiny_model_dir, tmp_path):

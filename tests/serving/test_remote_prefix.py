@@ -12,7 +12,8 @@ from support.api_client import all_blocks_free, block_counts, complete_all, metr
 from support.hosts import TIMES, profile
 from support.joined_service import joined_service
 from support.reference import greedy_outputs
-from support.stored_prompts import BLOCK, GREEDY, OUTPUT, ask, hits, kill, moved, running, stored, tokens, until
+from support.stored_prompts import BLOCK, GREEDY, OUTPUT, ask, hits, kill, moved, running, stored, tokens
+from support.waiting import until
 from twofold.hardware.hf_config import read_model
 from twofold.performance.profile import dump_profile
 

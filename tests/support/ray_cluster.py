@@ -7,7 +7,7 @@ from unittest import mock
 from ray._private import services
 from ray.cluster_utils import Cluster
 
-from support.ray_service import until
+from support.waiting import until
 
 SMALL = {"object_store_memory": 80 * 2**20}
 # Longer timeouts for a busy machine with two cores.

@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
@@ -14,6 +13,7 @@ import psutil
 
 from support.api_client import all_blocks_free, complete, served_name
 from support.flags import COLOCATED, ENGINE
+from support.waiting import until
 from twofold.bench.services import free_port, served, stop, wait_ready
 from twofold.cli import pools as pools_run
 
@@ -144,13 +144,3 @@ def processes_of(worker):
             if any("twofold.serving.launch.ray.host" in each.cmdline() for each in ancestors):
                 found.append(one)
     return found
-
-
-def until(true, tries=6000, pause_s=0.1):
-    """Call a function until its result is true, and return the result."""
-    for _ in range(tries):
-        found = true()
-        if found:
-            return found
-        time.sleep(pause_s)
-    raise AssertionError(f"timeout waiting for {true}")

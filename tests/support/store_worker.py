@@ -5,6 +5,7 @@ import time
 from contextlib import contextmanager
 from functools import partial
 
+from support.waiting import until
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.pool import KvPool
 from twofold.handoff import HandoffMode
@@ -25,14 +26,6 @@ from twofold.serving.worker.sender import HandoffSender
 from twofold.serving.worker.state import KvLanding, SharedWorkerState, TokenSequence
 
 BLOCK = 16
-
-
-def until(happens):
-    for _ in range(3000):
-        if happens():
-            return
-        time.sleep(0.01)
-    raise AssertionError("timeout")
 
 
 class GatedCopier:

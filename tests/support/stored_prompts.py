@@ -3,12 +3,12 @@
 import os
 import random
 import signal
-import time
 
 import aiohttp
 
 from support.api_client import complete_cached, metric
 from support.running_service import named
+from support.waiting import until
 
 BLOCK, OUTPUT = 16, 8
 BLOCK_BYTES = 24576  # a block of the tiny llama
@@ -24,14 +24,6 @@ async def ask(url, prompt):
     """Send a prompt; return the greedy output tokens and the number of cached prompt tokens."""
     async with aiohttp.ClientSession() as session:
         return await complete_cached(session, url, prompt, **GREEDY)
-
-
-def until(happens):
-    for _ in range(1200):
-        if happens():
-            return
-        time.sleep(0.1)
-    raise AssertionError("timeout")
 
 
 def running(process, name):

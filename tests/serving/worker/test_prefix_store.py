@@ -5,8 +5,9 @@ import random
 import pytest
 
 from support.reference import greedy_outputs
-from support.store_worker import BLOCK, store_worker, until
+from support.store_worker import BLOCK, store_worker
 from support.stores import running_store, store_client
+from support.waiting import until
 from twofold.engine.torch.loader import load_model
 from twofold.kvcache.prefix import prefix_keys
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from support.ray_service import answers_of, processes_of, ray_service, under_load, until
+from support.ray_service import answers_of, processes_of, ray_service, under_load
+from support.waiting import until
 from twofold.cli import pools as pools_run
 
 pytest.importorskip("ray")

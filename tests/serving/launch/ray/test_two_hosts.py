@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.ray_service import answers_of, processes_of, ray_service, under_load, until
+from support.ray_service import answers_of, processes_of, ray_service, under_load
+from support.waiting import until
 from twofold.bench.services import free_port
 
 pytest.importorskip("ray")

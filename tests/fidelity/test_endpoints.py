@@ -9,7 +9,7 @@ from support.hosts import profile
 from support.paced import TIMES
 from support.scripted_endpoint import endpoint
 from twofold.errors import ConfigurationError
-from twofold.fidelity.comparison import compare_endpoint, replay_on
+from twofold.fidelity.comparison import ProbedSpeed, compare_endpoint, replay_on
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
 from twofold.fidelity.worker_log import Slowness
 from twofold.hardware.catalog import load_catalog
@@ -110,7 +110,7 @@ def test_a_replay_is_simulated_at_the_speed_of_its_host(tmp_path):
             slo=SLO,
             replays=2,
             on_load=lambda _: None,
-            host_speed=lambda: next(speeds),
+            host_speed=ProbedSpeed(lambda: next(speeds)),
         )
     assert found.slowness == (Slowness(1.5, 1.0), Slowness(3.0, 1.5))
     plain_s, (first, second) = TIMES.seconds(100, 100**2, 0, 0), found.simulated

@@ -17,6 +17,7 @@ from twofold.cli.settings import Settings, command, flag
 from twofold.errors import ConfigurationError
 from twofold.fidelity.comparison import (
     Comparison,
+    ProbedSpeed,
     compare,
     compare_endpoint,
     default_slo,
@@ -140,7 +141,7 @@ def compare_service(settings: VerifySettings, design: ServiceDesign) -> list[Com
             slo=slo,
             replays=settings.replays,
             on_load=lambda what: typer.echo(what, err=True),
-            host_speed=partial(measured_slowness, target, alone),
+            host_speed=ProbedSpeed(partial(measured_slowness, target, alone)),
         )
 
 

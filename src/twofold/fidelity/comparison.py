@@ -3,6 +3,7 @@
 import asyncio
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -116,6 +117,19 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return all(figure.holds for figure in self.figures())
 
 
+@dataclass(frozen=True, slots=True)
+class ProbedSpeed:
+    """Speed of the host of a service, measured while the service is idle."""
+
+    measure: Callable[[], tuple[float, float]]  # slowdowns since the calibration, as in `Slowness`
+
+    def during(self, load: Callable[[], list[Timeline]]) -> tuple[list[Timeline], Slowness]:
+        """Run a load and return its result, with the mean of the slowdowns before and after it."""
+        before = self.measure()
+        timelines = load()
+        return timelines, Slowness(*map(fmean, zip(before, self.measure(), strict=True)))
+
+
 def compare(
     model: Path,
     flags: Sequence[str],
@@ -147,22 +161,22 @@ def compare_endpoint(
     slo: Slo,
     replays: int,
     on_load: Callable[[str], None],
-    host_speed: Callable[[], tuple[float, float]] = lambda: AS_CALIBRATED,
+    host_speed: "ProbedSpeed | None" = None,
 ) -> list[Comparison]:
     """Compare a running service with its simulation at each load.
 
     `send_load` sends requests to the service at their arrival times, and returns their timelines. `host_speed` measures
-    the slowdown of the service's host since the calibration, as in `Slowness`. It is called before and after each
-    replay. Raises ConfigurationError if one of them does.
+    the slowdown of the service's host since the calibration; None: not measured.
     """
     found = []
     for rate, requests in loads.items():
         live, slow = list[Summary](), list[Slowness]()
         for replay in range(replays):
             on_load(f"{twin.design.name}, {rate:.3g} requests/s, replay {replay + 1} of {replays}")
-            before = host_speed()
-            live.append(summarize(send_load(requests), slo=slo))
-            slow.append(Slowness(*map(fmean, zip(before, host_speed(), strict=True))))
+            load = partial(send_load, requests)
+            timelines, slowdown = (load(), AS_CALIBRATED) if host_speed is None else host_speed.during(load)
+            live.append(summarize(timelines, slo=slo))
+            slow.append(slowdown)
         found.append(
             Comparison(
                 design=twin.design.name,

@@ -1,20 +1,20 @@
 """Measure by how much the instances of a service slow each other down, as they do on the cores of one host."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import fmean, geometric_mean
 from typing import Final, NamedTuple
 
 from twofold.characterize.target import ProbeStream, StreamTimes, Target
 from twofold.performance.profile import MeasuredProfile
 
-_PROMPTS: Final = (100, 300, 900)  # tokens
+_PROMPTS: Final = (200, 500, 900)  # tokens
 _CONTEXT: Final = 64  # tokens
 _GAPS: Final = 32  # decode iterations of a measurement
 _SETTLE: Final = 8  # decode iterations before and after a prompt
 _LONGER: Final = 1.5  # a prefill beside decodes takes at most this many times as long as alone
-_ROUNDS: Final = 3
+_ROUNDS: Final = 4
 
 
 class Contention(NamedTuple):
@@ -37,39 +37,37 @@ def with_contention(
     if instances < 2:
         return profile
     rounds = [
-        _colocated(target, colocated) if colocated else _disaggregated(target, prefill, decode) for _ in range(_ROUNDS)
+        ratios
+        for _ in range(_ROUNDS)
+        for ratios in (_colocated(target, colocated) if colocated else _disaggregated(target, prefill, decode))
     ]
-    prompts, decodes = (max(1.0, median(factors)) for factors in zip(*rounds, strict=True))
+    prompts, decodes = (max(1.0, geometric_mean(factors)) for factors in zip(*rounds, strict=True))
     return profile.contending(instances, prompts, decodes)
 
 
-def _colocated(target: Target, instances: int) -> Contention:
-    counts, prompts = (1, instances), _prompts(target)
-    alone_s, together_s = (sum(_ttft_s(target, tokens, count) for tokens in prompts) for count in counts)
-    one, every = (fmean(_gaps(target.run((_decode(_GAPS),) * count))) for count in counts)
-    return Contention(together_s / alone_s, every / one)
-
-
-def _disaggregated(target: Target, prefill: int, decode: int) -> Contention:
-    """Send prompts while other requests decode; compare with the prompts and the decodes alone."""
-    gap_s = fmean(_gaps(target.run((_decode(_GAPS),))))
-    alone_s = together_s = 0.0
-    alone, together = [gap_s], list[float]()
+def _colocated(target: Target, instances: int) -> Iterator[Contention]:
+    """Compare prompts and decodes on one instance with as many as there are instances; one ratio for each prompt."""
     for tokens in _prompts(target):
-        ttft_s = _ttft_s(target, tokens, 1)
-        outputs = min(2 * _SETTLE + math.ceil(_LONGER * ttft_s / gap_s), target.limits.max_model_len - 2 * _CONTEXT)
-        prompts = (ProbeStream(prompt_tokens=tokens, output_tokens=1, after_tokens=_SETTLE),) * prefill
-        times = target.run((_decode(outputs),) * decode + prompts)
-        running, injected = times[:decode], times[decode:]
-        began, ended = max(each.sent_s for each in injected), min(each.token_times_s[0] for each in injected)
-        for before, after in _steps(running):
-            if began <= before and after <= ended:
-                together.append(after - before)
-            elif after <= began or ended <= before:
-                alone.append(after - before)
-        alone_s += ttft_s
-        together_s += fmean(each.ttft_s for each in injected)
-    return Contention(together_s / alone_s, fmean(together) / fmean(alone) if together else 1.0)
+        # Close in time, because the speed of a shared host changes within seconds.
+        one_s, every_s = (_ttft_s(target, tokens, count) for count in (1, instances))
+        one, every = (fmean(_gaps(target.run((_decode(_GAPS),) * count))) for count in (1, instances))
+        yield Contention(every_s / one_s, every / one)
+
+
+def _disaggregated(target: Target, prefill: int, decode: int) -> Iterator[Contention]:
+    """Compare prompts and decodes alone with prompts that are sent while other requests decode."""
+    for tokens in _prompts(target):
+        ttft_s, gaps = _ttft_s(target, tokens, 1), _gaps(target.run((_decode(_GAPS),)))
+        outputs = 2 * _SETTLE + math.ceil(_LONGER * ttft_s / fmean(gaps))
+        running = (_decode(min(outputs, target.limits.max_model_len - 2 * _CONTEXT)),) * decode
+        prompt = ProbeStream(prompt_tokens=tokens, output_tokens=1, after_tokens=_SETTLE)
+        times = target.run(running + (prompt,) * prefill)
+        decodes, prompts = times[:decode], times[decode:]
+        began, ended = max(each.sent_s for each in prompts), min(each.token_times_s[0] for each in prompts)
+        beside = [after - before for before, after in _steps(decodes) if began <= before and after <= ended]
+        yield Contention(
+            fmean(each.ttft_s for each in prompts) / ttft_s, fmean(beside) / fmean(gaps) if beside else 1.0
+        )
 
 
 def _prompts(target: Target) -> list[int]:

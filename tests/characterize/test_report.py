@@ -7,12 +7,12 @@ import pytest
 
 from support.hosts import profile
 from support.paced import TIMES
-from twofold.characterize.activity import LOADS, activities
 from twofold.characterize.analysis import Characterization, cached_speedup, measured_power
-from twofold.characterize.charts import charts
-from twofold.characterize.insights import Finding, insights
-from twofold.characterize.report import html_report
-from twofold.characterize.tables import findings
+from twofold.characterize.report.activity import LOADS, activities
+from twofold.characterize.report.charts import charts
+from twofold.characterize.report.insights import Finding, insights
+from twofold.characterize.report.page import html_report
+from twofold.characterize.report.tables import findings
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.fitting.profile import ProfileRow

@@ -7,12 +7,12 @@ from typing import Final
 import typer
 from rich.console import Console, Group
 
-from twofold.characterize.activity import Activity, activities
 from twofold.characterize.analysis import Characterization
-from twofold.characterize.charts import charts
-from twofold.characterize.insights import insights
-from twofold.characterize.report import html_report
-from twofold.characterize.tables import characterization_tables
+from twofold.characterize.report.activity import Activity, activities
+from twofold.characterize.report.charts import charts
+from twofold.characterize.report.insights import insights
+from twofold.characterize.report.page import html_report
+from twofold.characterize.report.tables import characterization_tables
 from twofold.cli.characterize.analyse import analyse
 from twofold.cli.characterize.measure import measure
 from twofold.cli.characterize.settings import CSV, CharacterizeSettings

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from twofold.characterize.activity import Activity
 from twofold.characterize.analysis import Characterization, median_by_size
-from twofold.characterize.insights import Workloads, is_capped, slowdown
+from twofold.characterize.report.activity import Activity
+from twofold.characterize.report.insights import Workloads, is_capped, slowdown
 from twofold.performance.fitting.profile import ProfileRow
 from twofold.performance.transfer import TransferModel
 from twofold.reporting.chart import (

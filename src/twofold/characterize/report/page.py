@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from twofold.characterize.analysis import Characterization
-from twofold.characterize.insights import Finding, Insight
-from twofold.characterize.tables import findings, percent
+from twofold.characterize.report.insights import Finding, Insight
+from twofold.characterize.report.tables import findings, percent
 from twofold.reporting.chart import ReportChart
 from twofold.reporting.page import Cell, html_chart, html_page, html_section, html_table
 from twofold.reporting.summary import NOTHING

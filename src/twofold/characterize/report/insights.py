@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from twofold.characterize.activity import LOADS, Activity
 from twofold.characterize.analysis import Characterization
+from twofold.characterize.report.activity import LOADS, Activity
 from twofold.request import Request
 
 FEW_TOKENS: Final = 20  # active tokens of a small batch (section III-B)

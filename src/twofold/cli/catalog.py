@@ -17,6 +17,7 @@ from twofold.cli.settings import Settings, command, flag, group
 from twofold.errors import require
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.hardware.specs import Accelerator, Link, Machine, Model, StorageTier
+from twofold.performance.aiconfigurator import BACKENDS, catalog_names, measured_versions
 from twofold.performance.registry import performance_model
 from twofold.performance.reuse import PUBLISHED, REST, PrefixCost, prefix_bytes_per_s, shortest_prefix
 from twofold.reporting.output import table
@@ -81,6 +82,31 @@ def reuse(settings: PrefixCostSettings) -> None:
         _print_json(facts)
     else:
         Console().print(Group(_bandwidths(facts, model.name, settings.prefix), _prefixes(facts), Text(_published())))
+
+
+class OperatorSettings(Settings):
+    """All flags of `twofold catalog operators`."""
+
+    json: bool = JSON.field(False)
+
+
+@command
+def operators(settings: OperatorSettings) -> None:
+    """Show on which accelerators, and with which engines, operator times were measured: --performance aiconfigurator.
+
+    The times and their interpolation are those of the package aiconfigurator-core.
+    """
+    versions, models = measured_versions(), catalog_names().models
+    if settings.json:
+        _print_json({"versions": versions, "models": models})
+        return
+    engines = table("Versions of engines with measured operators", ("accelerator", *BACKENDS))
+    for accelerator, found in versions.items():
+        engines.add_row(accelerator, *(found[backend] or "-" for backend in BACKENDS))
+    known = table("Models", ("model", "in aiconfigurator-core"))
+    for name, its_name in models.items():
+        known.add_row(name, its_name)
+    Console().print(Group(engines, known))
 
 
 def _print_json(facts: Mapping[str, object]) -> None:
@@ -265,6 +291,7 @@ app = group(
             Catalog.tier,
             attrgetter("tiers"),
         ),
+        "operators": operators,
         "reuse": reuse,
     },
 )

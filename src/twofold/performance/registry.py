@@ -5,6 +5,7 @@ from functools import partial
 
 from twofold.errors import ConfigurationError
 from twofold.hardware.specs import Machine, Model
+from twofold.performance.aiconfigurator import BACKENDS, aiconfigurator
 from twofold.performance.base import PerformanceModel
 from twofold.performance.distserve_published import distserve_pipeline, distserve_published
 from twofold.performance.fitted import fitted, is_fitted
@@ -31,6 +32,8 @@ PERFORMANCE_MODELS: dict[str, Factory] = {
     "auto": auto,
     "fitted": fitted,
     "roofline": roofline,
+    "aiconfigurator": aiconfigurator,
+    **{f"aiconfigurator-{backend}": partial(aiconfigurator, backend=backend) for backend in BACKENDS},
     "splitwise-published": splitwise_published,
     "distserve-published": distserve_published,
     "distserve-published-vllm": distserve_published_vllm,

@@ -1,0 +1,296 @@
+"""Performance model from measured times of operators: those of PyPI's `aiconfigurator-core` (NVIDIA, Apache-2.0).
+
+The package has times of matrix products, attention, expert layers and communication, measured on GPUs with the
+kernels of vLLM, SGLang and TensorRT-LLM. It sums them to the time of an iteration of a model with a certain
+parallelism. This module tabulates the sums, because a simulation needs millions of iterations. With n prompt tokens
+of attention work S (see `PerformanceModel.prefill_s`), and b decodes that read C tokens of KV cache,
+
+    prefill(n, S)      = linear(n) + attention(√S)
+    decode(b, C)       = base(b) + slope(b)·C
+    mixed(n, S, b, C)  = linear(n + b) + attention(√S) + read(b) + slope(b)·C
+
+linear(n) is the time of all operators except attention for n tokens, attention(n) the attention of one prompt of n
+tokens, and read(b) + slope(b)·C the attention of the decodes.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from statistics import median
+from typing import Any, Final
+
+import msgspec
+
+from twofold.errors import ConfigurationError, require
+from twofold.hardware.specs import Machine, Model
+from twofold.performance.base import PerformanceModel
+from twofold.performance.coefficients import data_bytes
+from twofold.performance.cost import DecodeCost, ModelAccuracy
+from twofold.performance.instance import check_tensor_parallel, instance_name, memory_share
+from twofold.performance.power import instance_power
+
+EXTRA: Final = "aiconfigurator"  # extra of this package that installs the measured times
+BACKENDS: Final = ("vllm", "sglang", "trtllm")
+_DENSE: Final = 8192  # arguments up to which a curve has a value for each integer
+_LONGEST: Final = 131_072  # tokens
+_MOST: Final = 1024  # decodes of a batch
+_PER_OCTAVE: Final = 4
+_CONTEXTS: Final = (256, 8192)  # tokens of each decode, between which the time is linear
+_CHECKED: Final = ((2, 700), (4, 300), (8, 1500), (3, 3000))  # (prompts, tokens): batches that the tables do not have
+_DECODES_CHECKED: Final = ((6, 600), (27, 1500), (90, 3000), (200, 900))  # (decodes, context tokens of each)
+
+
+class CatalogNames(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Names of accelerators and models of the catalog in aiconfigurator-core."""
+
+    systems: dict[str, str]
+    models: dict[str, str]
+
+
+class EngineLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine: a model on a system, with its software and its parallelism.
+
+    With attention data parallelism, each rank has its own requests, and all ranks share the experts.
+    """
+
+    model: str  # Hugging Face id
+    system: str  # such as h200_sxm
+    backend: str  # one of BACKENDS
+    version: str | None = None  # of the backend; None: the package's current one
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    attention_data_parallel: int = 1
+    expert_tensor_parallel: int | None = None  # None: as attention, without expert parallelism
+    expert_parallel: int = 1
+    gemm: str | None = None  # quantization; None: that of the checkpoint
+    experts: str | None = None  # quantization of experts; None: that of the checkpoint
+
+
+class Curve:
+    """Piecewise linear function of a number of tokens or sequences, through measured points."""
+
+    def __init__(self, points: Sequence[int], values: Sequence[float]) -> None:
+        """Both sequences are in ascending order of points; the first point is 0 or 1."""
+        self._points, self._values = list(points), list(values)
+        self._dense = [self._at(x) for x in range(min(_DENSE, points[-1]) + 1)]
+
+    def __call__(self, x: int) -> float:
+        """Return the value at `x`; beyond the last point, the last slope continues."""
+        return self._dense[x] if x < len(self._dense) else self._at(x)
+
+    def _at(self, x: int) -> float:
+        points, values = self._points, self._values
+        high = min(max(bisect_right(points, x), 1), len(points) - 1)
+        low = high - 1
+        share = (x - points[low]) / (points[high] - points[low])
+        return values[low] + share * (values[high] - values[low])
+
+
+class OperatorTables:
+    """Times of one engine in seconds, as the functions of this module's formulas."""
+
+    def __init__(self, layout: EngineLayout) -> None:
+        """Compute the tables: about two seconds. Raises ConfigurationError if times of the engine are missing."""
+        self._engine = _compile(layout)
+        self.estimated: set[str] = set()  # how times were estimated that were not measured
+        try:
+            self._tabulate()
+            self.prefill_error, self.decode_error = self._errors()
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise _unsupported(layout, error) from error
+        self.version = layout.version or _version(layout.system, layout.backend) or "unknown"
+
+    def prefill_s(self, tokens: int, squares: int) -> float:
+        return self.linear_s(tokens) + self.attention_s(round(squares**0.5))
+
+    def decode_cost(self, sequences: int) -> DecodeCost:
+        return DecodeCost(self.base_s(sequences), self.slope_s(sequences))
+
+    def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
+        decodes_s = self.read_s(sequences) + self.slope_s(sequences) * context
+        return self.linear_s(tokens + sequences) + self.attention_s(round(squares**0.5)) + decodes_s
+
+    def _tabulate(self) -> None:
+        lengths, batches = list(_steps(_LONGEST)), list(_steps(_MOST))
+        prefills = [self._prefill(tokens) for tokens in lengths]
+        self.linear_s = Curve(lengths, [linear for linear, _ in prefills])
+        self.attention_s = Curve([0, *lengths], [0.0, *(attention for _, attention in prefills)])
+        whole = [[self._decode(batch, context) for context in _CONTEXTS] for batch in batches]
+        reads = [[self._read(batch, context) for context in _CONTEXTS] for batch in batches]
+        slopes = [_slope(times, batch) for times, batch in zip(whole, batches, strict=True)]
+        self.slope_s = Curve(batches, slopes)
+        self.base_s = Curve(batches, list(_bases(whole, batches, slopes)))
+        self.read_s = Curve(batches, list(_bases(reads, batches, slopes)))
+
+    def _prefill(self, tokens: int) -> tuple[float, float]:
+        """Return the seconds of a prompt of `tokens` tokens, without attention and of attention."""
+        # The breakdown has one decode beside the prompt, so only the share of attention is taken from it.
+        _, linear, attention, _ = self._engine.mixed_step_breakdown(tokens, 1, tokens, 2)
+        whole_s = self._whole(1, tokens)
+        share = attention / (linear + attention)
+        return whole_s * (1.0 - share), whole_s * share
+
+    def _whole(self, prompts: int, tokens: int) -> float:
+        return self._seconds(self._engine.predict_prefill_latency(prompts, tokens))
+
+    def _decode(self, batch: int, context: int) -> float:
+        return self._seconds(self._engine.predict_decode_latency(batch, context))
+
+    def _read(self, batch: int, context: int) -> float:
+        return self._seconds(self._engine.mixed_step_breakdown(64, batch, context, 2)[3])
+
+    def _seconds(self, milliseconds: float) -> float:
+        found = self._engine.last_provenance()
+        if found is not None:
+            self.estimated.add(found)
+        return milliseconds / 1e3
+
+    def _errors(self) -> tuple[float, float]:
+        """Return median relative differences between the tables and the package, in prefill and in decode."""
+        prefills = [
+            self.prefill_s(count * each, count * each**2) / self._whole(count, each) - 1 for count, each in _CHECKED
+        ]
+        costs = [(self.decode_cost(count), count, each) for count, each in _DECODES_CHECKED]
+        decodes = [
+            (cost.base_s + cost.context_s * count * each) / self._decode(count, each) - 1 for cost, count, each in costs
+        ]
+        return median(map(abs, prefills)), median(map(abs, decodes))
+
+
+def _steps(most: int) -> Iterator[int]:
+    """Yield 1 to 4, and then a few integers in each octave up to `most`."""
+    octave = 1
+    while octave < most:
+        step = max(1, octave // _PER_OCTAVE)
+        yield from range(octave, 2 * octave, step)
+        octave *= 2
+    yield most
+
+
+def _slope(times: Sequence[float], batch: int) -> float:
+    short, long = _CONTEXTS
+    return max(0.0, (times[1] - times[0]) / (batch * (long - short)))
+
+
+def _bases(rows: Sequence[Sequence[float]], batches: Sequence[int], slopes: Sequence[float]) -> Iterator[float]:
+    for times, batch, slope in zip(rows, batches, slopes, strict=True):
+        yield max(0.0, times[0] - slope * batch * _CONTEXTS[0])
+
+
+def _compile(layout: EngineLayout) -> Any:  # noqa: ANN401  (the package has no types)
+    try:
+        from aiconfigurator_core.sdk.engine import EngineHandle  # noqa: PLC0415  (an extra, and slow to import)
+    except ImportError as error:
+        raise _missing() from error
+    experts = layout.expert_tensor_parallel
+    if experts is None:
+        experts = layout.tensor_parallel * layout.attention_data_parallel // layout.expert_parallel
+    try:
+        return EngineHandle.compile(
+            layout.model,
+            layout.system,
+            layout.backend,
+            backend_version=layout.version,
+            tp_size=layout.tensor_parallel,
+            pp_size=layout.pipeline_parallel,
+            attention_dp_size=layout.attention_data_parallel,
+            moe_tp_size=experts,
+            moe_ep_size=layout.expert_parallel,
+            gemm_quant_mode=layout.gemm,
+            moe_quant_mode=layout.experts,
+        )
+    except Exception as error:  # the package raises many types
+        raise _unsupported(layout, error) from error
+
+
+def _unsupported(layout: EngineLayout, error: Exception) -> ConfigurationError:
+    reason = str(error).partition("\n")[0]
+    return ConfigurationError(
+        f"aiconfigurator-core has no times of {layout.model} on {layout.system} with {layout.backend} "
+        f"TP{layout.tensor_parallel}: {reason}"
+    )
+
+
+def measured_versions() -> dict[str, dict[str, str | None]]:
+    """Return the version of each serving engine whose operators were measured, by accelerator and engine.
+
+    Raises ConfigurationError if `aiconfigurator-core` is not installed.
+    """
+    return {
+        accelerator: {backend: _version(system, backend) for backend in BACKENDS}
+        for accelerator, system in catalog_names().systems.items()
+    }
+
+
+def _version(system: str, backend: str) -> str | None:
+    try:
+        from aiconfigurator_core.sdk.perf_database import get_version_slots  # noqa: PLC0415  (an extra)
+    except ImportError as error:
+        raise _missing() from error
+    slots = get_version_slots(system, backend) or {}
+    return slots.get("current")
+
+
+def _missing() -> ConfigurationError:
+    return ConfigurationError(
+        f"the performance model {EXTRA} needs measured operator times: pip install twofold[{EXTRA}]"
+    )
+
+
+class OperatorModel(PerformanceModel):
+    """Performance model of one instance, from tables of operator times."""
+
+    def __init__(self, tables: OperatorTables, layout: EngineLayout, model: Model, machine: Machine) -> None:
+        self.name = instance_name(f"{EXTRA} {layout.backend}", model, machine, layout.tensor_parallel)
+        basis = f"operators of {layout.backend} {tables.version}, measured on {layout.system}"
+        if tables.estimated:
+            basis += f", some estimated ({', '.join(sorted(tables.estimated))})"
+        self.error = ModelAccuracy(prefill=None, decode=None, basis=basis)
+        # Bound here, because a simulation calls them for every iteration.
+        self._prefill_s: Callable[[int, int], float] = tables.prefill_s
+        self._mixed_s: Callable[[int, int, int, int], float] = tables.mixed_s
+        self._decode_costs = [tables.decode_cost(sequences) for sequences in range(_MOST + 1)]
+        self._decode_cost: Callable[[int], DecodeCost] = tables.decode_cost
+        used = memory_share(model, machine, layout.tensor_parallel, self._decode_costs[1].base_s)
+        self.power = instance_power(machine, layout.tensor_parallel, memory_share=used)
+
+    def prefill_s(self, tokens: int, squares: int) -> float:
+        return self._prefill_s(tokens, squares)
+
+    def decode_cost(self, sequences: int) -> DecodeCost:
+        return self._decode_costs[sequences] if sequences <= _MOST else self._decode_cost(sequences)
+
+    def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
+        return self._mixed_s(tokens, squares, sequences, context)
+
+
+@cache
+def operator_tables(layout: EngineLayout) -> OperatorTables:
+    """Return the tables of an engine. Raises ConfigurationError if times of the engine are missing."""
+    return OperatorTables(layout)
+
+
+def aiconfigurator(model: Model, machine: Machine, tensor_parallel: int, backend: str = BACKENDS[0]) -> OperatorModel:
+    """Return the performance model of an LLM on a machine with a serving engine, from measured operator times.
+
+    Raises ConfigurationError if `aiconfigurator-core` is not installed, or has no times of the LLM or the machine.
+    """
+    check_tensor_parallel(machine, tensor_parallel)
+    layout = EngineLayout(
+        model=_known("model", model.name, catalog_names().models),
+        system=_known("accelerator", machine.accelerator.name, catalog_names().systems),
+        backend=backend,
+        tensor_parallel=tensor_parallel,
+    )
+    return OperatorModel(operator_tables(layout), layout, model, machine)
+
+
+def _known(kind: str, name: str, names: dict[str, str]) -> str:
+    require(name in names, f"aiconfigurator-core has no times of {kind} {name}, only of {', '.join(names)}")
+    return names[name]
+
+
+@cache
+def catalog_names() -> CatalogNames:
+    """Return the names of the catalog's accelerators and models in aiconfigurator-core."""
+    return msgspec.toml.decode(data_bytes("aiconfigurator.toml"), type=CatalogNames)

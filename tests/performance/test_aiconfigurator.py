@@ -1,0 +1,86 @@
+"""The performance model of measured operator times."""
+
+import sys
+
+import pytest
+
+from twofold.errors import ConfigurationError
+from twofold.performance.aiconfigurator import Curve, EngineLayout, aiconfigurator, catalog_names, operator_tables
+from twofold.performance.registry import performance_model
+
+LAYOUT = EngineLayout(model="Qwen/Qwen3-32B", system="h100_sxm", backend="vllm", tensor_parallel=2)
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return operator_tables(LAYOUT)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    from aiconfigurator_core.sdk.engine import EngineHandle
+
+    return EngineHandle.compile("Qwen/Qwen3-32B", "h100_sxm", "vllm", tp_size=2)
+
+
+def test_a_curve_is_linear_between_and_beyond_its_points():
+    curve = Curve([0, 4, 8], [0.0, 4.0, 16.0])
+    assert [curve(x) for x in (0, 2, 4, 6, 8, 12)] == pytest.approx([0, 2, 4, 10, 16, 28])
+
+
+@pytest.mark.parametrize(("prompts", "tokens"), [(1, 100), (1, 3000), (1, 20000), (5, 900), (16, 200)])
+def test_prefills_are_those_of_the_package(tables, engine, prompts, tokens):
+    """Batches of several prompts have attention of as many token pairs as one prompt with the same attention work."""
+    seconds = tables.prefill_s(prompts * tokens, prompts * tokens**2)
+    assert seconds == pytest.approx(engine.predict_prefill_latency(prompts, tokens) / 1e3, rel=0.1)
+
+
+@pytest.mark.parametrize(("decodes", "context"), [(1, 300), (7, 2000), (50, 700), (100, 4000), (400, 1000)])
+def test_decodes_are_those_of_the_package(tables, engine, decodes, context):
+    cost = tables.decode_cost(decodes)
+    seconds = cost.base_s + cost.context_s * decodes * context
+    assert seconds == pytest.approx(engine.predict_decode_latency(decodes, context) / 1e3, rel=0.1)
+
+
+@pytest.mark.parametrize(("tokens", "decodes"), [(512, 8), (2048, 64)])
+def test_mixed_iterations_are_those_of_the_package(tables, engine, tokens, decodes):
+    seconds = tables.mixed_s(tokens, tokens**2, decodes, decodes * tokens)
+    assert seconds == pytest.approx(engine.mixed_step_latency(tokens, decodes, tokens, 2) / 1e3, rel=0.1)
+
+
+def test_the_error_of_the_tables_is_known(tables):
+    assert 0.0 <= tables.prefill_error < 0.1
+    assert 0.0 <= tables.decode_error < 0.1
+
+
+def test_names_of_the_catalog(models, machines):
+    assert set(catalog_names().models) <= set(models)
+    assert set(catalog_names().systems) <= {machine.accelerator.name for machine in machines.values()}
+
+
+def test_engines_differ(models, machines):
+    pair = models["llama-3.1-8b"], machines["dgx-h100"], 1
+    vllm, sglang = (performance_model(f"aiconfigurator-{engine}", *pair) for engine in ("vllm", "sglang"))
+    assert vllm.decode_cost(8) != sglang.decode_cost(8)
+    assert vllm.error.basis.startswith("operators of vllm ")
+    assert performance_model("aiconfigurator", *pair).decode_cost(8) == vllm.decode_cost(8)
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "reason"),
+    [
+        ("bloom-176b", "dgx-h100", "no times of model bloom-176b, only of llama-3.1-8b"),
+        ("llama-3.1-8b", "mi300x-8", "no times of accelerator mi300x, only of a100-80gb"),
+    ],
+)
+def test_what_was_not_measured_is_refused(models, machines, model, machine, reason):
+    with pytest.raises(ConfigurationError, match=reason):
+        aiconfigurator(models[model], machines[machine], 1)
+
+
+def test_a_missing_package_is_named(models, machines, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("aiconfigurator_core")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "aiconfigurator_core", None)
+    with pytest.raises(ConfigurationError, match=r"pip install twofold\[aiconfigurator\]"):
+        aiconfigurator(models["qwen3-8b"], machines["dgx-h100"], 1)

@@ -91,3 +91,13 @@ def test_a_full_disk_is_one_sentence():
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["twofold: cannot write the output: No space left on device"]
+
+
+def test_operators_are_listed():
+    pytest.importorskip("aiconfigurator_core", reason="needs the extra aiconfigurator")
+    facts = json.loads(run("operators", "--json"))
+    assert facts["versions"]["h200"]["vllm"]
+    assert facts["models"]["llama-3.1-70b"] == "meta-llama/Meta-Llama-3.1-70B"
+    shown = run("operators")
+    assert "Versions of engines with measured operators" in shown
+    assert facts["versions"]["b200"]["sglang"] in shown

@@ -13,6 +13,7 @@ linear(n) is the time of all operators except attention for n tokens, attention(
 tokens, and read(b) + slope(b)·C the attention of the decodes.
 """
 
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -31,6 +32,7 @@ from twofold.performance.power import instance_power
 
 EXTRA: Final = "aiconfigurator"  # extra of this package that installs the measured times
 BACKENDS: Final = ("vllm", "sglang", "trtllm")
+_PLAIN: Final = "bfloat16"
 _DENSE: Final = 8192  # arguments up to which a curve has a value for each integer
 _LONGEST: Final = 131_072  # tokens
 _MOST: Final = 1024  # decodes of a batch
@@ -41,10 +43,11 @@ _DECODES_CHECKED: Final = ((6, 600), (27, 1500), (90, 3000), (200, 900))  # (dec
 
 
 class CatalogNames(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Names of accelerators and models of the catalog in aiconfigurator-core."""
+    """Contents of aiconfigurator.toml: names of the catalog in aiconfigurator-core, and errors."""
 
-    systems: dict[str, str]
+    systems: dict[str, str]  # by accelerator
     models: dict[str, str]
+    decode_errors: dict[str, float]  # by engine
 
 
 class EngineLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +67,7 @@ class EngineLayout(msgspec.Struct, frozen=True, kw_only=True):
     expert_parallel: int = 1
     gemm: str | None = None  # quantization; None: that of the checkpoint
     experts: str | None = None  # quantization of experts; None: that of the checkpoint
+    attention: str | None = None  # of attention and KV; None: that of the checkpoint, or else bfloat16
 
 
 class Curve:
@@ -178,29 +182,40 @@ def _bases(rows: Sequence[Sequence[float]], batches: Sequence[int], slopes: Sequ
 
 
 def _compile(layout: EngineLayout) -> Any:  # noqa: ANN401  (the package has no types)
+    """Return the package's engine. Raises ConfigurationError if times of the engine are missing."""
     try:
         from aiconfigurator_core.sdk.engine import EngineHandle  # noqa: PLC0415  (an extra, and slow to import)
     except ImportError as error:
         raise _missing() from error
+    logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
     experts = layout.expert_tensor_parallel
     if experts is None:
         experts = layout.tensor_parallel * layout.attention_data_parallel // layout.expert_parallel
-    try:
-        return EngineHandle.compile(
-            layout.model,
-            layout.system,
-            layout.backend,
-            backend_version=layout.version,
-            tp_size=layout.tensor_parallel,
-            pp_size=layout.pipeline_parallel,
-            attention_dp_size=layout.attention_data_parallel,
-            moe_tp_size=experts,
-            moe_ep_size=layout.expert_parallel,
-            gemm_quant_mode=layout.gemm,
-            moe_quant_mode=layout.experts,
-        )
-    except Exception as error:  # the package raises many types
-        raise _unsupported(layout, error) from error
+    failures: list[Exception] = []
+    for attention in dict.fromkeys((layout.attention, layout.attention or _PLAIN)):
+        try:
+            engine = EngineHandle.compile(
+                layout.model,
+                layout.system,
+                layout.backend,
+                backend_version=layout.version,
+                tp_size=layout.tensor_parallel,
+                pp_size=layout.pipeline_parallel,
+                attention_dp_size=layout.attention_data_parallel,
+                moe_tp_size=experts,
+                moe_ep_size=layout.expert_parallel,
+                gemm_quant_mode=layout.gemm,
+                moe_quant_mode=layout.experts,
+                fmha_quant_mode=attention,
+                kvcache_quant_mode=attention,
+            )
+            engine.predict_prefill_latency(1, 1)
+            engine.predict_decode_latency(1, 1)
+        except Exception as error:  # noqa: BLE001  (the package raises many types)
+            failures.append(error)
+        else:
+            return engine
+    raise _unsupported(layout, failures[0]) from failures[0]
 
 
 def _unsupported(layout: EngineLayout, error: Exception) -> ConfigurationError:
@@ -245,7 +260,8 @@ class OperatorModel(PerformanceModel):
         basis = f"operators of {layout.backend} {tables.version}, measured on {layout.system}"
         if tables.estimated:
             basis += f", some estimated ({', '.join(sorted(tables.estimated))})"
-        self.error = ModelAccuracy(prefill=None, decode=None, basis=basis)
+        decode_error = catalog_names().decode_errors[layout.backend]
+        self.error = ModelAccuracy(prefill=None, decode=decode_error, basis=basis)
         # Bound here, because a simulation calls them for every iteration.
         self._prefill_s: Callable[[int, int], float] = tables.prefill_s
         self._mixed_s: Callable[[int, int, int, int], float] = tables.mixed_s
@@ -271,7 +287,7 @@ def operator_tables(layout: EngineLayout) -> OperatorTables:
 
 
 def aiconfigurator(model: Model, machine: Machine, tensor_parallel: int, backend: str = BACKENDS[0]) -> OperatorModel:
-    """Return the performance model of an LLM on a machine with a serving engine, from measured operator times.
+    """Return the performance model from measured operator times, of vLLM unless `backend` is another engine.
 
     Raises ConfigurationError if `aiconfigurator-core` is not installed, or has no times of the LLM or the machine.
     """

@@ -5,7 +5,7 @@ from functools import partial
 
 from twofold.errors import ConfigurationError
 from twofold.hardware.specs import Machine, Model
-from twofold.performance.aiconfigurator import BACKENDS, aiconfigurator
+from twofold.performance.aiconfigurator import aiconfigurator
 from twofold.performance.base import PerformanceModel
 from twofold.performance.distserve_published import distserve_pipeline, distserve_published
 from twofold.performance.fitted import fitted, is_fitted
@@ -22,6 +22,16 @@ def auto(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceMod
     return (fitted if measured else roofline)(model, machine, tensor_parallel)
 
 
+def aiconfigurator_sglang(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:
+    """Return the performance model from measured operator times of SGLang."""
+    return aiconfigurator(model, machine, tensor_parallel, backend="sglang")
+
+
+def aiconfigurator_trtllm(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:
+    """Return the performance model from measured operator times of TensorRT-LLM."""
+    return aiconfigurator(model, machine, tensor_parallel, backend="trtllm")
+
+
 def distserve_published_vllm(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:
     """Return DistServe's performance model of vLLM."""
     # Only for LLMs that DistServe published, on A100-80GB.
@@ -33,7 +43,8 @@ PERFORMANCE_MODELS: dict[str, Factory] = {
     "fitted": fitted,
     "roofline": roofline,
     "aiconfigurator": aiconfigurator,
-    **{f"aiconfigurator-{backend}": partial(aiconfigurator, backend=backend) for backend in BACKENDS},
+    "aiconfigurator-sglang": aiconfigurator_sglang,
+    "aiconfigurator-trtllm": aiconfigurator_trtllm,
     "splitwise-published": splitwise_published,
     "distserve-published": distserve_published,
     "distserve-published-vllm": distserve_published_vllm,

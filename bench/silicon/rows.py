@@ -1,0 +1,87 @@
+"""Rows of `silicon_sample.csv` in aiconfigurator-core: measured deployments of public benchmark runs."""
+
+import csv
+import hashlib
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+
+import msgspec
+from msgspec.structs import replace
+
+from twofold.performance.aiconfigurator import EngineLayout
+
+_CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
+# Names of models in the sample whose configuration the package has under another name.
+_MODELS = {
+    "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Meta-Llama-3.1-8B",
+    "zhipuai/GLM-5": "zai-org/GLM-5",
+}
+
+
+class SiliconRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured deployment; times in milliseconds, lengths in tokens."""
+
+    id: str
+    silicon_data_source: str
+    backend: str
+    model_path: str
+    system: str
+    mode: str  # agg or disagg
+    isl: int
+    osl: int
+    gemm_quant_mode: str | None = None
+    moe_quant_mode: str | None = None
+    batch_size: int | None = None
+    tp_size: int | None = None
+    pp_size: int | None = None
+    attention_dp_size: int | None = None
+    moe_tp_size: int | None = None
+    moe_ep_size: int | None = None
+    silicon_ttft_ms: float
+    silicon_tpot_ms: float
+
+    @property
+    def concurrency(self) -> int | None:
+        """Number of requests that the benchmark kept in flight; None if the sample does not tell."""
+        found = _CONCURRENCY.search(self.silicon_data_source)
+        return int(found[1]) if found else None
+
+    @property
+    def clients(self) -> int:
+        """Number of requests in flight on one rank of the attention."""
+        return max(1, round((self.concurrency or 1) / (self.attention_dp_size or 1)))
+
+    @property
+    def fitted(self) -> bool:
+        """Whether the row belongs to the third to which constants are fitted."""
+        return hashlib.sha256(self.id.encode()).digest()[0] % 3 == 0
+
+    @property
+    def layouts(self) -> Iterator[EngineLayout]:
+        """Engines of a colocated deployment that the row may mean, the likeliest first.
+
+        The sample names the precision of a deployment, and not which weights have it.
+        """
+        known = EngineLayout(
+            model=_MODELS.get(self.model_path, self.model_path),
+            system=self.system,
+            backend=self.backend,
+            tensor_parallel=self.tp_size or 1,
+            pipeline_parallel=self.pp_size or 1,
+            attention_data_parallel=self.attention_dp_size or 1,
+            expert_tensor_parallel=self.moe_tp_size or None,
+            expert_parallel=self.moe_ep_size or 1,
+        )
+        gemm, experts = self.gemm_quant_mode, self.moe_quant_mode
+        for quantizations in ((gemm, experts), (gemm, None), (None, experts), (None, None)):
+            yield replace(known, gemm=quantizations[0], experts=quantizations[1])
+
+
+def silicon_rows() -> Iterator[SiliconRow]:
+    """Yield all rows of the sample."""
+    text = files("aiconfigurator_core").joinpath("systems/silicon_sample.csv").read_text(encoding="utf-8")
+    for row in csv.DictReader(text.splitlines()):
+        yield msgspec.convert({name: value for name, value in row.items() if value}, SiliconRow, strict=False)

@@ -1,0 +1,122 @@
+"""Simulation of a measured deployment as it was run: closed loop, lengths drawn as the benchmark draws them."""
+
+import random
+from collections.abc import Iterator
+from statistics import fmean
+
+import msgspec
+from msgspec.structs import replace
+from rows import SiliconRow
+
+from twofold.cluster.spec import ClusterSpec, PoolSpec
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import Catalog, load_catalog
+from twofold.instance import Role
+from twofold.performance.aiconfigurator import OperatorTables, operator_tables
+from twofold.performance.base import NO_POWER, PerformanceModel
+from twofold.performance.cost import DecodeCost, ModelAccuracy
+from twofold.performance.registry import PERFORMANCE_MODELS
+from twofold.request import Request
+from twofold.simulation.closed_loop import ClosedLoop
+from twofold.simulation.observers.base import Observer
+from twofold.simulation.simulate import simulate
+from twofold.timeline import Timeline
+
+SHORTEST = 0.8  # of the length that the benchmark names: it draws lengths uniformly from there
+ROUNDS = 10  # requests of each client
+BUDGET = {"vllm": 8192, "sglang": 16384, "trtllm": 8192}  # tokens of a batch
+NAME = "silicon"
+
+
+class EngineOverhead(msgspec.Struct, frozen=True, kw_only=True):
+    """Time of an engine outside the measured operators."""
+
+    step_s: float = 0.0  # of an iteration
+    sequence_s: float = 0.0  # of each sequence in an iteration
+    request_s: float = 0.0  # of a request, before its first token
+    client_s: float = 0.0  # the same, for each client
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Simulated mean times in seconds."""
+
+    mean_ttft_s: float
+    mean_tpot_s: float
+
+
+class RowModel(PerformanceModel):
+    """Performance model of one deployment: measured operators, and the overhead of the engine."""
+
+    def __init__(self, tables: OperatorTables, overhead: EngineOverhead) -> None:
+        self.name, self.power = NAME, NO_POWER
+        self.error = ModelAccuracy(prefill=None, decode=None, basis="measured operators")
+        self._tables, self._overhead = tables, overhead
+
+    def prefill_s(self, tokens: int, squares: int) -> float:
+        return self._tables.prefill_s(tokens, squares) + self._overhead.step_s
+
+    def decode_cost(self, sequences: int) -> DecodeCost:
+        cost, overhead = self._tables.decode_cost(sequences), self._overhead
+        return DecodeCost(cost.base_s + overhead.step_s + overhead.sequence_s * sequences, cost.context_s)
+
+    def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
+        overhead = self._overhead
+        seconds = self._tables.mixed_s(tokens, squares, sequences, context)
+        return seconds + overhead.step_s + overhead.sequence_s * sequences
+
+
+class _Ends(Observer):
+    def __init__(self) -> None:
+        self.timelines: list[Timeline] = []
+
+    def ended(self, timeline: Timeline, now: float) -> None:
+        self.timelines.append(timeline)
+
+
+def tables_of(row: SiliconRow) -> OperatorTables | None:
+    """Return the operator times of a row's engine, or None if the package has none."""
+    for layout in row.layouts:
+        try:
+            return operator_tables(layout)
+        except ConfigurationError:
+            continue
+    return None
+
+
+def simulated(row: SiliconRow, tables: OperatorTables, overhead: EngineOverhead, most: int) -> Timings:
+    """Simulate one rank of a colocated deployment with at most `most` requests."""
+    clients = row.clients
+    requests = list(drawn(row, min(most, ROUNDS * clients)))
+    longest = row.isl + row.osl
+    PERFORMANCE_MODELS[NAME] = lambda *_: RowModel(tables, overhead)
+    pool = PoolSpec(
+        machines=1, machine="h100", role=Role.MIXED, tensor_parallel=1, instances=1, batcher="chunked-prefill"
+    )
+    spec = ClusterSpec(
+        pools=(pool,),
+        model="llama-3.1-8b",
+        performance=NAME,
+        max_num_batched_tokens=BUDGET[row.backend],
+        max_num_seqs=clients,
+        kv_capacity_tokens=2 * longest * clients,
+    )
+    ends = _Ends()
+    loop = ClosedLoop(requests, clients)
+    simulate(spec, [], catalog=_catalog(), observers=[ends], series=False, prepare=loop.attach)
+    outside_s = overhead.request_s + overhead.client_s * clients
+    ttfts = [timeline.ttft_s + outside_s for timeline in ends.timelines if timeline.ttft_s is not None]
+    tpots = [timeline.tpot_s for timeline in ends.timelines if timeline.tpot_s is not None]
+    return Timings(mean_ttft_s=fmean(ttfts), mean_tpot_s=fmean(tpots))
+
+
+def drawn(row: SiliconRow, count: int) -> Iterator[Request]:
+    stream = random.Random(row.id)
+    for number in range(count):
+        prompt, output = (stream.randint(max(1, round(SHORTEST * most)), most) for most in (row.isl, row.osl))
+        yield Request(id=str(number), arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
+
+
+def _catalog() -> Catalog:
+    catalog = load_catalog()
+    model = replace(catalog.model("llama-3.1-8b"), max_context=None)
+    return replace(catalog, models={**catalog.models, model.name: model})

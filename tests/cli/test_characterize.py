@@ -32,19 +32,8 @@ def test_a_model_is_measured(twofold, model, tmp_path):
     assert found.engine.startswith("twofold")
     assert len(read_profile(path.with_suffix(".csv"))) >= found.times.iterations
     assert "median held-out error" in done.out
-    planned = twofold(
-        "plan",
-        "azure-conv",
-        "--length-scale",
-        0.05,
-        "--profile",
-        path,
-        "--slo",
-        "ttft=5,tpot=1",
-        "--max-machines",
-        2,
-        "--json",
-    )
+    small = ("--length-scale", 0.05, "--duration", 2, "--min-requests", 100, "--max-machines", 1, "--no-split")
+    planned = twofold("plan", "azure-conv", *small, "--profile", path, "--slo", "ttft=5,tpot=1", "--json")
     assert planned.code == 0, planned.err
     assert "host" in planned.out
 

@@ -3,10 +3,9 @@
     pip install 'twofold[aiconfigurator]'
     python bench/silicon/colocated.py --rows 900
 
-Each deployment is simulated as it was run, with the operator times of its engine. Three constants of each engine are
-fitted to a third of the rows: seconds of an iteration, seconds of an iteration for each sequence, and seconds of a
-request before its first token, constant and for each client. The errors are those of the other rows. The benchmark
-states the mean TTFT and TPOT of a run; so does this script.
+Each deployment is simulated as it was run, with the operator times of its engine. Four constants of each engine are
+fitted to a third of the rows: seconds of an iteration, seconds of an iteration for each sequence, seconds of a request
+before its first token, and the same for each client. The errors are those of mean TTFT and mean TPOT in the other rows.
 """
 
 import argparse

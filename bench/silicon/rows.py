@@ -34,7 +34,6 @@ class SiliconRow(msgspec.Struct, frozen=True, kw_only=True):
     osl: int
     gemm_quant_mode: str | None = None
     moe_quant_mode: str | None = None
-    batch_size: int | None = None
     tp_size: int | None = None
     pp_size: int | None = None
     attention_dp_size: int | None = None

@@ -10,6 +10,7 @@ from rows import SiliconRow
 
 from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError
+from twofold.fidelity.service import timelines_of
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.instance import Role
 from twofold.performance.aiconfigurator import OperatorTables, operator_tables
@@ -18,9 +19,6 @@ from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.registry import PERFORMANCE_MODELS
 from twofold.request import Request
 from twofold.simulation.closed_loop import ClosedLoop
-from twofold.simulation.observers.base import Observer
-from twofold.simulation.simulate import simulate
-from twofold.timeline import Timeline
 
 SHORTEST = 0.8  # of the length that the benchmark names: it draws lengths uniformly from there
 ROUNDS = 10  # requests of each client
@@ -65,14 +63,6 @@ class RowModel(PerformanceModel):
         return seconds + overhead.step_s + overhead.sequence_s * sequences
 
 
-class _Ends(Observer):
-    def __init__(self) -> None:
-        self.timelines: list[Timeline] = []
-
-    def ended(self, timeline: Timeline, now: float) -> None:
-        self.timelines.append(timeline)
-
-
 def tables_of(row: SiliconRow) -> OperatorTables | None:
     """Return the operator times of a row's engine, or None if the package has none."""
     for layout in row.layouts:
@@ -100,12 +90,10 @@ def simulated(row: SiliconRow, tables: OperatorTables, overhead: EngineOverhead,
         max_num_seqs=clients,
         kv_capacity_tokens=2 * longest * clients,
     )
-    ends = _Ends()
-    loop = ClosedLoop(requests, clients)
-    simulate(spec, [], catalog=_catalog(), observers=[ends], series=False, prepare=loop.attach)
+    timelines = timelines_of(spec, [], _catalog(), ClosedLoop(requests, clients).attach)
     outside_s = overhead.request_s + overhead.client_s * clients
-    ttfts = [timeline.ttft_s + outside_s for timeline in ends.timelines if timeline.ttft_s is not None]
-    tpots = [timeline.tpot_s for timeline in ends.timelines if timeline.tpot_s is not None]
+    ttfts = [timeline.ttft_s + outside_s for timeline in timelines if timeline.ttft_s is not None]
+    tpots = [timeline.tpot_s for timeline in timelines if timeline.tpot_s is not None]
     return Timings(mean_ttft_s=fmean(ttfts), mean_tpot_s=fmean(tpots))
 
 

@@ -1,7 +1,7 @@
 """Live services on this host, and their simulations."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,6 +20,7 @@ from twofold.performance.profile import MeasuredProfile, dump_profile
 from twofold.request import Request
 from twofold.serving.config import WorkerConfig
 from twofold.serving.launch.worker_plan import BatchPolicies, available_cores, plan_workers
+from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
 from twofold.timeline import Timeline
@@ -146,10 +147,17 @@ def _profile_at(profile: MeasuredProfile, slowness: Slowness, directory: Path) -
     return path
 
 
-def timelines_of(spec: ClusterSpec, requests: Sequence[Request], catalog: Catalog) -> list[Timeline]:
-    """Simulate `requests` on a cluster and return their timelines in order of completion."""
+def timelines_of(
+    spec: ClusterSpec,
+    requests: Sequence[Request],
+    catalog: Catalog,
+    prepare: Callable[[VirtualCluster], None] | None = None,
+) -> list[Timeline]:
+    """Simulate `requests` on a cluster and return their timelines in order of completion. `prepare` is as in
+    `simulate`.
+    """
     ends = _Ends()
-    simulate(spec, requests, catalog=catalog, observers=[ends], series=False)
+    simulate(spec, requests, catalog=catalog, observers=[ends], series=False, prepare=prepare)
     return ends.timelines
 
 

@@ -82,8 +82,7 @@ class Benchmark:
         """Compare a running service with its simulation at each load."""
         alone = load_profile(self.path(SERVED))
         target = EndpointTarget(url, max_num_batched_tokens=self.given.max_num_batched_tokens)
-        counts = {"prefill": design.prefill, "decode": design.decode, "colocated": design.colocated}
-        profile = with_contention(alone, target, **counts)
+        profile = with_contention(alone, target, design.counts)
         if profile.host is not None:
             prefill, decode = profile.host.prefill, profile.host.decode
             say(f"{design.name}: contention x{prefill.crowded:.2f} with prompts, x{decode.crowded:.2f} without")

@@ -46,7 +46,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Results of one run."""
 
-    rows: int  # whose concurrency is known
+    rows: int  # with a known concurrency
     covered: int  # with operator times
     overheads: dict[str, EngineOverhead]  # by engine
     compared: list[Compared]  # rows that nothing was fitted to
@@ -60,9 +60,9 @@ class Deployment(NamedTuple):
 
 
 def least_relative(parts: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
-    """Return the factors ≥ 0 of `parts` whose sum has the least mean absolute relative error to the rest of `wanted`.
+    """Fit factors ≥ 0 of the parts of each measurement to `wanted`, by the least mean absolute relative error.
 
-    Each element of `parts` has, for one measurement, the fixed part and the parts to be multiplied.
+    Each element of `parts` has a fixed part first, then the parts to be multiplied.
     """
     measured = np.array(wanted)
     fixed, free = np.split(np.array(parts) / measured[:, None], [1], axis=1)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from twofold.performance.aiconfigurator import EngineLayout
 
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
-# Names of models in the sample whose configuration the package has under another name.
+# Other names of the sample's models in the package's configurations.
 _MODELS = {
     "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from functools import cache
 from statistics import fmean
 
 import msgspec
@@ -104,6 +105,7 @@ def drawn(row: SiliconRow, count: int) -> Iterator[Request]:
         yield Request(id=str(number), arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
 
 
+@cache
 def _catalog() -> Catalog:
     catalog = load_catalog()
     model = replace(catalog.model("llama-3.1-8b"), max_context=None)

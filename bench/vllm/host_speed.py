@@ -1,7 +1,7 @@
-"""Measure during a load how fast the CPU cores of a shared host are.
+"""Sample the speed of a shared host's CPU cores during a load.
 
-A process on each core repeats a reference kernel, a small matrix product, four times a second. Its CPU time tells
-how much the core is slowed down by other virtual machines; waiting for the core does not count. Only times on a busy
+A process on each core repeats a reference kernel, a small matrix product, four times a second. Its CPU time
+grows as other virtual machines slow down the core, and does not include waiting for the core. Only times on a busy
 core are compared: on an idle core the kernel finds its caches as it left them, and takes 20% less. In 270 s on a core
 with a `vllm serve` (108 prefills of 400 tokens, each followed by 40 decode iterations of two requests), the log of a
 decode iteration's time and that of the kernel had a correlation of 0.77, of 0.95 over means of 12 s, with a slope of
@@ -72,18 +72,20 @@ class SampledSpeed(ProbedSpeed):
     decode_cores: Sequence[int]
 
     def during(self, load: Callable[[], list[Timeline]]) -> tuple[list[Timeline], Slowness]:
-        first = time.time()
-        before = self.measure()
-        second = time.time()
-        timelines = load()
-        third = time.time()
-        after = self.measure()
-        probed, loaded = [(first, second), (third, time.time())], LoadSpan.of(timelines)
+        marks = [time.time()]
+
+        def timed() -> list[Timeline]:
+            marks.append(time.time())
+            timelines = load()
+            marks.append(time.time())
+            return timelines
+
+        timelines, around = ProbedSpeed.during(self, timed)
+        probed, loaded = [(marks[0], marks[1]), (marks[2], time.time())], LoadSpan.of(timelines)
         prompts, decodes = (
             self.kernels.mean_s(cores, [(loaded.start_s, loaded.end_s)]) / self.kernels.mean_s(cores, probed)
             for cores in (self.prefill_cores, self.decode_cores)
         )
-        around = Slowness(*map(fmean, zip(before, after, strict=True)))
         return timelines, Slowness(around.prompts * prompts**PROMPTS, around.decodes * decodes**DECODES)
 
 

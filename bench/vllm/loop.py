@@ -257,8 +257,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
             replay_on(url, loop.requests(1.0)[:WARM_UPS])
             target = EndpointTarget(url, max_num_batched_tokens=given.max_num_batched_tokens)
             alone = profiles[instance]
-            counts = {"prefill": design.prefill, "decode": design.decode, "colocated": design.colocated}
-            profile = with_contention(alone, target, **counts)
+            profile = with_contention(alone, target, design.counts)
             prefill, decode = profile.shared_host.prefill, profile.shared_host.decode
             say(f"{design.name}: contention x{prefill.crowded:.2f} with prompts, x{decode.crowded:.2f} without")
             twin = SimulatedEndpoint(design, profile, folder, profile.extend(load_catalog()))

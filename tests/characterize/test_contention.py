@@ -2,6 +2,7 @@
 
 from itertools import accumulate
 
+import msgspec
 import pytest
 
 from support.hosts import profile
@@ -9,7 +10,10 @@ from support.paced import PacedStepper
 from twofold.characterize.contention import with_contention
 from twofold.characterize.local import LocalTarget
 from twofold.characterize.target import StreamTimes, TargetLimits
+from twofold.instance import Role
 
+ALONE = msgspec.structs.replace(profile(), host=None)
+SPLIT = {Role.PREFILL: 1, Role.DECODE: 1}
 TOKEN_S, GAP_S = 0.002, 0.05
 
 
@@ -48,23 +52,28 @@ class Pair:
         return StreamTimes(0.0, list(accumulate((GAP_S * gap for gap in gaps), initial=first_s)))
 
 
-@pytest.mark.parametrize("roles", [{"colocated": 2}, {"prefill": 1, "decode": 1}])
+@pytest.mark.parametrize("roles", [{Role.MIXED: 2}, SPLIT])
 def test_both_phases_are_measured(roles):
-    found = with_contention(profile(), Pair(prompts=1.2, decodes=1.4), **roles).shared_host
+    found = with_contention(ALONE, Pair(prompts=1.2, decodes=1.4), roles).shared_host
     assert found.cores == 2
     assert (found.prefill.crowded, found.decode.crowded) == pytest.approx((1.2, 1.4), rel=0.02)
 
 
 def test_instances_do_not_speed_each_other_up():
-    found = with_contention(profile(), Pair(prompts=0.9, decodes=0.8), colocated=2).shared_host
+    found = with_contention(ALONE, Pair(prompts=0.9, decodes=0.8), {Role.MIXED: 2}).shared_host
     assert (found.prefill.crowded, found.decode.crowded) == (1.0, 1.0)
 
 
 def test_a_short_context_limits_the_prompts():
-    found = with_contention(profile(), Pair(prompts=1.2, decodes=1.4, max_model_len=512), prefill=1, decode=1)
+    found = with_contention(ALONE, Pair(prompts=1.2, decodes=1.4, max_model_len=512), SPLIT)
     assert found.shared_host.prefill.crowded == pytest.approx(1.2)
 
 
 def test_an_instance_alone_has_no_contention():
-    alone = profile()
-    assert with_contention(alone, LocalTarget(PacedStepper()), colocated=1) is alone
+    assert with_contention(ALONE, LocalTarget(PacedStepper()), {Role.MIXED: 1}) is ALONE
+
+
+def test_a_profile_with_a_host_keeps_it():
+    shared = profile()
+    assert shared.host is not None
+    assert with_contention(shared, Pair(prompts=1.2, decodes=1.4), SPLIT) is shared

@@ -1,4 +1,4 @@
-"""Wait for what must happen."""
+"""Wait for a condition."""
 
 import time
 

@@ -1,12 +1,13 @@
 """Measure by how much the instances of a service slow each other down, as they do on the cores of one host."""
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, geometric_mean
 from typing import Final, NamedTuple
 
+from twofold.characterize.rows import steps_together
 from twofold.characterize.target import ProbeStream, StreamTimes, Target
+from twofold.instance import Role
 from twofold.performance.profile import MeasuredProfile
 
 _PROMPTS: Final = (200, 500, 900)  # tokens
@@ -24,22 +25,20 @@ class Contention(NamedTuple):
     decodes: float
 
 
-def with_contention(
-    profile: MeasuredProfile, target: Target, *, prefill: int = 0, decode: int = 0, colocated: int = 0
-) -> MeasuredProfile:
+def with_contention(profile: MeasuredProfile, target: Target, counts: Mapping[Role, int]) -> MeasuredProfile:
     """Measure the contention between the instances of an idle service, and return a profile that includes it.
 
-    `profile` is of one instance that runs alone. `prefill`, `decode` and `colocated` are numbers of instances.
+    `counts` has the number of instances of each role. A profile that has a shared host already is returned unchanged.
     Requests that arrive together must be spread evenly over the instances of a role. Raises TargetError if a probe
     fails.
     """
-    instances = prefill + decode + colocated
-    if instances < 2:
+    instances, colocated = sum(counts.values()), counts.get(Role.MIXED, 0)
+    if instances < 2 or profile.host is not None:
         return profile
     rounds = [
         ratios
         for _ in range(_ROUNDS)
-        for ratios in (_colocated(target, colocated) if colocated else _disaggregated(target, prefill, decode))
+        for ratios in (_colocated(target, colocated) if colocated else _disaggregated(target, counts))
     ]
     prompts, decodes = (max(1.0, geometric_mean(factors)) for factors in zip(*rounds, strict=True))
     return profile.contending(instances, prompts, decodes)
@@ -54,17 +53,18 @@ def _colocated(target: Target, instances: int) -> Iterator[Contention]:
         yield Contention(every_s / one_s, every / one)
 
 
-def _disaggregated(target: Target, prefill: int, decode: int) -> Iterator[Contention]:
+def _disaggregated(target: Target, counts: Mapping[Role, int]) -> Iterator[Contention]:
     """Compare prompts and decodes alone with prompts that are sent while other requests decode."""
+    decode = counts[Role.DECODE]
     for tokens in _prompts(target):
         ttft_s, gaps = _ttft_s(target, tokens, 1), _gaps(target.run((_decode(_GAPS),)))
         outputs = 2 * _SETTLE + math.ceil(_LONGER * ttft_s / fmean(gaps))
         running = (_decode(min(outputs, target.limits.max_model_len - 2 * _CONTEXT)),) * decode
         prompt = ProbeStream(prompt_tokens=tokens, output_tokens=1, after_tokens=_SETTLE)
-        times = target.run(running + (prompt,) * prefill)
+        times = target.run(running + (prompt,) * counts[Role.PREFILL])
         decodes, prompts = times[:decode], times[decode:]
         began, ended = max(each.sent_s for each in prompts), min(each.token_times_s[0] for each in prompts)
-        beside = [after - before for before, after in _steps(decodes) if began <= before and after <= ended]
+        beside = [after - before for before, after in steps_together(decodes) if began <= before and after <= ended]
         yield Contention(
             fmean(each.ttft_s for each in prompts) / ttft_s, fmean(beside) / fmean(gaps) if beside else 1.0
         )
@@ -83,11 +83,4 @@ def _ttft_s(target: Target, tokens: int, count: int) -> float:
 
 
 def _gaps(times: Sequence[StreamTimes]) -> list[float]:
-    return [after - before for before, after in _steps(times)]
-
-
-def _steps(times: Sequence[StreamTimes]) -> list[tuple[float, float]]:
-    """Return the arrival times of consecutive tokens, from when all streams have started until the first has ended."""
-    began, ended = max(each.token_times_s[0] for each in times), min(each.token_times_s[-1] for each in times)
-    steps = (step for each in times for step in pairwise(each.token_times_s))
-    return [(before, after) for before, after in steps if began <= before and after <= ended]
+    return [after - before for before, after in steps_together(times)]

@@ -43,19 +43,16 @@ def _prefill(probe: SweepProbe, times: Sequence[StreamTimes], _: TargetLimits) -
 
 
 def _decode(probe: SweepProbe, times: Sequence[StreamTimes], _: TargetLimits) -> Iterator[dict[str, object]]:
-    gaps = _gaps_together(times)
+    gaps = [after - before for before, after in steps_together(times)]
     if len(gaps) >= _FEWEST_GAPS:
         yield {**_sizes(probe.running), "token_time": _ms(median(gaps))}
 
 
-def _gaps_together(times: Sequence[StreamTimes]) -> list[float]:
+def steps_together(times: Sequence[StreamTimes]) -> list[tuple[float, float]]:
+    """Return the arrival times of consecutive tokens, from when all streams have started until the first has ended."""
     began, ended = max(each.token_times_s[0] for each in times), min(each.token_times_s[-1] for each in times)
-    return [
-        after - before
-        for each in times
-        for before, after in pairwise(each.token_times_s)
-        if before >= began and after <= ended
-    ]
+    steps = (step for each in times for step in pairwise(each.token_times_s))
+    return [(before, after) for before, after in steps if began <= before and after <= ended]
 
 
 def _mixed(probe: SweepProbe, times: Sequence[StreamTimes], limits: TargetLimits) -> Iterator[dict[str, object]]:

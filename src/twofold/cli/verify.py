@@ -130,8 +130,7 @@ def compare_service(settings: VerifySettings, design: ServiceDesign) -> list[Com
     alone = load_profile(settings.profile)
     slo, budget = _slo(settings, alone), alone.max_num_batched_tokens
     target = EndpointTarget(settings.target, api_key=settings.api_key, max_num_batched_tokens=budget)
-    counts = {"prefill": design.prefill, "decode": design.decode, "colocated": design.colocated}
-    profile = with_contention(alone, target, **counts)
+    profile = with_contention(alone, target, design.counts)
     with tempfile.TemporaryDirectory(prefix="twofold-verify-") as profiles:
         twin = SimulatedEndpoint(design, profile, Path(profiles), profile.extend(load_catalog()))
         return compare_endpoint(

@@ -130,6 +130,9 @@ class ProbedSpeed:
         return timelines, Slowness(*map(fmean, zip(before, self.measure(), strict=True)))
 
 
+NOT_PROBED = ProbedSpeed(lambda: AS_CALIBRATED)
+
+
 def compare(
     model: Path,
     flags: Sequence[str],
@@ -161,20 +164,19 @@ def compare_endpoint(
     slo: Slo,
     replays: int,
     on_load: Callable[[str], None],
-    host_speed: "ProbedSpeed | None" = None,
+    host_speed: ProbedSpeed = NOT_PROBED,
 ) -> list[Comparison]:
     """Compare a running service with its simulation at each load.
 
     `send_load` sends requests to the service at their arrival times, and returns their timelines. `host_speed` measures
-    the slowdown of the service's host since the calibration; None: not measured.
+    the slowdown of the service's host since the calibration.
     """
     found = []
     for rate, requests in loads.items():
         live, slow = list[Summary](), list[Slowness]()
         for replay in range(replays):
             on_load(f"{twin.design.name}, {rate:.3g} requests/s, replay {replay + 1} of {replays}")
-            load = partial(send_load, requests)
-            timelines, slowdown = (load(), AS_CALIBRATED) if host_speed is None else host_speed.during(load)
+            timelines, slowdown = host_speed.during(partial(send_load, requests))
             live.append(summarize(timelines, slo=slo))
             slow.append(slowdown)
         found.append(

@@ -41,6 +41,12 @@ class ServiceDesign:
         return f"colocated {self.colocated}" if self.colocated else f"{self.prefill}P+{self.decode}D"
 
     @property
+    def counts(self) -> dict[Role, int]:
+        """Number of workers of each role, without roles that have none."""
+        counts = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.MIXED: self.colocated}
+        return {role: count for role, count in counts.items() if count}
+
+    @property
     def flags(self) -> list[str]:
         """Flags of `twofold serve` for a service of this design."""
         flags = ["--prefill", str(self.prefill), "--decode", str(self.decode)]
@@ -97,8 +103,7 @@ class SimulatedEndpoint:
 
     def cluster(self, path: Path) -> ClusterSpec:
         """Return the cluster spec of the service, with the profile in the file `path`."""
-        profile, design = self.profile, self.design
-        counts = {Role.PREFILL: design.prefill, Role.DECODE: design.decode, Role.MIXED: design.colocated}
+        profile = self.profile
         chunked = profile.max_num_batched_tokens is not None
         spec = ClusterSpec(
             pools=tuple(
@@ -108,8 +113,7 @@ class SimulatedEndpoint:
                     role=role,
                     batcher="chunked-prefill" if chunked and role is not Role.DECODE else None,
                 )
-                for role, count in counts.items()
-                if count
+                for role, count in self.design.counts.items()
             ),
             model=profile.model.name,
             router="jsq",

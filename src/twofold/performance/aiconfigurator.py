@@ -15,7 +15,7 @@ tokens, and read(b) + slope(b)·C the attention of the decodes.
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from statistics import median
 from typing import Any, Final
@@ -99,7 +99,6 @@ class OperatorTables:
         self.estimated: set[str] = set()  # how times were estimated that were not measured
         try:
             self._tabulate()
-            self.prefill_error, self.decode_error = self._errors()
         except (RuntimeError, ValueError, KeyError) as error:
             raise _unsupported(layout, error) from error
         self.version = layout.version or _version(layout.system, layout.backend) or "unknown"
@@ -108,7 +107,7 @@ class OperatorTables:
         return self.linear_s(tokens) + self.attention_s(round(squares**0.5))
 
     def decode_cost(self, sequences: int) -> DecodeCost:
-        return DecodeCost(self.base_s(sequences), self.slope_s(sequences))
+        return self._decode_costs[sequences] if sequences <= _MOST else self._decode_cost(sequences)
 
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         decodes_s = self.read_s(sequences) + self.slope_s(sequences) * context
@@ -125,10 +124,14 @@ class OperatorTables:
         self.slope_s = Curve(batches, slopes)
         self.base_s = Curve(batches, list(_bases(whole, batches, slopes)))
         self.read_s = Curve(batches, list(_bases(reads, batches, slopes)))
+        self._decode_costs = [self._decode_cost(sequences) for sequences in range(_MOST + 1)]
+
+    def _decode_cost(self, sequences: int) -> DecodeCost:
+        return DecodeCost(self.base_s(sequences), self.slope_s(sequences))
 
     def _prefill(self, tokens: int) -> tuple[float, float]:
         """Return the seconds of a prompt of `tokens` tokens, without attention and of attention."""
-        # The breakdown has one decode beside the prompt, so only the share of attention is taken from it.
+        # The breakdown includes one decode, so only its share of attention is used.
         _, linear, attention, _ = self._engine.mixed_step_breakdown(tokens, 1, tokens, 2)
         whole_s = self._whole(1, tokens)
         share = attention / (linear + attention)
@@ -149,7 +152,7 @@ class OperatorTables:
             self.estimated.add(found)
         return milliseconds / 1e3
 
-    def _errors(self) -> tuple[float, float]:
+    def errors(self) -> tuple[float, float]:
         """Return median relative differences between the tables and the package, in prefill and in decode."""
         prefills = [
             self.prefill_s(count * each, count * each**2) / self._whole(count, each) - 1 for count, each in _CHECKED
@@ -227,7 +230,7 @@ def _unsupported(layout: EngineLayout, error: Exception) -> ConfigurationError:
 
 
 def measured_versions() -> dict[str, dict[str, str | None]]:
-    """Return the version of each serving engine whose operators were measured, by accelerator and engine.
+    """Return the versions of the serving engines with measured operators, by accelerator and engine.
 
     Raises ConfigurationError if `aiconfigurator-core` is not installed.
     """
@@ -262,22 +265,18 @@ class OperatorModel(PerformanceModel):
             basis += f", some estimated ({', '.join(sorted(tables.estimated))})"
         decode_error = catalog_names().decode_errors[layout.backend]
         self.error = ModelAccuracy(prefill=None, decode=decode_error, basis=basis)
-        # Bound here, because a simulation calls them for every iteration.
-        self._prefill_s: Callable[[int, int], float] = tables.prefill_s
-        self._mixed_s: Callable[[int, int, int, int], float] = tables.mixed_s
-        self._decode_costs = [tables.decode_cost(sequences) for sequences in range(_MOST + 1)]
-        self._decode_cost: Callable[[int], DecodeCost] = tables.decode_cost
-        used = memory_share(model, machine, layout.tensor_parallel, self._decode_costs[1].base_s)
+        self._tables = tables
+        used = memory_share(model, machine, layout.tensor_parallel, tables.decode_cost(1).base_s)
         self.power = instance_power(machine, layout.tensor_parallel, memory_share=used)
 
     def prefill_s(self, tokens: int, squares: int) -> float:
-        return self._prefill_s(tokens, squares)
+        return self._tables.prefill_s(tokens, squares)
 
     def decode_cost(self, sequences: int) -> DecodeCost:
-        return self._decode_costs[sequences] if sequences <= _MOST else self._decode_cost(sequences)
+        return self._tables.decode_cost(sequences)
 
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
-        return self._mixed_s(tokens, squares, sequences, context)
+        return self._tables.mixed_s(tokens, squares, sequences, context)
 
 
 @cache

@@ -1,5 +1,6 @@
 """Cluster designs of Splitwise (ISCA'24, section 6) and their budgets."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -100,10 +101,14 @@ def paper_set(name: str, workload: str) -> PaperSet:
     return next(each for each in SETS if (each.name, each.workload) == (name, workload))
 
 
-def family(kind: Kind, catalog: Catalog, mixed_batcher: str) -> Family:
-    """Convert one of the paper's kinds of cluster design to the planner's `Family`."""
+def families(kind: Kind, catalog: Catalog, batching: Sequence[tuple[str, int | None]]) -> list[Family]:
+    """Convert one of the paper's kinds of cluster design to families of the planner: a baseline has one for each
+    batcher and token budget in `batching`.
+    """
     kinds = tuple(machine_kind(name, catalog) for name in kind.machines)
-    return Family(kinds=kinds, batcher=None if kind.split else mixed_batcher)
+    if kind.split:
+        return [Family(kinds=kinds)]
+    return [Family(kinds=kinds, batcher=batcher, max_num_batched_tokens=budget) for batcher, budget in batching]
 
 
 def machine_kind(name: str, catalog: Catalog) -> MachineKind:

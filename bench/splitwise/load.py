@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from designs import KINDS, Kind, family, paper_set
+from designs import KINDS, families, paper_set
 from show import split_name, table
 from study import Settings, problem_of, timings
 from whole_runs import CompleteRun, Job, run_all
@@ -20,17 +20,19 @@ def latency_over_load(settings: Settings, catalog: Catalog, workload: str, rates
     counts = paper_set("iso-power", workload).counts
     for timing in timings(settings, catalog).values():
         problem = problem_of(timing, workload, settings, catalog)
-        cases = [(kind, rate) for kind in KINDS if kind.name in counts for rate in rates]
-        jobs = [
-            Job(problem, Design(family=family(kind, catalog, timing.mixed_batchers[0]), counts=counts[kind.name]), rate)
-            for kind, rate in cases
+        designs = [
+            (kind.name, Design(family=family, counts=counts[kind.name]))
+            for kind in KINDS
+            if kind.name in counts
+            for family in families(kind, catalog, timing.batching)
         ]
-        whole = run_all(jobs, settings.jobs)
-        rows = [_row(kind, counts[kind.name], rate, each) for (kind, rate), each in zip(cases, whole, strict=True)]
+        cases = [(name, design, rate) for name, design in designs for rate in rates]
+        whole = run_all([Job(problem, design, rate) for _, design, rate in cases], settings.jobs)
+        rows = [_row(name, design, rate, each) for (name, design, rate), each in zip(cases, whole, strict=True)]
         table(f"Latency over load: iso-power, {workload}, {timing.name} timing", _HEADER, rows)
 
 
-def _row(kind: Kind, counts: Sequence[int], rate: float, whole: CompleteRun) -> list[str]:
+def _row(name: str, design: Design, rate: float, whole: CompleteRun) -> list[str]:
     result = whole.result
     latencies = [
         f"{(histogram.percentile(p) or 0.0) * scale:.{digits}f}"
@@ -38,4 +40,5 @@ def _row(kind: Kind, counts: Sequence[int], rate: float, whole: CompleteRun) -> 
         for p in (50, 90, 99)
     ]
     met = "kept" if verdict(result, SPLITWISE).met else "missed"
-    return [f"{kind.name} {split_name(counts)}", f"{rate:g}", *latencies, met]
+    batching = "" if design.family.split else f" {design.family.batching}"
+    return [f"{name} {split_name(design.counts)}{batching}", f"{rate:g}", *latencies, met]

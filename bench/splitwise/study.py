@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from designs import A100, CAPPED, H100, Kind, family, machine_kind, within
+from designs import A100, CAPPED, H100, Kind, families, machine_kind, within
 from msgspec.structs import replace
 
 from twofold.cluster.spec import ClusterSpec, PoolSpec
@@ -20,7 +20,7 @@ from twofold.planning.bounds import AnalyticBounds
 from twofold.planning.design import Allows, Design, Family, frontier
 from twofold.planning.evaluator import EvaluationStore, Evaluator, Keys
 from twofold.planning.executors.local import LocalExecutor
-from twofold.planning.problem import Problem
+from twofold.planning.problem import COLOCATED, Problem
 from twofold.planning.rates import MaxRate, RateGrid, RateSearch
 from twofold.planning.search import most_throughput
 from twofold.planning.workload import WorkloadArguments
@@ -32,7 +32,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     template: ClusterSpec
-    mixed_batchers: tuple[str, ...]
+    batching: tuple[tuple[str, int | None], ...]  # of the baselines: batchers with token budgets
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,12 +65,8 @@ def timings(settings: Settings, catalog: Catalog) -> dict[str, Timing]:
     split = (PoolSpec(machines=1, machine="dgx-h100", role=Role.PREFILL),)
     published = replace(splitwise_sim(split, settings.model, catalog=catalog), pools=())
     return {
-        "published": Timing(name="published", template=published, mixed_batchers=("splitwise-sim",)),
-        "corrected": Timing(
-            name="corrected",
-            template=ClusterSpec(pools=(), model=settings.model),
-            mixed_batchers=("mixed", "chunked-prefill"),
-        ),
+        "published": Timing(name="published", template=published, batching=(("splitwise-sim", None),)),
+        "corrected": Timing(name="corrected", template=ClusterSpec(pools=(), model=settings.model), batching=COLOCATED),
     }
 
 
@@ -128,9 +124,7 @@ class Study:
         return lines
 
     def _families(self, kind: Kind) -> list[Family]:
-        catalog = self.problem.catalog
-        batchers = self.timing.mixed_batchers[:1] if kind.split else self.timing.mixed_batchers
-        return [family(kind, catalog, batcher) for batcher in batchers]
+        return families(kind, self.problem.catalog, self.timing.batching)
 
     def _found(self, capacity: MaxRate) -> BestDesign:
         return BestDesign(design=capacity.design, rate=capacity.rate)

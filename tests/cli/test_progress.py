@@ -64,7 +64,11 @@ def test_plan_progress_shows_counts_and_the_best_design():
     with bar:
         bar.refresh()
     text = console.file.getvalue()
-    for words in ("7 simulations, 2 reused", "9,000 requests per CPU second", "best so far: 5+5 fast+slow, 20"):
+    for words in (
+        "7 simulations, 2 reused",
+        "9,000 requests per CPU second",
+        "best so far: 5×fast prefill + 5×slow decode, 20",
+    ):
         assert words in text, words
 
 

@@ -1,11 +1,13 @@
 """Advice on whether to serve with a split or a colocated design."""
 
 import pytest
+from msgspec.structs import replace
 
 from support.analytic_cluster import COLOCATED, SPLIT, design
 from support.plans import choice, plan, split_and_colocated
 from support.simulated import ESTIMATED
 from twofold.planning.advice import advise
+from twofold.planning.promise import Promise
 from twofold.planning.search import Objective
 
 TOLERANCE = 0.02
@@ -25,7 +27,7 @@ def test_reports_gain_and_break_even_rate():
 def test_advises_against_splitting():
     told = advise(split_and_colocated(10.0, 20.0, break_even=20.0), TOLERANCE)
     assert not told.split
-    assert told.text.startswith("Do not split: the best split design has 0.50× the throughput")
+    assert told.text.startswith("Do not split: 2.00× the throughput of the best split design")
     assert "Below" not in told.text
 
 
@@ -71,6 +73,26 @@ def test_explains_a_missing_kind():
     assert "no colocated design meets the SLO" in advise(alone, TOLERANCE).text
     unasked = plan(choice(design(5, 5), 20.0), families=(SPLIT,))
     assert "colocated designs were excluded" in advise(unasked, TOLERANCE).text
+
+
+def test_explains_that_one_machine_has_no_room_for_two_phases():
+    alone = plan(choice(design(1, family=COLOCATED), 20.0), no_room=(SPLIT.group,))
+    assert "no room for a split design: each phase needs a machine of its own" in advise(alone, TOLERANCE).text
+
+
+@pytest.mark.parametrize(
+    ("kept", "whole", "words"),
+    [
+        (19, True, "In 19 of 20 windows that the search did not use"),
+        (19, True, "as does the whole trace. In a typical window it meets the SLO at 1.25× this rate."),
+        (12, None, "less than the required 95%, and no design in the budget has more"),
+        (20, False, "but the whole trace misses it"),
+    ],
+)
+def test_says_in_how_many_unseen_windows_the_slo_is_met(kept, whole, words):
+    promise = Promise(confidence=0.95, windows=20, kept=kept, whole=whole, optimistic="another", margin=1.25)
+    one = plan(replace(choice(design(5, 5), 20.0), promise=promise))
+    assert words in advise(one, TOLERANCE).text
 
 
 def test_reports_a_missing_break_even():

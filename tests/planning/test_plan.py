@@ -15,7 +15,12 @@ FAMILIES = (SPLIT, SAME, COLOCATED)
 
 
 def planned(cluster, *, objective="throughput", families=FAMILIES, rate=None, found=lambda _: None, **budget):
-    query = PlanQuery(objective=Objective(objective), families=families, budget=Budget(**budget), rate=rate)
+    query = PlanQuery(
+        objective=Objective(objective),
+        groups=tuple((family,) for family in families),
+        budget=Budget(**budget),
+        rate=rate,
+    )
     return asyncio.run(make_plan(cluster.search(), query, found))
 
 
@@ -76,10 +81,10 @@ class Impossible(AnalyticCluster):
         (Impossible(), {"machines": 8}, "TTFT slowdown P50 of 3×, above the bound of 1×"),
         (Impossible(), {"objective": "cost", "rate": 5.0}, "no design meets the SLO"),
         (AnalyticCluster(), {"machines": 1, "families": (SPLIT,)}, "one machine per phase, needs 2 machines"),
-        (AnalyticCluster(), {"price_per_h": 10.0}, "too small: even 1 fast mixed needs 1 machine, "),
+        (AnalyticCluster(), {"price_per_h": 10.0}, "too small: even 1×fast mixed needs 1 machine, "),
         (AnalyticCluster(), {"machines": 0}, "--max-machines must be more than 0"),
         (AnalyticCluster(), {}, "needs a budget"),
-        (AnalyticCluster(), {"objective": "cost", "rate": 500.0, "machines": 9}, "9 fast mixed meets it up to 17.7"),
+        (AnalyticCluster(), {"objective": "cost", "rate": 500.0, "machines": 9}, "9×fast mixed meets it up to 17.7"),
     ],
 )
 def test_explains_why_there_is_no_plan(cluster, query, words):

@@ -6,7 +6,7 @@ import pytest
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.planning.design import Design, Family
-from twofold.planning.problem import COLOCATED_ROUTER, fitting, parse_families
+from twofold.planning.problem import COLOCATED_ROUTER, parse_families, with_parallelism
 
 
 def families(problem, *names, machines=None, split=True, colocated=True):
@@ -36,7 +36,7 @@ def test_a_colocated_design_keeps_requests_where_they_are(make_problem):
 
 def test_the_four_families_of_splitwise_are_looked_at_by_default(make_problem):
     """The default designs are Splitwise's four split designs, and three colocated designs per machine type."""
-    names = [family.name for family in families(make_problem())]
+    names = [family.group for family in families(make_problem())]
     assert names[:4] == ["a100+a100", "h100+h100", "h100+a100", "h100+h100-pcap"]
     assert len(names) == 4 + 3 * 3
 
@@ -45,9 +45,9 @@ def test_families_are_named_or_all_pairs(make_problem):
     """A design family is named by its machines (h100+a100) or by Splitwise's letters (HA)."""
     problem = make_problem()
     named = families(problem, "HA,splitwise-hh", "h100+a100", colocated=False)
-    assert [family.name for family in named] == ["h100+a100", "h100+h100"]
+    assert [family.group for family in named] == ["h100+a100", "h100+h100"]
     pairs = families(problem, machines="a100,h100", colocated=False)
-    assert [family.name for family in pairs] == ["a100+a100", "a100+h100", "h100+a100", "h100+h100"]
+    assert [family.group for family in pairs] == ["a100+a100", "a100+h100", "h100+a100", "h100+h100"]
     assert not any(family.split for family in families(problem, split=False))
 
 
@@ -68,12 +68,35 @@ def test_rejects_invalid_families(make_problem, arguments, words):
 
 def test_machines_that_do_not_hold_the_model_are_left_out(make_problem):
     giant = make_problem(model="deepseek-v3")
-    fit, reasons = fitting(giant, families(giant, machines="h100,b200"))
-    assert {kind.name for family in fit for kind in family.kinds} == {"dgx-b200"}
+    groups, reasons = with_parallelism(giant, families(giant, machines="h100,b200"))
+    assert {kind.name for group in groups for family in group for kind in family.kinds} == {"dgx-b200"}
     assert len(reasons) == 1
     assert "8x h100-80gb" in reasons[0]
     with pytest.raises(ConfigurationError, match="deepseek-v3 needs"):
-        fitting(giant, families(giant, machines="a100"))
+        with_parallelism(giant, families(giant, machines="a100"))
+
+
+def parallelism(problem, machine):
+    return [(kind.instances, kind.tensor_parallel, kind.pipeline_parallel) for kind in problem.layouts(machine)]
+
+
+def test_every_parallelism_that_divides_a_machine_is_searched(make_problem):
+    assert parallelism(make_problem(model="llama-3.1-8b"), "h100") == [(8, 1, 1), (4, 2, 1), (2, 4, 1), (1, 8, 1)]
+    asked = msgspec.structs.replace(make_problem(model="llama-3.1-8b"), tensor_parallel=2)
+    assert parallelism(asked, "h100") == [(4, 2, 1)]
+
+
+def test_only_measured_parallelism_is_searched_if_some_was_measured(make_problem):
+    assert parallelism(make_problem(), "h100") == [(1, 8, 1)]
+
+
+def test_a_model_larger_than_a_machine_is_a_pipeline_over_several(make_problem):
+    problem = make_problem(model="llama-3.1-405b")
+    (kind,) = problem.layouts("a100")
+    assert (kind.tensor_parallel, kind.pipeline_parallel, kind.machines, kind.accelerators) == (8, 2, 2, 16)
+    assert kind.price_per_h == 2 * problem.kind("a100").price_per_h
+    (pool,) = problem.spec(Design(family=Family(kinds=(kind,), batcher="mixed"), counts=(3,))).pools
+    assert (pool.machines, pool.tensor_parallel, pool.pipeline_parallel) == (6, 8, 2)
 
 
 def test_rejects_numbers_out_of_range(make_problem):

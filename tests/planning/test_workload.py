@@ -1,10 +1,11 @@
 """Workloads for simulations of designs."""
 
 import pytest
+from msgspec.structs import replace
 
 from support.traces import ask
 from twofold.errors import ConfigurationError
-from twofold.planning.workload import WorkloadArguments, WorkloadShape
+from twofold.planning.workload import TYPICAL, WHOLE, WorkloadArguments, WorkloadShape
 from twofold.workload.trace import FORMATS, write_trace
 
 
@@ -29,6 +30,50 @@ def test_the_shape_is_the_mean_of_each():
     assert shape.context == 11.5
     with pytest.raises(ConfigurationError, match="no requests"):
         WorkloadShape.of([])
+
+
+@pytest.fixture(scope="module")
+def bursty(tmp_path_factory):
+    """Return a trace of 100 requests: 10 in each of 10 minutes, all in the first second of the minute."""
+    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    requests = [ask(n, 60.0 * (n // 10) + 0.1 * (n % 10), 100 + n, 10) for n in range(100)]
+    write_trace(requests, path, FORMATS["twofold"])
+    return WorkloadArguments(workload=str(path), duration_s=11.0, min_requests=1)
+
+
+def test_windows_of_a_trace_keep_its_bursts_at_every_rate(bursty):
+    """A rate scales all times of a trace by one factor, so that a window may have more or fewer requests."""
+    own = 99 / 540.9
+    whole = bursty.drawn(WHOLE).requests(10 * own)
+    assert [request.arrival_s for request in whole[:11]] == pytest.approx([0.01 * n for n in range(10)] + [6.0])
+    assert len(bursty.drawn(1).requests(10 * own)) == 20
+
+
+def test_a_search_uses_a_busy_window(tmp_path):
+    """Draw 0 has a high load, of prefill or of decode; the load of draw TYPICAL is the median."""
+    path = tmp_path / "trace.jsonl"
+    busy = {40: (500, 10), 80: (100, 40)}  # of 100 minutes with a request each second: one with long prompts or outputs
+    lengths = [busy.get(second // 60, (100, 10)) for second in range(6000)]
+    write_trace([ask(n, float(n), *each) for n, each in enumerate(lengths)], path, FORMATS["twofold"])
+    arguments = WorkloadArguments(workload=str(path), duration_s=600.0)
+    means = [WorkloadShape.of(arguments.drawn(draw).requests(1.0)).decode_tokens for draw in (0, TYPICAL)]
+    assert means[0] > 1.2 * means[1]
+
+
+def test_windows_of_a_trace_differ_and_go_on_at_its_start(bursty):
+    starts = [bursty.drawn(draw).requests(1.0)[0].prompt_tokens for draw in range(6)]
+    assert len(set(starts)) == 6
+    longest = replace(bursty, duration_s=1000.0)
+    for draw in (0, 3, WHOLE):
+        found = longest.drawn(draw).requests(1.0)
+        assert sorted(request.prompt_tokens for request in found) == [100 + n for n in range(100)]
+        times = [request.arrival_s for request in found]
+        assert times == sorted(times)
+        assert 0.0 <= times[0] <= times[-1] < 100.0
+
+
+def test_draws_of_a_generated_workload_are_seeds():
+    assert WorkloadArguments(workload="azure-conv", seed=3).drawn(4).seed == 7
 
 
 def test_a_trace_has_a_fingerprint(tmp_path):

@@ -43,6 +43,9 @@ class AnalyticCluster:
         check = Check(name="TTFT slowdown P50", value=rate / capacity, bound=1.0, met=met)
         return Evaluation(met=met, checks=(check,), bound_by=self._bound_by(one) if self.tells else None)
 
+    def feasible(self, family):
+        return True
+
     def upper(self, one):
         return self.capacity(one) * self.slack
 

@@ -31,9 +31,18 @@ def choice(one, rate, highest_rate=None, **more):
     return DesignChoice(design=one, rate=rate, highest_rate=highest_rate or rate, evaluation=evaluation(rate, **more))
 
 
-def plan(*choices, objective=Objective.THROUGHPUT, rate=None, break_even=None, without=(), families=(SPLIT, COLOCATED)):
-    question = PlanQuery(objective=objective, families=families, budget=Budget(machines=10), rate=rate)
-    return Plan(query=question, choices=choices, without=without, break_even=break_even)
+def plan(
+    *choices,
+    objective=Objective.THROUGHPUT,
+    rate=None,
+    break_even=None,
+    without=(),
+    no_room=(),
+    families=(SPLIT, COLOCATED),
+):
+    groups = tuple((family,) for family in families)
+    question = PlanQuery(objective=objective, groups=groups, budget=Budget(machines=10), rate=rate)
+    return Plan(query=question, choices=choices, without=without, no_room=no_room, break_even=break_even)
 
 
 def split_and_colocated(split_rate=20.0, colocated_rate=10.0, **more):

@@ -25,7 +25,7 @@ def advise(plan: Plan, tolerance: float) -> Advice:
     """Compare a plan's best split and best colocated design. `tolerance` is the relative error of the plan's rates."""
     split, colocated = plan.best_split, plan.best_colocated
     if split is None or colocated is None:
-        return Advice(split=split is not None, text=_one_kind(plan))
+        return Advice(split=split is not None, text=f"{_one_kind(plan)}{_promised(plan)}")
     gain = _gain(plan.query.objective, split, colocated)
     pays = gain > 1.0
     unsure = abs(gain - 1.0) <= _error((split, colocated)) + tolerance
@@ -39,7 +39,7 @@ def advise(plan: Plan, tolerance: float) -> Advice:
         per_watt=_ratio(split.requests_per_kwh, colocated.requests_per_kwh),
         break_even=plan.break_even,
         within_error=unsure,
-        text=f"{first}{second}{third}",
+        text=f"{first}{second}{third}{_promised(plan)}",
     )
 
 
@@ -55,14 +55,9 @@ def _ratio(split: float | None, colocated: float | None) -> float | None:
 
 def _comparison(objective: Objective, split: DesignChoice, colocated: DesignChoice, gain: float) -> str:
     if objective is Objective.THROUGHPUT:
-        dollars = _ratio(split.requests_per_dollar, colocated.requests_per_dollar)
-        watts = _ratio(split.requests_per_kwh, colocated.requests_per_kwh)
-        known = [(dollars, "per dollar"), (watts, "per watt")]
-        per = " and ".join(f"{ratio:.2f}× {unit}" for ratio, unit in known if ratio is not None)
-        ratios = f"{', ' if per else ''}{per} ({_rated(split)} against {_rated(colocated)})."
         if gain > 1.0:
-            return f"Split: {gain:.2f}× the throughput of the best colocated design{ratios}"
-        return f"Do not split: the best split design has {gain:.2f}× the throughput of the best colocated one{ratios}"
+            return f"Split: {_compared(split, colocated, 'colocated')}"
+        return f"Do not split: {_compared(colocated, split, 'split')}"
     mine, others = _weight(objective, split), _weight(objective, colocated)
     at = f"at {split.rate:g} requests/s"
     if gain > 1.0:
@@ -71,6 +66,17 @@ def _comparison(objective: Objective, split: DesignChoice, colocated: DesignChoi
             f"({split.design.name} against {colocated.design.name})."
         )
     return f"Do not split: {others} colocated, {mine} split {at} ({colocated.design.name} against {split.design.name})."
+
+
+def _compared(better: DesignChoice, other: DesignChoice, kind: str) -> str:
+    dollars = _ratio(better.requests_per_dollar, other.requests_per_dollar)
+    watts = _ratio(better.requests_per_kwh, other.requests_per_kwh)
+    known = [(dollars, "per dollar"), (watts, "per watt")]
+    per = " and ".join(f"{ratio:.2f}× {unit}" for ratio, unit in known if ratio is not None)
+    return (
+        f"{better.highest_rate / other.highest_rate:.2f}× the throughput of the best {kind} design"
+        f"{', ' if per else ''}{per} ({_rated(better)} against {_rated(other)})."
+    )
 
 
 def _below(plan: Plan, *, pays: bool) -> str:
@@ -86,15 +92,40 @@ def _below(plan: Plan, *, pays: bool) -> str:
     return ""
 
 
+def _promised(plan: Plan) -> str:
+    """Say in how many unseen windows the best design meets the SLO, and what this costs."""
+    promise = plan.best.promise
+    if promise is None:
+        return ""
+    low, high = promise.interval
+    whole = {None: "", True: ", as does the whole trace", False: ", but the whole trace misses it"}[promise.whole]
+    best, kept = plan.best, f"{promise.kept} of {promise.windows}"
+    first = (
+        f" In {kept} windows that the search did not use, {best.design.name} meets the SLO at {best.rate:.3g} "
+        f"requests/s (95% interval {low:.0%} to {high:.0%}){whole}."
+    )
+    if not promise.holds:
+        return f"{first} This is less than the required {promise.confidence:.0%}, and no design in the budget has more."
+    if promise.margin == 1.0:
+        return first
+    if plan.query.objective is Objective.THROUGHPUT:
+        return f"{first} In a typical window it meets the SLO at {promise.margin:.2f}× this rate."
+    return f"{first} It costs {promise.margin:.2f}× as much as {promise.optimistic}, which a typical window needs."
+
+
 def _one_kind(plan: Plan) -> str:
     best = plan.best
     kind, other = ("split", "colocated") if best.design.family.split else ("colocated", "split")
-    missing = f"no {other} design meets the SLO" if _asked(plan, other == "split") else f"{other} designs were excluded"
+    asked = [group[0].group for group in plan.query.groups if group[0].split is (other == "split")]
+    if not asked:
+        missing = f"{other} designs were excluded"
+    elif set(asked) <= set(plan.no_room):
+        missing = f"the budget has no room for a {other} design"
+        if other == "split":
+            missing += ": each phase needs a machine of its own (--objective goodput divides a machine)"
+    else:
+        missing = f"no {other} design meets the SLO"
     return f"{best.design.name} is the best {kind} design, at {best.rate:.3g} requests/s; {missing}."
-
-
-def _asked(plan: Plan, split: bool) -> bool:
-    return any(family.split is split for family in plan.query.families)
 
 
 def _rated(choice: DesignChoice) -> str:

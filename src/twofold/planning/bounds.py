@@ -21,8 +21,8 @@ class MachineSeconds:
     def __init__(
         self, problem: Problem, shape: WorkloadShape, kind: MachineKind, tiers: list[tuple[float, float]]
     ) -> None:
-        model = problem.performance(kind)
-        instances = problem.instances_on(kind)
+        self.model = model = problem.performance(kind)
+        instances = kind.instances
         per_token = min(model.prefill_s(tokens, 0) / tokens for tokens in _PREFILL_TOKENS)
         self.prefill = per_token * shape.prompt_tokens / instances
         capacity = problem.kv_capacity_tokens(kind)
@@ -44,8 +44,30 @@ class AnalyticBounds:
         self._problem = problem
         self._shape = problem.workload.shape()
         self._tiers = _tiers(problem, self._shape)
+        self._reference = problem.reference_model()
         self._pooled = problem.template.router not in FIXED_ROLE_ROUTERS
         self._known: dict[MachineKind, MachineSeconds] = {}
+
+    def feasible(self, family: Family) -> bool:
+        """Return whether requests that run alone meet the bounds of the SLO on TTFT and TPOT."""
+        return all(
+            (not role.prefills or self._prefill_meets(kind)) and (not role.decodes or self._decode_meets(kind))
+            for kind, role in zip(family.kinds, family.role_of, strict=True)
+        )
+
+    def _prefill_meets(self, kind: MachineKind) -> bool:
+        slo, seconds = self._problem.slo, self._of(kind).model.prefill_s
+        prompts = [(each, each * each) for each in self._shape.prompt_percentiles]
+        if self._reference is None or isinstance(slo, Slo):
+            bound_s = math.inf if not isinstance(slo, Slo) or slo.ttft_s is None else slo.ttft_s
+            return seconds(*prompts[math.floor(100 * self._problem.attainment)]) <= bound_s
+        slowdowns = sorted(seconds(*each) / self._reference.prefill_s(*each) for each in prompts)
+        return all(slowdowns[percentile] <= bound for percentile, bound in slo.ttft.items())
+
+    def _decode_meets(self, kind: MachineKind) -> bool:
+        cost = self._of(kind).model.decode_cost(1)
+        shortest_s = min((bound_s for _, bound_s in self._tiers[:-1]), default=math.inf)
+        return cost.base_s + cost.context_s * self._shape.context <= shortest_s
 
     def upper(self, design: Design) -> float:
         family = design.family

@@ -41,6 +41,9 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     attainment: float | None = None  # required share of requests within an SLO in seconds
     reference: str | None = None
     margins: tuple[SloMargin, ...] = ()
+    confidence: float | None = None  # required share of windows that meet the SLO
+    windows: int | None = None  # checked
+    windows_kept: int | None = None
     price_per_h: float
     tdp_w: float
     power_w: float  # mean
@@ -86,7 +89,7 @@ def deployment_of(problem: Problem, choice: DesignChoice, objective: Objective) 
             seed=problem.workload.seed,
             duration_s=problem.workload.duration_s,
             trace_sha256=problem.workload.digest() or None,
-            models=tuple(dict.fromkeys(map(_model, choice.evaluation.pools))),
+            models=tuple(dict.fromkeys(map(model_accuracy, choice.evaluation.pools))),
         ),
     )
 
@@ -129,7 +132,7 @@ def margins(checks: tuple[Check, ...]) -> Iterator[SloMargin]:
 
 
 def _expected(problem: Problem, choice: DesignChoice) -> Expected:
-    in_seconds = isinstance(problem.slo, Slo)
+    in_seconds, promise = isinstance(problem.slo, Slo), choice.promise
     return Expected(
         workload=problem.workload.workload,
         rate=choice.rate,
@@ -138,13 +141,16 @@ def _expected(problem: Problem, choice: DesignChoice) -> Expected:
         attainment=problem.attainment if in_seconds else None,
         reference=None if in_seconds else problem.reference,
         margins=tuple(margins(choice.evaluation.checks)),
+        confidence=None if promise is None else promise.confidence,
+        windows=None if promise is None else promise.windows,
+        windows_kept=None if promise is None else promise.kept,
         price_per_h=choice.design.price_per_h,
         tdp_w=choice.design.tdp_w,
         power_w=round(choice.evaluation.mean_power_w, 1),
     )
 
 
-def _model(pool: PoolResult) -> str:
+def model_accuracy(pool: PoolResult) -> str:
     """Return the name and the prediction errors of a pool's performance model."""
     error = pool.error
     known = ", ".join(
@@ -181,6 +187,9 @@ _COMMENTS = {
     "slo": "bounds in seconds, or splitwise: slowdown percentiles relative to the reference",
     "attainment": "minimum share of requests within the SLO",
     "reference": "machine that slowdowns are relative to",
+    "confidence": "required share of windows within the SLO",
+    "windows": "windows that the search did not simulate",
+    "windows_kept": "windows within the SLO",
     "margins": "value and relative headroom of each SLO bound",
     "price_per_h": "US dollars",
     "tdp_w": "provisioned watts",

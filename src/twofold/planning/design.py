@@ -1,6 +1,6 @@
 """Cluster designs with their price and power, and budgets that limit designs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -13,28 +13,40 @@ _SPLIT = (Role.PREFILL, Role.DECODE)
 
 
 class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Type of machine, or the part of a machine that one instance uses, with price and power."""
+    """Machine with the parallelism of its instances, or the part of a machine that one instance uses."""
 
     name: str
     price_per_h: float
     tdp_w: float
     accelerators: int = 1
-    tensor_parallel: int | None = None  # None for a whole machine
+    tensor_parallel: int | None = None  # None for all accelerators of a machine
     pipeline_parallel: int = 1
+    machines: int = 1  # machines that a pipeline spans; 0 for a part of a machine
+
+    @property
+    def instances(self) -> int:
+        """Number of LLM instances on the accelerators of this kind."""
+        if self.tensor_parallel is None:
+            return 1
+        return self.accelerators // (self.tensor_parallel * self.pipeline_parallel)
+
+    @property
+    def machine(self) -> str:
+        """Short name of the machine, such as `h100` for `dgx-h100`."""
+        return self.name.removeprefix(_FAMILY)
 
     @property
     def short(self) -> str:
-        """Short name, such as `h100` for the machine `dgx-h100`."""
-        # An instance of 4 stages of 2 accelerators is `a100@2x4`.
-        name = self.name.removeprefix(_FAMILY)
+        """Short name with the parallelism, such as `h100@4×TP2` for four instances on a machine, or `h100@TP2×PP4`."""
         if self.tensor_parallel is None:
-            return name
-        stages = f"x{self.pipeline_parallel}" if self.pipeline_parallel > 1 else ""
-        return f"{name}@{self.tensor_parallel}{stages}"
+            return self.machine
+        each = f"{self.instances}×" if self.instances > 1 else ""
+        stages = f"×PP{self.pipeline_parallel}" if self.pipeline_parallel > 1 else ""
+        return f"{self.machine}@{each}TP{self.tensor_parallel}{stages}"
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """Set of designs that differ only in the number of machines or instances of each type."""
+    """Set of designs that differ only in the number of machines or instances of each kind."""
 
     kinds: tuple[MachineKind, ...]  # without `roles`: prefill and decode of a split family, or one colocated
     batcher: str | None = None  # of a colocated family
@@ -60,17 +72,26 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         return any(role is not Role.MIXED for role in self.role_of)
 
     @property
-    def name(self) -> str:
-        """Display name, such as `h100+a100` for H100 prefill and A100 decode machines."""
-        machines = "+".join(kind.short for kind in self.kinds)
-        budget = f"@{self.max_num_batched_tokens}" if self.max_num_batched_tokens else ""
+    def group(self) -> str:
+        """Name without parallelism, such as `h100+a100` for H100 prefill and A100 decode machines."""
+        machines = "+".join(kind.machine for kind in self.kinds)
+        return machines if self.split else f"{machines} {self.batching}"
+
+    @property
+    def batching(self) -> str:
+        """Batcher of a colocated family, with its token budget."""
+        return f"{self.batcher}@{self.max_num_batched_tokens}" if self.max_num_batched_tokens else f"{self.batcher}"
+
+    def named(self, words: Sequence[str]) -> str:
+        """Return the display name of a design or family, given a word or phrase for each kind."""
         if not self.split:
-            return f"{machines} {self.batcher}{budget}"
-        if self.roles:
-            each = zip(self.kinds, self.roles, strict=True)
-            return "+".join(f"{kind.short}:{role}" for kind, role in each)
+            return f"{' + '.join(words)} {self.batching}"
+        phases = " + ".join(f"{word} {role}" for word, role in zip(words, self.role_of, strict=True))
         together = " on shared nodes" if self.shared else ""
-        return f"{machines}{together}" if self.judged is None else f"{self.judged} of {machines}"
+        return f"{phases}{together}" if self.judged is None else f"{self.judged} of {phases}"
+
+
+FamilyGroup = tuple[Family, ...]  # families that differ only in parallelism
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,12 +102,13 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Display name, such as `25+15 h100+h100` for 25 prefill and 15 decode machines."""
-        return f"{'+'.join(map(str, self.counts))} {self.family.name}"
+        """Display name, such as `4×h100@TP8 prefill + 6×h100@2×TP4 decode` for 4 prefill and 6 decode machines."""
+        return self.family.named([f"{count}×{kind.short}" for kind, count in self.parts()])
 
     @property
     def machines(self) -> int:
-        return sum(self.counts)
+        """Number of machines, or of instances if these use parts of machines."""
+        return sum(count * max(1, kind.machines) for kind, count in self.parts())
 
     @property
     def accelerators(self) -> int:
@@ -160,7 +182,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def _used(design: Design, name: str) -> int:
-        return sum(count for kind, count in design.parts() if kind.name == name)
+        return sum(count * max(1, kind.machines) for kind, count in design.parts() if kind.name == name)
 
 
 def frontier(family: Family, allows: Allows) -> list[Design]:

@@ -64,6 +64,10 @@ class Evaluate(Protocol):
 class UpperBound(Protocol):
     """Interface for analytic bounds on the highest rate of a design, in requests/s."""
 
+    def feasible(self, family: Family) -> bool:
+        """Return whether designs of `family` can meet the SLO at a low rate."""
+        ...
+
     def upper(self, design: Design) -> float:
         """Return a rate above which the design cannot meet the SLO."""
         ...

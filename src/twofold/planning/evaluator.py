@@ -36,7 +36,7 @@ class Executor(AbstractContextManager["Executor"], Protocol):
 
 
 # Incremented when the content or computation of evaluations changes.
-_EVALUATION = 2
+_EVALUATION = 3
 _DATA = (("twofold.performance", "data"), ("twofold.workload", "data"))
 
 

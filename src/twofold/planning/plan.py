@@ -5,14 +5,18 @@ decode cost no more than separate machines for prefill and decode.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain, compress
 
 import msgspec
+from msgspec.structs import replace
 
 from twofold.errors import ConfigurationError
-from twofold.planning.design import Budget, Design, Family, frontier
+from twofold.planning.design import Budget, Design, Family, FamilyGroup, frontier
 from twofold.planning.evaluation import Evaluation, Trial
+from twofold.planning.promise import Promise, Windows, missed_windows, promised_step
 from twofold.planning.rates import MaxRate, RateSearch
 from twofold.planning.search import Objective, break_even, cheapest, most_throughput
 from twofold.simulation.result import Check
@@ -106,18 +110,23 @@ class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Goal of a plan: objective, design families, budget and rate (requests/s)."""
 
     objective: Objective
-    families: tuple[Family, ...]
+    groups: tuple[FamilyGroup, ...]
     budget: Budget = Budget()
     rate: float | None = None  # required for lowest cost or power, None for highest throughput
+    windows: Windows | None = None  # to check the best designs on; None for no check
 
 
 class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Best design among designs that differ only in machine counts, evaluated at `rate` requests/s."""
+    """Best design of a group, which has all parallelisms and numbers of machines, evaluated at `rate` requests/s.
+
+    Without a promise, the design meets the SLO on the window of the search.
+    """
 
     design: Design
     rate: float  # requested rate, or else the highest rate
     highest_rate: float
     evaluation: Evaluation
+    promise: Promise | None = None
 
     @property
     def requests_per_dollar(self) -> float | None:
@@ -132,11 +141,12 @@ class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranking of the designs that meet the SLO, with only the best design of each family."""
+    """Ranking of the designs that meet the SLO, with only the best design of each group."""
 
     query: PlanQuery
     choices: tuple[DesignChoice, ...]
-    without: tuple[str, ...]  # names of the families without a design that meets the SLO
+    without: tuple[str, ...]  # names of the groups without a design that meets the SLO
+    no_room: tuple[str, ...]  # names of the groups without a design in the budget
     # Up to about this rate, at most the plan's rate, the cheapest colocated design costs no more than the cheapest
     # split design. None if splitting pays at all searched rates, or if only one kind of design meets the SLO.
     break_even: float | None
@@ -154,42 +164,112 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return next((choice for choice in self.choices if not choice.design.family.split), None)
 
 
+# Multiples of the rate for which a design is sized, until enough windows meet the SLO.
+_GROWTH = (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
+
 Found = Callable[[DesignChoice], None]
 
 
 async def make_plan(search: RateSearch, query: PlanQuery, found: Found = lambda _: None) -> Plan:
-    """Find the best design of each family; call `found` with each result. Raises ConfigurationError if no design within
+    """Find the best design of each group; call `found` with each result. Raises ConfigurationError if no design within
     the budget meets the SLO.
     """
     bounded = query.objective is Objective.THROUGHPUT
-    require_room(query.families, query.budget, bounded=bounded)
-    families = query.families
-    told = await asyncio.gather(*(_choose(search, query, family, found) for family in families))
+    require_room(list(chain.from_iterable(query.groups)), query.budget, bounded=bounded)
+    roomy = [any(query.budget.allows(family.smallest) for family in group) for group in query.groups]
+    groups = [_feasible(search, group) for group in compress(query.groups, roomy)]
+    told = await asyncio.gather(*(_choose(search, query, group, found) for group in groups))
     choices = sorted((choice for choice in told if choice is not None), key=partial(_rank, query.objective))
     if not choices:
-        raise await unmet(search, families, query.budget, query.rate)
-    without = [family.name for family, choice in zip(families, told, strict=True) if choice is None]
+        raise await unmet(search, [group[-1] for group in groups], query.budget, query.rate)
+    if query.windows is not None:
+        choices = await _promised(search, query, choices, query.windows)
     return Plan(
         query=query,
         choices=tuple(choices),
-        without=tuple(without),
+        without=tuple(group[0].group for group, choice in zip(groups, told, strict=True) if choice is None),
+        no_room=tuple(group[0].group for group, room in zip(query.groups, roomy, strict=True) if not room),
         break_even=await _break_even(search, query, choices),
     )
 
 
-async def _choose(search: RateSearch, query: PlanQuery, family: Family, found: Found) -> DesignChoice | None:
+def _feasible(search: RateSearch, group: FamilyGroup) -> FamilyGroup:
+    """Return the families that can meet the SLO; the one with the most parallelism if none can."""
+    return tuple(family for family in group if search.bound.feasible(family)) or group[-1:]
+
+
+async def _choose(search: RateSearch, query: PlanQuery, group: FamilyGroup, found: Found) -> DesignChoice | None:
     budget = query.budget
     if query.objective is Objective.THROUGHPUT:
-        designs = frontier(family, budget.allows)
-        capacity = await most_throughput(search, designs) if designs else None
-        choice = None if capacity is None else _at_capacity(capacity)
+        frontiers = [designs for family in group if (designs := frontier(family, budget.allows))]
+        choice = _at_capacity(await most_throughput(search, *frontiers)) if frontiers else None
     else:
         rate = query.rate or 0.0
-        design = await cheapest(search, family, rate, budget.allows, query.objective.weigh)
+        design = await cheapest(search, group, rate, budget.allows, query.objective.weigh)
         choice = None if design is None else await _at_rate(search, design, rate)
     if choice is not None:
         found(choice)
     return choice
+
+
+async def _promised(
+    search: RateSearch, query: PlanQuery, choices: Sequence[DesignChoice], windows: Windows
+) -> list[DesignChoice]:
+    """Resize the best split and colocated designs so that enough windows meet the SLO; list them first."""
+    kept = _at_promised_rate if query.objective is Objective.THROUGHPUT else _at_promised_size
+    rank = partial(_rank, query.objective)
+
+    async def resized(ranked: Sequence[DesignChoice]) -> list[DesignChoice]:
+        # The next designs are resized as long as they would be better than the best that was.
+        found: list[DesignChoice] = []
+        for choice in ranked:
+            if found and rank(choice) > min(map(rank, found)):
+                break
+            found.append(await kept(search, query, choice, windows))
+        return found
+
+    kinds = [[each for each in choices if each.design.family.split is split] for split in (True, False)]
+    told = await asyncio.gather(*map(resized, kinds))
+    rest = [each for kind, found in zip(kinds, told, strict=True) for each in kind[len(found) :]]
+    return [*sorted(chain.from_iterable(told), key=rank), *sorted(rest, key=rank)]
+
+
+async def _at_promised_rate(search: RateSearch, _: PlanQuery, choice: DesignChoice, windows: Windows) -> DesignChoice:
+    """Lower the rate of a design until enough windows meet the SLO."""
+    found = await promised_step(search, choice.design, search.grid.step(choice.rate), windows)
+    if found is None:
+        missed = await missed_windows(search, choice.design, choice.rate, windows.all)
+        return replace(choice, promise=windows.promise(missed, choice.design, 1.0))
+    step, missed = found
+    rate, evaluation = search.grid.rate(step), await search.at(choice.design, step)
+    typical = await replace(search, draw=windows.typical).highest(choice.design, step)
+    promise = windows.promise(missed, choice.design, typical.rate / rate)
+    return replace(choice, rate=rate, highest_rate=rate, evaluation=evaluation, promise=promise)
+
+
+async def _at_promised_size(
+    search: RateSearch, query: PlanQuery, choice: DesignChoice, windows: Windows
+) -> DesignChoice:
+    """Enlarge a design until enough windows meet the SLO at its rate; keep it if the budget does not suffice."""
+    weigh, allows, families = query.objective.weigh, query.budget.allows, [choice.design.family]
+    missed = first = await missed_windows(search, choice.design, choice.rate, windows.all)
+    tried = [choice.design]
+    for growth in _GROWTH:
+        if windows.enough(missed):
+            break
+        design = await cheapest(search, families, choice.rate * growth, allows, weigh)
+        if design is None:
+            break
+        if design not in tried:
+            tried.append(design)
+            missed = await missed_windows(search, design, choice.rate, windows.all)
+    if not windows.enough(missed):
+        return replace(choice, promise=windows.promise(first, choice.design, 1.0))
+    resized = choice if len(tried) == 1 else await _at_rate(search, tried[-1], choice.rate)
+    typical = await cheapest(replace(search, draw=windows.typical), families, choice.rate, allows, weigh)
+    optimistic = typical or choice.design
+    margin = weigh(resized.design)[0] / (weigh(optimistic)[0] or math.inf)
+    return replace(resized, promise=windows.promise(missed, optimistic, margin or 1.0))
 
 
 def _at_capacity(capacity: MaxRate) -> DesignChoice | None:

@@ -1,6 +1,7 @@
 """Planning problem (LLM, workload, SLO and cluster settings), and the families of designs to search."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from typing import TypeVar
 
 import msgspec
@@ -12,11 +13,12 @@ from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
-from twofold.planning.design import Design, Family, MachineKind
+from twofold.planning.design import Design, Family, FamilyGroup, MachineKind
 from twofold.planning.workload import WorkloadArguments
 from twofold.request import Phase
 from twofold.slo import Slo, SlowdownSlo
 
+_MOST_STAGES = 8  # machines that a pipeline spans
 # Pool routers could decode a colocated request on another instance; this one does not.
 COLOCATED_ROUTER = "jsq-pending"
 
@@ -29,7 +31,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo | SlowdownSlo
     attainment: float = 0.9  # required share of requests within an SLO in seconds
     reference: str = "dgx-a100"  # machine type that slowdowns are relative to
-    tensor_parallel: int | None = None  # of an instance; None means a whole machine
+    tensor_parallel: int | None = None  # of an instance, if it is not searched
     batchers: dict[Role, str] = {}  # in place of the default batchers
     catalog: Catalog
 
@@ -57,7 +59,45 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             accelerators=accelerators,
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
+            machines=0,
         )
+
+    def layouts(self, machine: str) -> list[MachineKind]:
+        """Return `machine` once for each parallelism of its instances to search. Raises ConfigurationError if none
+        can run the LLM.
+
+        Pipelines are searched if no machine has enough memory for an instance; each of their stages is a machine.
+        """
+        whole, model = self.kind(machine), self.catalog.model(self.template.model)
+        divisors = (degree for degree in range(1, whole.accelerators + 1) if whole.accelerators % degree == 0)
+        degrees = [degree for degree in divisors if model.heads % degree == 0]
+        if self.tensor_parallel is not None:
+            degrees = [self.tensor_parallel]
+        alone = [replace(whole, tensor_parallel=degree) for degree in degrees]
+        able, reason = self.able(alone)
+        if able:
+            # If some were measured, estimates of the others are not compared with them.
+            measured = [kind for kind in able if not self.performance(kind).error.estimated]
+            return measured or able
+        for stages in range(2, _MOST_STAGES + 1):
+            if model.layers % stages == 0 and alone[-1].instances == 1:
+                able, _ = self.able([_spanning(alone[-1], stages)])
+                if able:
+                    return able
+        raise reason or ConfigurationError(f"{model.name} has no parallelism for {whole.name}")
+
+    def able(self, kinds: Iterable[MachineKind]) -> tuple[list[MachineKind], ConfigurationError | None]:
+        """Return the kinds that can run the LLM, and the reason of the last one that cannot."""
+        able, reason = [], None
+        for kind in kinds:
+            try:
+                self.kv_capacity_tokens(kind)
+                self.performance(kind)
+            except ConfigurationError as error:  # too little memory, or no performance model
+                reason = error
+            else:
+                able.append(kind)
+        return able, reason
 
     def spec(self, design: Design) -> ClusterSpec:
         """Return the cluster spec of a design."""
@@ -75,16 +115,17 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def performance(self, kind: MachineKind) -> PerformanceModel:
         machine = self.catalog.machine(kind.name)
         model = self.catalog.model(self.template.model)
-        return performance_of(self.template, model, machine, self.tensor_parallel_on(kind), kind.pipeline_parallel)
+        return performance_of(
+            self.template,
+            model,
+            machine,
+            self.tensor_parallel_on(kind),
+            kind.pipeline_parallel,
+            across=kind.machines > 1,
+        )
 
     def tensor_parallel_on(self, kind: MachineKind) -> int:
         return kind.tensor_parallel or self.tensor_parallel or self.catalog.machine(kind.name).count
-
-    def instances_on(self, kind: MachineKind) -> int:
-        """Return how many LLM instances fit on hardware of the type `kind`."""
-        if kind.tensor_parallel is not None:
-            return 1
-        return self.catalog.machine(kind.name).count // self.tensor_parallel_on(kind)
 
     def slo_of(self, design: Design) -> Slo | SlowdownSlo:
         """Return the SLO for a design.
@@ -130,9 +171,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def _pool(self, kind: MachineKind, count: int, role: Role, design: Design) -> PoolSpec:
         family = design.family
         batcher = family.batcher or self.batchers.get(role)
-        if kind.tensor_parallel is None:
+        if kind.machines:
             return PoolSpec(
-                machines=count, machine=kind.name, role=role, tensor_parallel=self.tensor_parallel, batcher=batcher
+                machines=count * kind.machines,
+                machine=kind.name,
+                role=role,
+                tensor_parallel=kind.tensor_parallel or self.tensor_parallel,
+                pipeline_parallel=kind.pipeline_parallel,
+                batcher=batcher,
             )
         return PoolSpec(
             machines=self._machines(kind, count, design),
@@ -188,22 +234,40 @@ def parse_families(
     return tuple(found)
 
 
-def fitting(problem: Problem, families: Iterable[Family]) -> tuple[tuple[Family, ...], tuple[str, ...]]:
-    """Select the design families in which every machine type has enough memory for the LLM.
+def with_parallelism(problem: Problem, families: Iterable[Family]) -> tuple[tuple[FamilyGroup, ...], tuple[str, ...]]:
+    """Expand each family to a group of families, one for each combination of parallelisms.
 
-    Return these families, and an error message for each machine type with too little memory. Raises
-    ConfigurationError if no family is selected.
+    Return the groups, and an error message for each machine type that cannot run the LLM. Raises ConfigurationError if
+    there is no group.
     """
-    reasons: dict[str, str] = {}
-    fit = []
+    layouts: dict[MachineKind, list[MachineKind]] = {}
+    reasons: dict[MachineKind, str] = {}
+    groups = []
     for family in families:
-        wrong = {kind.name: why for kind in family.kinds if (why := _why_not(problem, kind))}
-        reasons |= wrong
-        if not wrong:
-            fit.append(family)
-    if not fit:
+        for kind in family.kinds:
+            if kind not in layouts:
+                try:
+                    layouts[kind] = problem.layouts(kind.name)
+                except ConfigurationError as error:
+                    layouts[kind], reasons[kind] = [], str(error)
+        group = tuple(replace(family, kinds=kinds) for kinds in product(*(layouts[kind] for kind in family.kinds)))
+        if group:
+            groups.append(group)
+    if not groups:
         raise ConfigurationError(next(iter(reasons.values())))
-    return tuple(fit), tuple(reasons.values())
+    return tuple(groups), tuple(reasons.values())
+
+
+def _spanning(machine: MachineKind, stages: int) -> MachineKind:
+    """Return a pipeline with each stage on a machine."""
+    return replace(
+        machine,
+        price_per_h=round(stages * machine.price_per_h, 6),
+        tdp_w=round(stages * machine.tdp_w, 6),
+        accelerators=stages * machine.accelerators,
+        pipeline_parallel=stages,
+        machines=stages,
+    )
 
 
 def _parse_pair(problem: Problem, word: str) -> tuple[MachineKind, MachineKind]:
@@ -211,14 +275,6 @@ def _parse_pair(problem: Problem, word: str) -> tuple[MachineKind, MachineKind]:
     prefill, plus, decode = SPLITWISE.get(known, word).partition("+")
     require(plus == "+", f"invalid family {word!r}: write PREFILL+DECODE as in h100+a100, or AA, HH, HA or HHcap")
     return problem.kind(prefill.strip()), problem.kind(decode.strip())
-
-
-def _why_not(problem: Problem, kind: MachineKind) -> str | None:
-    try:
-        problem.kv_capacity_tokens(kind)
-    except ConfigurationError as error:
-        return str(error)
-    return None
 
 
 def _words(text: str) -> Iterator[str]:

@@ -33,7 +33,7 @@ async def find_passing(
     first = last = place
     low, high = open_places[0], open_places[-1]
     while low <= high:
-        tried[place] = told = await search.evaluate(Trial(designs[place], rate))
+        tried[place] = told = await search.evaluate(Trial(designs[place], rate, search.draw))
         if told.met:
             return designs[place]
         last = place
@@ -52,7 +52,7 @@ async def find_passing(
 
 
 async def _among(search: RateSearch, designs: Sequence[Design], rate: float, places: Sequence[int]) -> Design | None:
-    told = await asyncio.gather(*(search.evaluate(Trial(designs[place], rate)) for place in places))
+    told = await asyncio.gather(*(search.evaluate(Trial(designs[place], rate, search.draw)) for place in places))
     passed = (designs[place] for place, each in zip(places, told, strict=True) if each.met)
     return next(passed, None)
 
@@ -85,24 +85,41 @@ def by_accelerators(design: Design) -> tuple[float, ...]:
 
 
 async def cheapest(
-    search: RateSearch, family: Family, rate: float, allows: Allows, weigh: CostFunction
+    search: RateSearch, families: Sequence[Family], rate: float, allows: Allows, weigh: CostFunction
 ) -> Design | None:
-    """Among the designs of a family, find the cheapest design that meets the SLO at `rate` requests/s.
+    """Among the designs of several families, find the cheapest design that meets the SLO at `rate` requests/s.
 
-    The designs of a family differ only in the number of machines of each type. Return None if the search finds no
-    design.
+    Return None if the search finds no design.
     """
-    # Remove unneeded machines from a design that meets the SLO, look for a cheaper one that meets it, and repeat.
-    best = await _first(search, family, rate, allows)
-    while best is not None:
-        best = await _shrunk(search, best, rate)
-        limit = weigh(best)
-        lighter = frontier(family, lambda design, limit=limit: allows(design) and weigh(design) < limit)  # type: ignore[misc]
-        found = await find_passing(search, lighter, rate, _cheapest_nearest(lighter, best)) if lighter else None
-        if found is None:
-            return best
-        best = found
-    return None
+
+    def suggested(family: Family) -> tuple[float, ...]:
+        return weigh(Design(family=family, counts=search.bound.suggest(family, rate)))
+
+    # The first families are likely to have a cheap design, which leaves few designs to try in the others.
+    best: Design | None = None
+    for family in sorted(families, key=suggested):
+        if best is None:
+            found = await _first(search, family, rate, allows)
+        else:
+            found = await _cheaper(search, family, rate, allows, weigh, best)
+        # Remove unneeded machines from a design that meets the SLO, look for a cheaper one that meets it, and repeat.
+        while found is not None:
+            best = await _shrunk(search, found, rate)
+            found = await _cheaper(search, family, rate, allows, weigh, best)
+    return best
+
+
+async def _cheaper(
+    search: RateSearch, family: Family, rate: float, allows: Allows, weigh: CostFunction, best: Design
+) -> Design | None:
+    """Return a design of `family` that meets the SLO and is cheaper than `best`; None if the search finds none."""
+    limit = weigh(best)
+    lighter = frontier(family, lambda design: allows(design) and weigh(design) < limit)
+    if not lighter:
+        return None
+    return await find_passing(
+        search, lighter, rate, _cheapest_nearest(lighter, best) if best.family == family else None
+    )
 
 
 async def _first(search: RateSearch, family: Family, rate: float, allows: Allows) -> Design | None:
@@ -132,7 +149,7 @@ async def _shrunk(search: RateSearch, design: Design, rate: float) -> Design:
 
 
 async def _passes(search: RateSearch, design: Design, rate: float) -> bool:
-    return search.could(design, rate) and (await search.evaluate(Trial(design, rate))).met
+    return search.could(design, rate) and (await search.evaluate(Trial(design, rate, search.draw))).met
 
 
 def _grown(family: Family, counts: tuple[int, ...], by: float) -> Design:
@@ -152,18 +169,23 @@ def _cheapest_nearest(designs: list[Design], design: Design) -> int:
     return min(range(len(designs)), key=lambda place: abs(designs[place].counts[0] - design.counts[0]))
 
 
-async def most_throughput(search: RateSearch, designs: Sequence[Design]) -> MaxRate:
-    """Find the design with the highest rate among `designs`, which must not be empty."""
+async def most_throughput(search: RateSearch, *frontiers: Sequence[Design]) -> MaxRate:
+    """Find the design with the highest rate in `frontiers`. Each has the designs of a family, and none is empty."""
     # One simulation per design tests whether it beats the best design by a grid step; only then is its highest rate
     # searched.
-    best = await search.highest(designs[_best_estimate(search, designs, range(len(designs)))])
-    while True:
-        # If the first guess never meets the SLO, another design may, at the lowest step of all designs.
-        to_beat = min(map(search.lowest, designs)) if best.step is None else best.step + 1
-        better = await find_passing(search, designs, search.grid.rate(to_beat), designs.index(best.design))
-        if better is None:
-            return best
-        best = await search.highest(better, to_beat)
+    guesses = [designs[_best_estimate(search, designs, range(len(designs)))] for designs in frontiers]
+    order = sorted(range(len(frontiers)), key=lambda place: -search.bound.estimate(guesses[place]))
+    best = await search.highest(guesses[order[0]])
+    for designs in (frontiers[place] for place in order):
+        while True:
+            # If the first guess never meets the SLO, another design may, at the lowest step of all designs.
+            to_beat = min(map(search.lowest, designs)) if best.step is None else best.step + 1
+            start = designs.index(best.design) if best.design in designs else None
+            better = await find_passing(search, designs, search.grid.rate(to_beat), start)
+            if better is None:
+                break
+            best = await search.highest(better, to_beat)
+    return best
 
 
 _RUNG = 2.0  # ratio of successive rates on the way down
@@ -204,7 +226,7 @@ async def _splitting_pays(search: RateSearch, families: Sequence[Family], rate: 
         return weigh(design)[:1]  # ties need not be broken
 
     colocated = await asyncio.gather(
-        *(cheapest(search, family, rate, _anything, weight) for family in families if not family.split)
+        *(cheapest(search, [family], rate, _anything, weight) for family in families if not family.split)
     )
     weights = [weigh(design)[0] for design in colocated if design is not None]
     found = await asyncio.gather(
@@ -215,7 +237,7 @@ async def _splitting_pays(search: RateSearch, families: Sequence[Family], rate: 
 
 async def _lighter(search: RateSearch, family: Family, rate: float, weigh: CostFunction, limit: float | None) -> bool:
     if limit is None:  # no colocated design meets the SLO
-        return await cheapest(search, family, rate, _anything, weigh) is not None
+        return await cheapest(search, [family], rate, _anything, weigh) is not None
     lighter = frontier(family, lambda design: weigh(design)[0] < limit)
     return bool(lighter) and await find_passing(search, lighter, rate) is not None
 

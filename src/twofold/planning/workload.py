@@ -1,18 +1,30 @@
 """Workload that a plan simulates at different rates, and mean token counts of its requests."""
 
 import hashlib
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from twofold.errors import require
 from twofold.request import Request
 from twofold.workload.distributions import REPLAY
+from twofold.workload.rescale import mean_rate
 from twofold.workload.source import is_named, workload
 
 _SAMPLE = 4096  # requests averaged
+_MOST_REQUESTS = 100_000  # of a trace
+_GOLDEN = (5**0.5 - 1) / 2  # multiples of it, without their integer part, are spread evenly
+# Draws of a trace: all of it, and a window of median load. Draw 0, for searches, is a window of high load: designs that
+# win on a quiet window may lose on others.
+WHOLE, TYPICAL = -1, -2
+_STARTS, _SHARE = 40, 0.1  # windows compared by load, and their share of the trace
+_HIGH = 0.9  # quantile of the loads
 
 
 class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,10 +40,13 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
     length_scale: float = 1.0
     max_model_len: int | None = None
     seed: int = 0  # the same at all rates, so that designs are compared fairly
+    draw: int = 0  # window of a trace
 
     def drawn(self, draw: int) -> "WorkloadArguments":
-        """Return this workload with `draw` added to the random seed."""
-        return replace(self, seed=self.seed + draw) if draw else self
+        """Return another draw of this workload: with another random seed, or another window of a trace."""
+        if draw and self.random:
+            return replace(self, seed=self.seed + draw)
+        return replace(self, draw=draw)
 
     @property
     def random(self) -> bool:
@@ -42,13 +57,24 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
     def requests(self, rate: float) -> list[Request]:
         """Generate the requests at `rate` requests/s. Raises ConfigurationError if there are none."""
         duration_s = max(self.duration_s, self.min_requests / rate)
-        found = self._requests(rate, duration_s=duration_s)
+        found = _requests(self, rate, duration_s=duration_s) if self.random else self._window(rate, duration_s)
         require(bool(found), f"workload {self.workload} gives no request in {duration_s:g} s at {rate:g} requests/s")
         return found
 
     def shape(self) -> "WorkloadShape":
-        """Return mean token counts per request, computed from a sample."""
-        return WorkloadShape.of(self._requests(1.0, num_requests=_SAMPLE))
+        """Return token counts of requests, computed from a sample."""
+        if is_named(self.workload):
+            return WorkloadShape.of(_requests(self, 1.0, num_requests=_SAMPLE))
+        return WorkloadShape.of(self.trace[:: max(1, len(self.trace) // _SAMPLE)])
+
+    @property
+    def description(self) -> str:
+        """Phrase that says what part of the workload the simulations use."""
+        each = f"{self.duration_s:g} s of arrivals, at least {self.min_requests:,} requests, in each simulation"
+        if self.random:
+            return f"{self.workload}: {each}"
+        most = " first" if len(self.trace) == _MOST_REQUESTS else ""
+        return f"the{most} {len(self.trace):,} requests of {Path(self.workload).name}, in windows: {each}"
 
     def digest(self) -> str:
         """Return the SHA-256 hash of the trace file; empty for a named workload."""
@@ -56,37 +82,100 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
             return ""
         return _file_digest(Path(self.workload))
 
-    def _requests(
-        self, rate: float, *, duration_s: float | None = None, num_requests: int | None = None
-    ) -> list[Request]:
-        names = ("start_s", "arrival", "burstiness", "length_scale", "max_model_len", "seed")
-        shape = {name: getattr(self, name) for name in names}
-        return list(workload(self.workload, rate=rate, duration_s=duration_s, num_requests=num_requests, **shape))
+    @property
+    def trace(self) -> tuple[Request, ...]:
+        """Requests of the trace from its start on, at most 100,000. The first arrives at time 0."""
+        return _trace(replace(self, duration_s=1.0, min_requests=1, seed=0, draw=0))
+
+    @property
+    def _start(self) -> float:
+        """Start of the window as a share of the trace."""
+        if self.draw in (0, TYPICAL):
+            by_load = _starts_by_load(self.trace)
+            return by_load[int(len(by_load) * (_HIGH if self.draw == 0 else 0.5))]
+        return 0.0 if self.draw == WHOLE else self.draw * _GOLDEN % 1.0
+
+    def _window(self, rate: float, duration_s: float) -> list[Request]:
+        """Return a window of the trace, replayed at a mean rate of `rate` requests/s over the whole trace.
+
+        Times are scaled by a single factor, so that windows keep the burstiness of the trace and its busy and quiet
+        times. A window that reaches the end of the trace goes on at its start.
+        """
+        trace = self.trace
+        own = mean_rate(trace)
+        require(own is None or math.isfinite(own), "all requests arrive at the same time, so they have no rate")
+        scale, period_s = (own or rate) / rate, len(trace) / rate
+        start_s = self._start * period_s
+        first = bisect_left(trace, start_s, key=lambda request: scale * request.arrival_s)
+        end_s = start_s + (period_s if self.draw == WHOLE else min(duration_s, period_s))
+        found = []
+        for place in range(first, first + len(trace)):
+            request = trace[place % len(trace)]
+            at_s = scale * request.arrival_s + (period_s if place >= len(trace) else 0.0)
+            if at_s >= end_s:
+                break
+            found.append(replace(request, arrival_s=at_s - start_s))
+        return found
 
 
 class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean token counts of a workload's requests."""
+    """Token counts of a workload's requests: means, and percentiles 0 to 100 of the prompts."""
 
     prompt_tokens: float
     decode_tokens: float  # output tokens after the first
     context_tokens: float  # KV tokens read by all decode iterations of a request
+    prompt_percentiles: tuple[int, ...]
 
     @classmethod
-    def of(cls, requests: list[Request]) -> "WorkloadShape":
+    def of(cls, requests: Sequence[Request]) -> "WorkloadShape":
         count = len(requests)
         require(count > 0, "the workload has no requests")
         steps = [request.output_tokens - 1 for request in requests]
         read = sum(n * request.prompt_tokens + n * (n + 1) // 2 for n, request in zip(steps, requests, strict=True))
+        prompts = sorted(request.prompt_tokens for request in requests)
         return cls(
-            prompt_tokens=sum(request.prompt_tokens for request in requests) / count,
+            prompt_tokens=sum(prompts) / count,
             decode_tokens=sum(steps) / count,
             context_tokens=read / count,
+            prompt_percentiles=tuple(prompts[round((count - 1) * each / 100)] for each in range(101)),
         )
 
     @property
     def context(self) -> float:
         """Mean number of KV tokens read to decode one token."""
         return self.context_tokens / self.decode_tokens if self.decode_tokens else 0.0
+
+
+@lru_cache(maxsize=2)
+def _trace(arguments: WorkloadArguments) -> tuple[Request, ...]:
+    requests = _requests(replace(arguments, arrival=None, burstiness=1.0), None, num_requests=_MOST_REQUESTS)
+    return tuple(replace(each, arrival_s=each.arrival_s - requests[0].arrival_s) for each in requests)
+
+
+def _requests(
+    arguments: WorkloadArguments,
+    rate: float | None,
+    *,
+    duration_s: float | None = None,
+    num_requests: int | None = None,
+) -> list[Request]:
+    names = ("start_s", "arrival", "burstiness", "length_scale", "max_model_len", "seed")
+    shape = {name: getattr(arguments, name) for name in names}
+    return list(workload(arguments.workload, rate=rate, duration_s=duration_s, num_requests=num_requests, **shape))
+
+
+@lru_cache(maxsize=2)
+def _starts_by_load(trace: tuple[Request, ...]) -> tuple[float, ...]:
+    """Return starts of windows, as shares of the trace, by ascending load: that of prefill or decode, if higher."""
+    ends_s = trace[-1].arrival_s or 1.0
+    slots = np.array([int(request.arrival_s / ends_s * _STARTS) % _STARTS for request in trace])
+    wide = round(_STARTS * _SHARE)
+    loads = []
+    for tokens in ([each.prompt_tokens for each in trace], [each.output_tokens for each in trace]):
+        sums = np.bincount(slots, weights=tokens, minlength=_STARTS)
+        around = np.concatenate([sums, sums[: wide - 1]])
+        loads.append(np.convolve(around, np.ones(wide), mode="valid") / sums.mean())
+    return tuple(float(place) / _STARTS for place in np.argsort(np.maximum(*loads), kind="stable"))
 
 
 @lru_cache(maxsize=8)

@@ -60,7 +60,7 @@ def test_output_has_confidence_and_comparisons(invoke):
     shown = " ".join(invoke(*FOUR, *ROUGH).stdout.split())
     for words in (
         "Goodput of one instance",
-        "a100@2",
+        "a100@TP2",
         "confidence",
         "× the best colocated design",
         "Algorithm",

@@ -41,7 +41,7 @@ def test_ray_nodes_bound_the_machines_of_the_plan(asked):
     """The plan uses at most the machines of the Ray cluster."""
     question, said = asked([node(8), node(8), node(8, "A100"), node(0)])
     assert question.budget.of_kind == {"dgx-h100": 2, "dgx-a100": 1}
-    assert {kind.name for family in question.families for kind in family.kinds} == {"dgx-h100", "dgx-a100"}
+    assert {kind.name for group in question.groups for kind in group[0].kinds} == {"dgx-h100", "dgx-a100"}
     assert "planned for the Ray cluster at auto: dgx-h100=2,dgx-a100=1" in said
 
 

@@ -35,11 +35,11 @@ def shown(made, front=FRONT, width=120):
 def test_tables_have_designs_margins_front_and_verdict():
     text = shown(split_and_colocated(break_even=9.0, without=("slow mixed",)))
     for words in (
-        "5+5 fast+slow",
-        "10 fast mixed",
+        "5×fast prefill + 5×slow decode",
+        "10×fast mixed",
         "278.00",
         "83.5",
-        "±10% / ±2%",
+        "prefill off by 10.0%, decode off by 2.0%",
         "Cannot meet the SLO: slow mixed.",
         "TTFT P90",
         "≤ 1.00 s",
@@ -50,11 +50,17 @@ def test_tables_have_designs_margins_front_and_verdict():
     ):
         assert words in text, words
     guessed = plan(choice(design(5, 5), 12.0, error=ESTIMATED))
-    assert "estimated, ±25% / estimated, ±20%" in shown(guessed, width=160)
+    assert "estimated; prefill off by 25.0%, decode off by 20.0%" in shown(guessed, width=160)
 
 
 def test_names_fit_a_narrow_terminal():
-    assert "5+5 fast+slow" in shown(split_and_colocated(), width=80)
+    assert "5×fast prefill + 5×slow decode" in shown(split_and_colocated(), width=80)
+
+
+def test_families_without_room_in_the_budget_are_named():
+    text = shown(plan(choice(design(10, family=COLOCATED), 10.0), no_room=("fast+slow",)))
+    assert "No room in the budget: fast+slow." in text
+    assert "each phase needs a machine of its own" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("count", [1, 13, 14, 15, 200])
@@ -97,7 +103,14 @@ def test_the_page_has_both_pictures_and_escapes_names():
     made = split_and_colocated(break_even=9.0)
     curves = {each.design.name: {5.0: evaluation(5.0), 10.0: evaluation(10.0)} for each in made.choices}
     page = plan_page(made, advise(made, 0.02), FRONT, curves, slo=Slo(ttft_s=1.0, tpot_s=0.06), title="<b>plan</b>")
-    for words in ('id="pareto"', 'id="curves"', "&lt;b&gt;plan", "5+5 fast+slow", "Split: 2.00×", "TTFT ≤ 1.00 s"):
+    for words in (
+        'id="pareto"',
+        'id="curves"',
+        "&lt;b&gt;plan",
+        "5×fast prefill + 5×slow decode",
+        "Split: 2.00×",
+        "TTFT ≤ 1.00 s",
+    ):
         assert words in page, words
     assert "<b>plan" not in page
     assert "https://cdn" not in page.split("<h2>Pareto front")[0].split("<script")[0]
@@ -109,4 +122,4 @@ def test_equal_best_families_of_one_plan_are_all_shown():
 
     picture = pareto_chart(split_and_colocated(), FRONT)
     names = {trace["name"] for trace in picture.traces}
-    assert {"fast+slow", "best fast+slow", f"best {COLOCATED.name}"} <= names
+    assert {"fast+slow", "best fast+slow", f"best {COLOCATED.group}"} <= names

@@ -19,7 +19,8 @@ from twofold.performance.profile import load_profiles
 from twofold.planning.design import Budget
 from twofold.planning.executors.ray import ray_inventory
 from twofold.planning.plan import PlanQuery
-from twofold.planning.problem import Problem, fitting, parse_families
+from twofold.planning.problem import Problem, parse_families, with_parallelism
+from twofold.planning.promise import Windows
 from twofold.planning.search import Objective
 from twofold.planning.workload import WorkloadArguments
 from twofold.raycluster.cluster import connect, list_nodes
@@ -67,7 +68,7 @@ def read_query(problem: Problem, settings: PlanSettings) -> PlanQuery:
     wanted = parse_families(
         problem, settings.family, settings.machines, split=settings.split, colocated=settings.colocated
     )
-    families, reasons = fitting(problem, wanted)
+    groups, reasons = with_parallelism(problem, wanted)
     for reason in reasons:
         typer.echo(f"note: left out: {reason}", err=True)
     machines, of_kind = _parse_machines(problem, settings.max_machines)
@@ -78,8 +79,14 @@ def read_query(problem: Problem, settings: PlanSettings) -> PlanQuery:
         of_kind=of_kind,
     )
     budget.require_sensible()
+    draws = tuple(range(1, settings.windows + 1))
+    windows = Windows(confidence=settings.confidence, draws=draws, whole=not problem.workload.random)
     return PlanQuery(
-        objective=objective, families=families, budget=budget, rate=_checked_rate(objective, settings.rate)
+        objective=objective,
+        groups=groups,
+        budget=budget,
+        rate=_checked_rate(objective, settings.rate),
+        windows=windows if draws else None,
     )
 
 

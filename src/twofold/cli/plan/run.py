@@ -85,7 +85,7 @@ def run_plan(problem: Problem, settings: PlanSettings) -> None:
 async def _search(search: OpenSearch, query: PlanQuery, *, with_curves: bool) -> PlanResult:
     plan = await make_plan(search.rates, query, search.progress.found)
     met = (trial for trial, evaluation in search.evaluator.answered().items() if evaluation.met)
-    points = [ParetoPoint(design=trial.design, rate=trial.rate) for trial in met]
+    points = [ParetoPoint(design=trial.design, rate=trial.rate) for trial in met if trial.draw == 0]
     front = await front_of(search.rates, plan.choices, points)
     best = [choice for choice in (plan.best_split, plan.best_colocated) if choice is not None]
     curves = {choice.design.name: await rate_curve(search.rates, choice) for choice in best} if with_curves else {}
@@ -105,4 +105,4 @@ def _title(problem: Problem, query: PlanQuery) -> str:
         Objective.POWER: "Least power",
     }[query.objective]
     at = "" if query.rate is None else f" at {query.rate:g} requests/s"
-    return f"{what} for {problem.template.model}, {problem.workload.workload}{at}"
+    return f"{what} for {problem.template.model}{at}, {problem.workload.description}"

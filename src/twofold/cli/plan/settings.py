@@ -34,6 +34,13 @@ class PlanObjectiveSettings(Settings, panel="Objective"):
     attainment: float = options.ATTAINMENT.field(0.9)
     rate: float | None = options.RATE.field()
     reference: str | None = options.REFERENCE.field(unset="dgx-a100; the machine of the profile")
+    confidence: float = flag(
+        "Share of windows, or of random draws, of the workload that must meet the SLO; not for goodput.",
+        0.95,
+        ge=0.0,
+        le=1.0,
+    )
+    windows: int = flag("Number of windows to check the best designs on; 0 for none. Not for goodput.", 20, ge=0)
     tolerance: float = flag("Relative tolerance of the highest rates.", 0.02, ge=0.001, le=0.5)
 
 
@@ -100,7 +107,7 @@ class PolicySettings(Settings, panel="Cluster"):
         unset="that of the role; mixed and chunked-prefill for colocated designs"
     )
     handoff: str | None = options.HANDOFF.field(unset="by-size")
-    tp: int | None = options.TENSOR_PARALLEL.field(unset="all accelerators of a machine")
+    tp: int | None = options.TENSOR_PARALLEL.field(unset="searched; for --kv-capacity all accelerators of a machine")
     link_gb_per_s: float | None = options.LINK_BANDWIDTH.field(unset="that of the machines")
     max_num_batched_tokens: int | Literal["auto"] | None = options.MAX_NUM_BATCHED_TOKENS.field(unset="2048")
     max_num_seqs: int | None = options.MAX_NUM_SEQS.field(unset="512")

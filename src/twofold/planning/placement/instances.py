@@ -21,17 +21,8 @@ def instances_of(
 
     The list starts with the fewest accelerators. Raise ConfigurationError if there are none.
     """
-    found: list[MachineKind] = []
-    reason: ConfigurationError | None = None
-    for tensor, pipeline in _degrees(problem, machine, most_accelerators, most_stages):
-        kind = problem.instance(machine, tensor, pipeline)
-        try:
-            problem.kv_capacity_tokens(kind)
-            problem.performance(kind)
-        except ConfigurationError as error:  # too little memory, or no performance model
-            reason = error
-        else:
-            found.append(kind)
+    degrees = _degrees(problem, machine, most_accelerators, most_stages)
+    found, reason = problem.able(problem.instance(machine, *each) for each in degrees)
     if not found:
         raise reason or ConfigurationError(f"no instance on {machine} has {most_accelerators} accelerators")
     return found

@@ -74,7 +74,7 @@ async def for_rate(
 
     async def fewest(families: Sequence[Family]) -> tuple[SimulatedPlacement, ...]:
         designs = await asyncio.gather(
-            *(cheapest(search, family, rate, allows, by_accelerators) for family in families)
+            *(cheapest(search, [family], rate, allows, by_accelerators) for family in families)
         )
         placed = await asyncio.gather(*(_at(search, design, rate) for design in designs if design is not None))
         return tuple(sorted(placed, key=_fewest))

@@ -21,12 +21,12 @@ _SYMBOLS = {True: "circle", False: "square"}
 def pareto_chart(plan: Plan, front: Sequence[ParetoPoint]) -> ReportChart:
     """Plot price and power against request rate, for the Pareto front and the plan's best designs."""
     traces: list[Trace] = []
-    families = list(dict.fromkeys(point.design.family.name for point in front))
+    families = list(dict.fromkeys(point.design.family.group for point in front))
     for index, family in enumerate(families):
-        points = [point for point in front if point.design.family.name == family]
+        points = [point for point in front if point.design.family.group == family]
         traces += _marks(family, points, run_colour(index), 7)
     for choice in plan.choices:
-        family = choice.design.family.name
+        family = choice.design.family.group
         colour = run_colour(families.index(family)) if family in families else "#888888"
         point = ParetoPoint(design=choice.design, rate=choice.highest_rate)
         traces += _marks(f"best {family}", [point], colour, 13)

@@ -12,6 +12,7 @@ from twofold.planning.evaluator import Effort
 from twofold.planning.pareto import ParetoPoint
 from twofold.planning.plan import DesignChoice, Plan
 from twofold.planning.problem import Problem
+from twofold.planning.promise import Promise
 from twofold.reporting.output import JsonReport, same_fields
 
 
@@ -28,9 +29,9 @@ class DesignReport(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, design: Design) -> "DesignReport":
         return cls(
-            family=design.family.name,
+            family=design.family.group,
             split=design.family.split,
-            machines=tuple((kind.name, count) for kind, count in design.parts()),
+            machines=tuple((kind.name, count * max(1, kind.machines)) for kind, count in design.parts()),
             **same_fields(cls, design, without=("family", "machines")),
         )
 
@@ -47,6 +48,7 @@ class ChoiceReport(msgspec.Struct, frozen=True, kw_only=True):
     margins: tuple[SloMargin, ...]
     cluster: ClusterSpec
     evaluation: Evaluation
+    promise: Promise | None
 
     @classmethod
     def of(cls, problem: Problem, choice: DesignChoice) -> "ChoiceReport":
@@ -79,6 +81,7 @@ class PlanReport(JsonReport, frozen=True, kw_only=True):
     advice: Advice
     choices: tuple[ChoiceReport, ...]  # best design of each family, best first
     without: tuple[str, ...]  # names of the families without a design that meets the SLO
+    no_room: tuple[str, ...]  # names of the families without a design in the budget
     pareto: tuple[ParetoPointReport, ...]
     effort: dict[str, int | float | None]  # all other fields are reproducible
 
@@ -97,6 +100,7 @@ class PlanReport(JsonReport, frozen=True, kw_only=True):
             advice=advice,
             choices=tuple(ChoiceReport.of(problem, choice) for choice in plan.choices),
             without=plan.without,
+            no_room=plan.no_room,
             pareto=tuple(ParetoPointReport(design=DesignReport.of(each.design), rate=each.rate) for each in front),
             effort={**msgspec.to_builtins(effort), "requests_per_cpu_s": effort.requests_per_cpu_s},
         )

@@ -1,6 +1,7 @@
 """Plans as terminal tables: best designs, SLO margins, Pareto front and advice."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -8,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from twofold.planning.advice import Advice
-from twofold.planning.deployment import margins
+from twofold.planning.deployment import margins, model_accuracy
 from twofold.planning.evaluator import Effort
 from twofold.planning.pareto import ParetoPoint
 from twofold.planning.plan import DesignChoice, Plan
@@ -58,18 +59,19 @@ def check_texts(check: Check) -> tuple[str, str]:
     return seconds(check.value), f"≤ {seconds(check.bound)}"
 
 
-# A terminal is too narrow for all columns.
-_SHOWN = tuple(place for place, heading in enumerate(HEADINGS) if heading not in {"TTFT P90", "TPOT P90", "mean kW"})
+# A terminal of 80 columns is too narrow for the others.
+_SHOWN = tuple(range(HEADINGS.index("TTFT P90")))
 _MOST_POINTS = 14  # the JSON has the whole front
 
 
 def plan_tables(plan: Plan, advice: Advice, front: Sequence[ParetoPoint], effort: Effort, title: str) -> Group:
     """Return terminal output that shows a plan, its recommendation, and the number of simulations."""
-    parts: list[RenderableType] = [_choices(plan, title)]
-    if plan.without:
-        parts.append(Text(f"Cannot meet the SLO: {', '.join(plan.without)}."))
+    parts: list[RenderableType] = [Text(advice.text, style="bold"), _choices(plan, title)]
+    for what, groups in (("Cannot meet the SLO", plan.without), ("No room in the budget", plan.no_room)):
+        if groups:
+            parts.append(Text(f"{what}: {', '.join(groups)}."))
     shown = [choice for choice in (plan.best_split, plan.best_colocated) if choice is not None]
-    parts += [_margins(shown), _front(front), Text(advice.text, style="bold"), Text(effort_text(effort))]
+    parts += [*map(_margins, shown), _front(front), *_errors(plan.choices), Text(effort_text(effort))]
     return Group(*parts)
 
 
@@ -93,9 +95,8 @@ def thinned(front: Sequence[ParetoPoint], most: int = _MOST_POINTS) -> list[Pare
 
 
 def _choices(plan: Plan, title: str) -> Table:
-    drawn = table(title, [HEADINGS[place] for place in _SHOWN], range(1, len(_SHOWN) - 1))
-    drawn.columns[0].no_wrap = True
-    drawn.columns[-1].overflow = "fold"  # "estimated" must stay visible
+    drawn = table(title, [HEADINGS[place] for place in _SHOWN], range(1, len(_SHOWN)))
+    drawn.columns[0].overflow = "fold"
     best = (plan.best_split, plan.best_colocated)
     for choice in plan.choices:
         style = "bold" if choice in best else None
@@ -104,15 +105,20 @@ def _choices(plan: Plan, title: str) -> Table:
     return drawn
 
 
-def _margins(choices: Iterable[DesignChoice]) -> Table:
-    drawn = table("Margins", ("design", "at req/s", "check", "value", "bound", "headroom"), (1, 3, 4, 5))
-    for choice in choices:
-        checks = choice.evaluation.checks
-        for check, margin in zip(checks, margins(checks), strict=True):
-            headroom = "-" if margin.headroom is None else f"{margin.headroom:.1%}"
-            drawn.add_row(choice.design.name, rate_text(choice.rate), check.name, *check_texts(check), headroom)
-        drawn.add_section()
+def _margins(choice: DesignChoice) -> Table:
+    title = f"Margins of {choice.design.name} at {rate_text(choice.rate)} req/s"
+    drawn = table(title, ("check", "value", "bound", "headroom"), (1, 2, 3))
+    checks = choice.evaluation.checks
+    for check, margin in zip(checks, margins(checks), strict=True):
+        headroom = "-" if margin.headroom is None else f"{margin.headroom:.1%}"
+        drawn.add_row(check.name, *check_texts(check), headroom)
     return drawn
+
+
+def _errors(choices: Iterable[DesignChoice]) -> Iterator[Text]:
+    """Yield a line for each performance model of the designs, with its errors."""
+    pools = chain.from_iterable(choice.evaluation.pools for choice in choices)
+    return map(Text, dict.fromkeys(map(model_accuracy, pools)))
 
 
 def _front(front: Sequence[ParetoPoint]) -> Table:

@@ -1,0 +1,93 @@
+"""Rates and sizes at which enough windows of the workload meet the SLO."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.analytic_cluster import COLOCATED, SPLIT, AnalyticCluster, design
+from twofold.planning.design import Budget
+from twofold.planning.plan import PlanQuery, make_plan
+from twofold.planning.promise import Promise, Windows, promised_step
+from twofold.planning.search import Objective
+from twofold.planning.workload import WHOLE
+
+
+class Uneven(AnalyticCluster):
+    """A cluster in which some windows have a load above the mean."""
+
+    def __init__(self, loads, **more):
+        super().__init__(**more)
+        self.loads = loads  # by draw
+
+    async def __call__(self, trial):
+        self.asked.append(trial)
+        return self.judged(trial.design, trial.rate * self.loads.get(trial.draw, 1.0))
+
+
+def planned(cluster, objective="throughput", rate=None, confidence=0.75, windows=4, whole=False, **budget):
+    query = PlanQuery(
+        objective=Objective(objective),
+        groups=((SPLIT,), (COLOCATED,)),
+        budget=Budget(**budget),
+        rate=rate,
+        windows=Windows(confidence=confidence, draws=tuple(range(1, windows + 1)), whole=whole),
+    )
+    return asyncio.run(make_plan(cluster.search(), query))
+
+
+@given(st.lists(st.floats(0.5, 3.0), min_size=1, max_size=12), st.floats(0.0, 1.0), st.booleans())
+def test_the_promised_rate_equals_brute_force(loads, confidence, whole):
+    cluster = Uneven(dict(enumerate(loads, start=1)) | {WHOLE: 1.4})
+    search, one = cluster.search(), design(4, family=COLOCATED)
+    windows = Windows(confidence=confidence, draws=tuple(range(1, len(loads) + 1)), whole=whole)
+    start = search.grid.step(cluster.capacity(one))
+    step, missed = asyncio.run(promised_step(search, one, start, windows))
+
+    def misses(at):
+        return [draw for draw in windows.all if search.grid.rate(at) * cluster.loads[draw] > cluster.capacity(one)]
+
+    assert sorted(misses(step)) == sorted(missed)
+    assert windows.enough(misses(step))
+    assert step == start or not windows.enough(misses(step + 1))
+
+
+def test_the_rate_of_a_plan_is_one_that_enough_windows_keep():
+    plan = planned(Uneven({1: 0.8, 2: 1.25, 3: 1.0, 4: 2.0}), machines=16)
+    assert [choice.promise.kept for choice in plan.choices] == [3, 3]
+    for choice in plan.choices:
+        assert choice.promise.holds
+        assert choice.promise.margin == pytest.approx(1.25, rel=0.03)
+        assert choice.promise.optimistic == choice.design.name
+    assert plan.best.highest_rate == plan.best.rate
+
+
+def test_the_whole_trace_must_keep_the_slo():
+    plan = planned(Uneven({WHOLE: 1.5}), machines=16, whole=True)
+    assert plan.best.promise.whole
+    assert plan.best.promise.margin == pytest.approx(1.5, rel=0.03)
+
+
+def test_a_plan_for_a_rate_has_enough_machines_for_the_windows():
+    cluster = Uneven({1: 1.3, 2: 1.3})
+    plan = planned(cluster, objective="cost", rate=30.0, confidence=1.0)
+    for choice in plan.choices:
+        assert cluster.capacity(choice.design) >= 30.0 * 1.3
+        assert (choice.rate, choice.promise.kept) == (30.0, 4)
+        assert 1.2 < choice.promise.margin < 1.5
+    assert cluster.capacity(plan.best_colocated.design) < 30.0 * 1.3 * 1.1
+
+
+def test_a_budget_that_does_not_suffice_is_not_hidden():
+    plan = planned(Uneven({1: 1.3, 2: 1.3}), objective="cost", rate=30.0, confidence=1.0, machines=16)
+    assert plan.best.promise.kept == 2
+    assert not plan.best.promise.holds
+
+
+@pytest.mark.parametrize(
+    ("kept", "windows", "low", "high"), [(20, 20, 0.839, 1.0), (19, 20, 0.764, 0.991), (0, 10, 0.0, 0.278)]
+)
+def test_the_interval_is_that_of_wilson(kept, windows, low, high):
+    promise = Promise(confidence=0.95, windows=windows, kept=kept, optimistic="", margin=1.0)
+    assert promise.interval == pytest.approx((low, high), abs=0.001)

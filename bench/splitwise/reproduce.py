@@ -36,6 +36,7 @@ def main() -> None:
         tolerance=args.tolerance,
         store=args.store,
         traces=args.traces,
+        timings=tuple(args.timings),
     )
     catalog = load_catalog()
     chosen = {name for name in _PARTS if getattr(args, name)} or {"headlines", "sets"}
@@ -77,6 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tolerance", type=float, default=0.02, help="relative step of the rate grid")
     parser.add_argument("--store", type=Path, help="cache file of simulation results")
     parser.add_argument("--traces", type=Path, help="folder with azure-2023-*.csv traces for the lengths")
+    names = ("published", "corrected")
+    parser.add_argument("--timings", nargs="+", choices=names, default=names, help="timings to simulate")
     parser.add_argument("--workload", default="conv", choices=("conv", "code"))
     parser.add_argument("--family", default="HH", choices=("AA", "HH", "HA", "HHcap"))
     parser.add_argument("--rate", type=float, default=70.0, help="for --provisioning, requests per second")

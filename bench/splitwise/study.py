@@ -43,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model: str = "bloom-176b"
     tolerance: float = 0.02
     store: Path | None = None
+    timings: tuple[str, ...] = ("published", "corrected")
     traces: Path | None = None
 
     def workload(self, name: str) -> WorkloadArguments:
@@ -61,13 +62,14 @@ class BestDesign(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timings(settings: Settings, catalog: Catalog) -> dict[str, Timing]:
-    """Return two sets of simulation settings: SplitwiseSim's (`published`) and Twofold's defaults (`corrected`)."""
+    """Return sets of simulation settings by name: SplitwiseSim's (`published`) and Twofold's defaults (`corrected`)."""
     split = (PoolSpec(machines=1, machine="dgx-h100", role=Role.PREFILL),)
     published = replace(splitwise_sim(split, settings.model, catalog=catalog), pools=())
-    return {
+    known = {
         "published": Timing(name="published", template=published, batching=(("splitwise-sim", None),)),
         "corrected": Timing(name="corrected", template=ClusterSpec(pools=(), model=settings.model), batching=COLOCATED),
     }
+    return {name: known[name] for name in settings.timings}
 
 
 def problem_of(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Problem:

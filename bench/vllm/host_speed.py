@@ -1,6 +1,6 @@
 """Sample the speed of a shared host's CPU cores during a load.
 
-A process on each core repeats a reference kernel, a small matrix product, four times a second. Its CPU time
+A process on each core repeats a reference kernel, a small matrix product, ten times a second. Its CPU time
 grows as other virtual machines slow down the core, and does not include waiting for the core. Only times on a busy
 core are compared: on an idle core the kernel finds its caches as it left them, and takes 20% less. In 270 s on a core
 with a `vllm serve` (108 prefills of 400 tokens, each followed by 40 decode iterations of two requests), the log of a
@@ -29,7 +29,7 @@ from twofold.fidelity.worker_log import LoadSpan, Slowness
 from twofold.timeline import Timeline
 
 PROMPTS, DECODES = 0.6, 1.6  # slopes of the logs of iteration times over the log of the kernel's time
-EVERY_S = 0.25
+EVERY_S = 0.1
 SIZE, PRODUCTS = 192, 4
 BUSY = 0.7  # least share of the time before a sample in which other processes ran on its core
 

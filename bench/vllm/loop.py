@@ -65,6 +65,7 @@ LONGEST = 1024  # tokens of the longest request
 SEARCHED = 500  # requests
 SETTLE_S = 900.0
 WARM_UPS = 8
+PASSES = 9  # of the probes before and after each load
 KV_TOKENS = 40_000  # of 1 GiB: 26 kB for a token
 CHECKED = (ATTAINMENT, "TTFT P50", "TPOT P50")
 
@@ -273,7 +274,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
                     replays=given.replays,
                     on_load=say,
                     host_speed=SampledSpeed(
-                        partial(measured_slowness, target, alone),
+                        partial(measured_slowness, target, alone, PASSES),
                         kernels,
                         prefill_cores=CORES if design.colocated else CORES[:1],
                         decode_cores=CORES if design.colocated else CORES[1:],

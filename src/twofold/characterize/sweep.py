@@ -154,13 +154,13 @@ def _sizes_of_probe(probe: SweepProbe) -> list[tuple[object, ...]]:
     return [(kind, mean_prompt(running), len(running), 0, probe.idle_s * 1e3)]
 
 
-def measured_slowness(target: Target, profile: MeasuredProfile) -> tuple[float, float]:
+def measured_slowness(target: Target, profile: MeasuredProfile, passes: int = _SPEED_PASSES) -> tuple[float, float]:
     """Return the factors by which prefill and decode iterations take longer than in the profile of the instance.
 
     The target must be idle. Raises TargetError if a probe fails.
     """
     took, expected = defaultdict[ProbeKind, float](float), defaultdict[ProbeKind, float](float)
-    for probe in _SPEED_PASSES * speed_probes(target.limits):
+    for probe in passes * speed_probes(target.limits):
         rows = rows_of(probe, target.run(probe.streams), target.limits, ("", "", 1))
         for each in measurements(rows, target.limits):
             took[probe.kind] += each.seconds

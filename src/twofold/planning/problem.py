@@ -19,8 +19,9 @@ from twofold.request import Phase
 from twofold.slo import Slo, SlowdownSlo
 
 _MOST_STAGES = 8  # machines that a pipeline spans
-# Pool routers could decode a colocated request on another instance; this one does not.
-COLOCATED_ROUTER = "jsq-pending"
+# Pool routers could decode a colocated request on another instance; these do not. Other rules have the router of
+# SplitwiseSim's baselines.
+COLOCATED_ROUTER, RULES_ROUTER = "jsq", "jsq-pending"
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +111,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             template = self.template if family.judged is None else self._nearby(family)
             return replace(template, pools=pools)
         budget = family.max_num_batched_tokens or self.template.max_num_batched_tokens
-        return replace(self.template, pools=pools, router=COLOCATED_ROUTER, max_num_batched_tokens=budget)
+        router = COLOCATED_ROUTER if self.template.rules == "twofold" else RULES_ROUTER
+        return replace(self.template, pools=pools, router=router, max_num_batched_tokens=budget)
 
     def performance(self, kind: MachineKind) -> PerformanceModel:
         machine = self.catalog.machine(kind.name)

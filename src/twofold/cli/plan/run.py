@@ -84,8 +84,12 @@ def run_plan(problem: Problem, settings: PlanSettings) -> None:
 
 async def _search(search: OpenSearch, query: PlanQuery, *, with_curves: bool) -> PlanResult:
     plan = await make_plan(search.rates, query, search.progress.found)
-    met = (trial for trial, evaluation in search.evaluator.answered().items() if evaluation.met)
-    points = [ParetoPoint(design=trial.design, rate=trial.rate) for trial in met if trial.draw == 0]
+    # The break-even search also simulates designs outside the budget.
+    points = [
+        ParetoPoint(design=trial.design, rate=trial.rate)
+        for trial, evaluation in search.evaluator.answered().items()
+        if evaluation.met and trial.draw == 0 and query.budget.allows(trial.design)
+    ]
     front = await front_of(search.rates, plan.choices, points)
     best = [choice for choice in (plan.best_split, plan.best_colocated) if choice is not None]
     curves = {choice.design.name: await rate_curve(search.rates, choice) for choice in best} if with_curves else {}

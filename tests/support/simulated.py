@@ -94,6 +94,7 @@ def result(**changed):
         "e2e_s": spread(8.0),
         "queue_s": spread(0.1),
         "transfer_s": spread(0.005),
+        "visible_transfer_s": spread(0.001),
         "ttft_slowdown": multiples(*(1 + index / 100 for index in range(101))),
         "tpot_slowdown": multiples(*(1 + index / 1000 for index in range(101))),
         "e2e_slowdown": multiples(*(1 + index / 1000 for index in range(101))),

@@ -298,5 +298,5 @@ async def _break_even(search: RateSearch, query: PlanQuery, choices: Sequence[De
 def _rank(objective: Objective, choice: DesignChoice) -> tuple[float | str, ...]:
     design = choice.design
     if objective is Objective.THROUGHPUT:
-        return -choice.rate, design.price_per_h, design.tdp_w, design.machines, design.name
-    return (*objective.weigh(design), -choice.highest_rate, design.name)
+        return -choice.rate, design.price_per_h, design.tdp_w, design.family.split, design.machines, design.name
+    return (*objective.weigh(design), design.family.split, -choice.highest_rate, design.name)

@@ -91,10 +91,7 @@ class VirtualCluster(InstanceEnvironment):
     def arrive(self, request: Request) -> None:
         """Record the arrival of a request, process it, and schedule the next arrival."""
         now, statistics = self.kernel.now, self.statistics
-        statistics.arrived += 1
-        statistics.last_arrival = now
-        if statistics.first_arrival is None:
-            statistics.first_arrival = now
+        statistics.arrive(now)
         self.events.arrived(request, now / PS)
         self.enter(request, statistics.arrived, now)
         self._schedule_arrival(request)

@@ -28,6 +28,16 @@ class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
     error: ModelAccuracy
 
 
+class SteadyState(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests completed, output tokens and requests within the SLO per second in the second half of the arrivals, when
+    the cluster has filled up and does not drain yet.
+    """
+
+    requests_per_s: float
+    output_tokens_per_s: float
+    goodput_per_s: float | None
+
+
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     """Counts, latency distributions, time series, energy and cost of a simulation run.
 
@@ -52,6 +62,8 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     unfinished: int
     prompt_tokens: int
     output_tokens: int
+    longest_request: int = 0  # tokens, of those completed
+    max_context: int | None = None  # tokens that the model supports, if known
     duration_s: float
     arrival_s: float  # from the first to the last arrival
     ttft_s: Histogram
@@ -60,11 +72,13 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     e2e_s: Histogram
     queue_s: Histogram
     transfer_s: Histogram
+    visible_transfer_s: Histogram  # after the first token
     ttft_slowdown: Histogram | None
     tpot_slowdown: Histogram | None
     e2e_slowdown: Histogram | None
     slo_met: int | None  # completed requests within the SLO
     slo_scale: Histogram | None = None
+    steady: SteadyState | None = None  # None for runs that are too short
     preemptions: int
     swaps: int = 0
     swap_bytes: int = 0  # in both directions

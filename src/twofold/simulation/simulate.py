@@ -6,6 +6,8 @@ from functools import partial
 from operator import attrgetter
 from typing import Final
 
+from msgspec.structs import replace
+
 from twofold.cluster.overload import overload_control
 from twofold.cluster.paths import local_bandwidth, paths_of, transfer_model
 from twofold.cluster.profiles import (
@@ -45,7 +47,7 @@ from twofold.simulation.instance import SimulatedInstance, VirtualInstance
 from twofold.simulation.kernel import EventOrder, Kernel, MachineLink, VirtualNetwork
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.overload import SimulatedOverload
-from twofold.simulation.result import PoolResult, SimulationResult
+from twofold.simulation.result import PoolResult, SimulationResult, SteadyState
 from twofold.simulation.reuse import BLOCK_TOKENS, HostCache, PrefixReuse, make_cache
 from twofold.simulation.series import Series
 from twofold.simulation.statistics import MICRO, RunStatistics, Sampler
@@ -192,6 +194,7 @@ VERSION = 1
 
 Progress = Callable[[int, float], None]
 StopWhen = Callable[[RunStatistics], bool]
+_STEADY = 30  # least completed requests in steady state
 _CHECK_EVERY = 512  # events between two checks of progress and stop_when
 
 
@@ -247,7 +250,8 @@ def simulate(
     sampled = sampler.finish(cluster.kernel.now) if sampler is not None else {}
     for observer in observers:
         observer.close(cluster.kernel.now)
-    return _result(spec, profiles, cluster, statistics, sampled, time.process_time() - began)
+    result = _result(spec, profiles, cluster, statistics, sampled, time.process_time() - began)
+    return replace(result, max_context=with_profiles(spec, catalog).model(spec.model).max_context)
 
 
 def _result(
@@ -277,6 +281,7 @@ def _result(
         unfinished=len(cluster.requests),
         prompt_tokens=statistics.prompt_tokens,
         output_tokens=statistics.output_tokens,
+        longest_request=statistics.longest,
         duration_s=duration / PS,
         arrival_s=(statistics.last_arrival - first) / PS,
         ttft_s=Histogram.of(statistics.ttft, 1 / PS),
@@ -285,11 +290,13 @@ def _result(
         e2e_s=Histogram.of(statistics.e2e, 1 / PS),
         queue_s=Histogram.of(statistics.queue, 1 / PS),
         transfer_s=Histogram.of(statistics.transfer, 1 / PS),
+        visible_transfer_s=Histogram.of(statistics.visible_transfer, 1 / PS),
         ttft_slowdown=Histogram.of(slowdowns.ttft, 1 / MICRO) if slowdowns else None,
         tpot_slowdown=Histogram.of(slowdowns.tpot, 1 / MICRO) if slowdowns else None,
         e2e_slowdown=Histogram.of(slowdowns.e2e, 1 / MICRO) if slowdowns else None,
         slo_met=None if statistics.slo is None else statistics.slo_met,
         slo_scale=None if statistics.slo is None else Histogram.of(statistics.slo_scale, 1 / MICRO),
+        steady=_steady(statistics),
         preemptions=sum(instance.scheduler.preemptions for instance in cluster.instances.values()),
         swaps=sum(growth.swaps for growth, _ in swapping),
         swap_bytes=sum(growth.blocks_copied * block_bytes for growth, block_bytes in swapping),
@@ -305,6 +312,15 @@ def _result(
         cpu_s=cpu_s,
         reuse=None if cluster.reuse is None else cluster.reuse.result(),
     )
+
+
+def _steady(statistics: RunStatistics) -> SteadyState | None:
+    duration, completed, tokens, met = statistics.steady()
+    if completed < _STEADY or not duration:
+        return None
+    seconds = duration / PS
+    good = None if statistics.slo is None else met / seconds
+    return SteadyState(requests_per_s=completed / seconds, output_tokens_per_s=tokens / seconds, goodput_per_s=good)
 
 
 def _pool(profile: InstanceProfile, place: int, cluster: VirtualCluster, duration: int) -> PoolResult:

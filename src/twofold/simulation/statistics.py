@@ -214,6 +214,11 @@ class SlowdownTallies:
         self.e2e.add(nearest(e2e * (MICRO / PS) / (first_s + each_s * (life.output_tokens - 1))))
 
 
+# Picosecond of an arrival; requests completed, output tokens and requests within the SLO until then.
+Counts = tuple[int, int, int, int]
+_MOST_COUNTS: Final = 256
+
+
 class RunStatistics:
     """Counts and latency tallies of a simulation run.
 
@@ -224,19 +229,46 @@ class RunStatistics:
     def __init__(self, slo: Slo | None, reference: PerformanceModel | None, *, over_all_tokens: bool) -> None:
         # In picoseconds.
         self.ttft, self.tpot, self.itl, self.e2e = Tally(), Tally(), Tally(), Tally()
-        self.queue, self.transfer = Tally(), Tally()
+        self.queue, self.transfer, self.visible_transfer = Tally(), Tally(), Tally()
         self.slo_scale = Tally()  # in millionths
         self.slowdowns = SlowdownTallies(reference) if reference is not None else None
         self.arrived = self.completed = self.rejected = self.failed = 0
         self.prompt_tokens = self.output_tokens = 0
+        self.longest = 0  # tokens of the longest completed request
         self.slo_met = 0
         self.handoffs = 0
         self.first_arrival: int | None = None
         self.last_arrival = self.last_end = 0
+        self._counts: list[Counts] = []  # at every `_every`-th arrival
+        self._every = 1
         self.slo = slo
         bounds = (None, None, None) if slo is None else (slo.ttft_s, slo.tpot_s, slo.e2e_s)
         self._bounds = [float("inf") if bound is None else bound * PS for bound in bounds]
         self._all_tokens = over_all_tokens
+
+    def arrive(self, now: int) -> None:
+        """Record the arrival of a request at picosecond `now`."""
+        self.arrived += 1
+        self.last_arrival = now
+        if self.first_arrival is None:
+            self.first_arrival = now
+        if self.arrived % self._every == 0:
+            self._counts.append((now, self.completed, self.output_tokens, self.slo_met))
+            if len(self._counts) == _MOST_COUNTS:
+                del self._counts[::2]
+                self._every *= 2
+
+    def steady(self) -> Counts:
+        """Return the picoseconds of the second half of the arrivals, and the counts in that time.
+
+        In this time, the cluster has filled up and does not drain yet.
+        """
+        counts = self._counts
+        if not counts:
+            return 0, 0, 0, 0
+        middle, last = ((self.first_arrival or 0) + self.last_arrival) // 2, counts[-1]
+        first = next(each for each in counts if each[0] >= middle or each is last)
+        return last[0] - first[0], last[1] - first[1], last[2] - first[2], last[3] - first[3]
 
     def complete(self, life: SimulatedRequest, now: int) -> None:
         """Record a request that was completed at picosecond `now`."""
@@ -247,6 +279,7 @@ class RunStatistics:
         self.last_end = now
         self.prompt_tokens += life.prompt_tokens
         self.output_tokens += output
+        self.longest = max(self.longest, life.prompt_tokens + output)
         self.ttft.add(ttft)
         self.e2e.add(e2e)
         self.queue.add(life.prefill_started - arrived)
@@ -256,6 +289,7 @@ class RunStatistics:
             self.tpot.add(nearest(tpot))
         if life.handoff_ended != NEVER:
             self.transfer.add(life.handoff_ended - life.handoff_started)
+            self.visible_transfer.add(max(life.handoff_ended - first, 0))
         if self.slowdowns is not None:
             self.slowdowns.add(life, ttft, tpot, e2e)
         if self.slo is not None:

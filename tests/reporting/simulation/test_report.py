@@ -27,6 +27,7 @@ def test_json_holds_everything():
         "requests_per_s": 98 / 300,
         "output_tokens_per_s": 20_000 / 300,
         "goodput_per_s": 0.3,
+        "steady": None,
     }
     assert (read["energy_j"], read["mean_power_w"], read["price_per_h"], read["tdp_w"]) == (7.2e6, 24e3, 114, 30600)
     assert read["pools"][0]["error"] == {

@@ -129,6 +129,9 @@ def _counts(result: SimulationResult) -> Iterator[Fact]:
     for label, count in (("Rejected", result.rejected), ("Failed", result.failed), ("Unfinished", result.unfinished)):
         if count:
             yield Fact(label, f"{count:,}")
+    context, longest = result.max_context, result.longest_request
+    if context is not None and longest > context:
+        yield Fact("Longest request", f"{longest:,} tokens, beyond the context of {result.spec.model} ({context:,})")
     yield Fact("Simulated time", seconds(result.duration_s), _rests_on_all(result))
 
 
@@ -148,12 +151,18 @@ def _refusals(result: SimulationResult) -> Iterator[Fact]:
 def _rates(result: SimulationResult) -> Iterator[Fact]:
     both = _rests_on_all(result)
     yield Fact("Arrivals", rate(result.arrived - 1, result.arrival_s, "requests/s"))
+    steady = result.steady
     yield Fact("Throughput", rate(result.completed, result.duration_s, "requests/s"), both)
     yield Fact("Output", rate(result.output_tokens, result.duration_s, "tokens/s"), both)
+    if steady is not None:
+        yield Fact("Throughput in steady state", f"{rate_text(steady.requests_per_s)} requests/s", both)
+        yield Fact("Output in steady state", f"{rate_text(steady.output_tokens_per_s)} tokens/s", both)
     if result.slo_met is not None:
         share = f"{result.slo_met / result.arrived:.2%} of requests" if result.arrived else NOTHING
         yield Fact("Within the SLO", share, both)
         yield Fact("Goodput", rate(result.slo_met, result.duration_s, "requests/s"), both)
+        if steady is not None and steady.goodput_per_s is not None:
+            yield Fact("Goodput in steady state", f"{rate_text(steady.goodput_per_s)} requests/s", both)
         scale = result.tightest_scale(_ATTAINMENT)
         yield Fact(f"SLO scale for {_ATTAINMENT:.0%}", NOTHING if scale is None else f"{scale:.3g}×", both)
     yield Fact("Hand-offs", f"{result.handoffs:,}")
@@ -172,8 +181,10 @@ def _costs(result: SimulationResult) -> Iterator[Fact]:
         yield Fact("Power", f"{result.mean_power_w / 1e3:,.1f} kW mean", both)
     yield Fact("Provisioned power", f"{result.tdp_w / 1e3:,.1f} kW" if result.tdp_w else NOTHING)
     yield Fact("Price", f"${result.price_per_h:,.2f} per hour")
-    paid = result.price_per_h * result.duration_s / 3600
-    yield Fact("Price per million output tokens", f"${paid / tokens * 1e6:,.2f}" if tokens else NOTHING, both)
+    pace = ratio(tokens, result.duration_s) if result.steady is None else result.steady.output_tokens_per_s
+    yield Fact(
+        "Price per million output tokens", f"${result.price_per_h / 3600 / pace * 1e6:,.2f}" if pace else NOTHING, both
+    )
 
 
 def _effort(result: SimulationResult) -> Iterator[Fact]:

@@ -16,7 +16,7 @@ from twofold.reporting.summary import ratio, seconds
 from twofold.request import Phase
 from twofold.scheduling.replan.replanner import ReplanDecision
 from twofold.simulation.overload import OverloadResult
-from twofold.simulation.result import PoolResult, SimulationResult, Verdict
+from twofold.simulation.result import PoolResult, SimulationResult, SteadyState, Verdict
 from twofold.slo import Slo, SlowdownSlo
 
 
@@ -67,10 +67,11 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """Arrivals, completed requests, output tokens and goodput of a simulation, per second."""
 
-    arrivals_per_s: float | None  # up to the last arrival; all other rates cover the whole run
+    arrivals_per_s: float | None  # up to the last arrival; the next three cover the whole run, with its drain
     requests_per_s: float | None
     output_tokens_per_s: float | None
     goodput_per_s: float | None
+    steady: SteadyState | None  # in the second half of the arrivals
 
 
 class SeriesSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,4 +162,5 @@ def _rates(result: SimulationResult) -> Rates:
         requests_per_s=ratio(result.completed, result.duration_s),
         output_tokens_per_s=ratio(result.output_tokens, result.duration_s),
         goodput_per_s=None if good is None else ratio(good, result.duration_s),
+        steady=result.steady,
     )

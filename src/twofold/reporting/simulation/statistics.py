@@ -38,6 +38,7 @@ LATENCIES: Final = (
     LatencyMetric(label="E2E", field="e2e_s", phases=_BOTH),
     LatencyMetric(label="Queue", field="queue_s", phases=_BOTH),
     LatencyMetric(label="KV transfer", field="transfer_s", phases=()),
+    LatencyMetric(label="KV transfer visible", field="visible_transfer_s", phases=()),
 )
 SLOWDOWNS: Final = (
     LatencyMetric(label="TTFT slowdown", field="ttft_slowdown", phases=_PREFILL),

@@ -97,7 +97,7 @@ def problem_of(case: Case, trace: Path) -> Problem:
 
 @contextmanager
 def searching(problem: Problem, given: argparse.Namespace) -> Iterator[RateSearch]:
-    with EvaluationStore(given.store) as store, LocalExecutor(problem, given.jobs) as executor:
+    with EvaluationStore(given.folder / "plan.sqlite") as store, LocalExecutor(problem, given.jobs) as executor:
         evaluator = Evaluator(executor, store, Keys(problem).of)
         yield RateSearch(evaluate=evaluator, bound=AnalyticBounds(problem), grid=RateGrid(given.tolerance))
 
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, default=0.02)
     parser.add_argument("--jobs", type=int, default=cores())
     parser.add_argument("--seed", type=int, default=0, help="of the choice of plans")
-    parser.add_argument("--store", type=Path, default=Path(":memory:"))
+    parser.add_argument("--folder", type=Path, help="keep the halves of the traces and all evaluations here")
     parser.add_argument("--json", type=Path, help="file for all results")
     given = parser.parse_args()
     traces = Path(os.environ.get("TWOFOLD_DATA", "../shared/data")) / "traces"
@@ -180,8 +180,10 @@ def main() -> None:
     random.Random(given.seed).shuffle(cases)
     outcomes: list[Outcome] = []
     without: list[tuple[Case, str]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        parts = {name: halves(traces / name, Path(folder)) for name in TRACES}
+    with tempfile.TemporaryDirectory() as temporary:
+        given.folder = given.folder or Path(temporary)
+        given.folder.mkdir(parents=True, exist_ok=True)
+        parts = {name: halves(traces / name, given.folder) for name in TRACES}
         for case in cases:
             if len(outcomes) == given.plans:
                 break
@@ -191,7 +193,8 @@ def main() -> None:
                 without.append((case, str(error)))
                 continue
             outcomes.append(checked(case, choice, parts[case.trace][1], given))
-            print(f"{len(outcomes)}: {case} {outcomes[-1].design} kept {outcomes[-1].kept}", flush=True)
+            last = outcomes[-1]
+            print(f"{len(outcomes)}: {last.design} at {last.rate:g}, kept: {last.kept}, {last.possible:g}", flush=True)
     show(outcomes, without)
     if given.json is not None:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(outcomes), indent=2))

@@ -164,8 +164,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return next((choice for choice in self.choices if not choice.design.family.split), None)
 
 
-# Multiples of the rate for which a design is sized, until enough windows meet the SLO.
-_GROWTH = (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
+# Multiples of the rate for which a design is sized: smaller while enough windows meet the SLO, larger until they do.
+_SMALLER, _LARGER = (0.95, 0.9, 0.85), (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
 
 Found = Callable[[DesignChoice], None]
 
@@ -216,16 +216,18 @@ async def _promised(
     search: RateSearch, query: PlanQuery, choices: Sequence[DesignChoice], windows: Windows
 ) -> list[DesignChoice]:
     """Resize the best split and colocated designs so that enough windows meet the SLO; list them first."""
-    kept = _at_promised_rate if query.objective is Objective.THROUGHPUT else _at_promised_size
-    rank = partial(_rank, query.objective)
+    resize = _at_promised_rate if query.objective is Objective.THROUGHPUT else _at_promised_size
+
+    def rank(choice: DesignChoice) -> tuple[float | str, ...]:
+        return choice.promise is not None and not choice.promise.holds, *_rank(query.objective, choice)
 
     async def resized(ranked: Sequence[DesignChoice]) -> list[DesignChoice]:
-        # The next designs are resized as long as they would be better than the best that was.
+        # Resize the next design if it would otherwise be better than all resized ones.
         found: list[DesignChoice] = []
         for choice in ranked:
             if found and rank(choice) > min(map(rank, found)):
                 break
-            found.append(await kept(search, query, choice, windows))
+            found.append(await resize(search, query, choice, windows))
         return found
 
     kinds = [[each for each in choices if each.design.family.split is split] for split in (True, False)]
@@ -235,7 +237,7 @@ async def _promised(
 
 
 async def _at_promised_rate(search: RateSearch, _: PlanQuery, choice: DesignChoice, windows: Windows) -> DesignChoice:
-    """Lower the rate of a design until enough windows meet the SLO."""
+    """Change the rate of a design to the highest at which enough windows meet the SLO."""
     found = await promised_step(search, choice.design, search.grid.step(choice.rate), windows)
     if found is None:
         missed = await missed_windows(search, choice.design, choice.rate, windows.all)
@@ -250,26 +252,28 @@ async def _at_promised_rate(search: RateSearch, _: PlanQuery, choice: DesignChoi
 async def _at_promised_size(
     search: RateSearch, query: PlanQuery, choice: DesignChoice, windows: Windows
 ) -> DesignChoice:
-    """Enlarge a design until enough windows meet the SLO at its rate; keep it if the budget does not suffice."""
+    """Change the size of a design so that enough windows meet the SLO at its rate; keep it if none does."""
     weigh, allows, families = query.objective.weigh, query.budget.allows, [choice.design.family]
-    missed = first = await missed_windows(search, choice.design, choice.rate, windows.all)
-    tried = [choice.design]
-    for growth in _GROWTH:
-        if windows.enough(missed):
-            break
-        design = await cheapest(search, families, choice.rate * growth, allows, weigh)
+    sized = {choice.design: await missed_windows(search, choice.design, choice.rate, windows.all)}
+    kept = choice.design if windows.enough(sized[choice.design]) else None
+    for factor in _LARGER if kept is None else _SMALLER:
+        design = await cheapest(search, families, choice.rate * factor, allows, weigh)
         if design is None:
             break
-        if design not in tried:
-            tried.append(design)
-            missed = await missed_windows(search, design, choice.rate, windows.all)
-    if not windows.enough(missed):
-        return replace(choice, promise=windows.promise(first, choice.design, 1.0))
-    resized = choice if len(tried) == 1 else await _at_rate(search, tried[-1], choice.rate)
+        if design not in sized:
+            sized[design] = await missed_windows(search, design, choice.rate, windows.all)
+        enough = windows.enough(sized[design])
+        if enough:
+            kept = design
+        if enough is (factor > 1.0):
+            break
+    if kept is None:
+        return replace(choice, promise=windows.promise(sized[choice.design], choice.design, 1.0))
+    resized = choice if kept == choice.design else await _at_rate(search, kept, choice.rate)
     typical = await cheapest(replace(search, draw=windows.typical), families, choice.rate, allows, weigh)
     optimistic = typical or choice.design
-    margin = weigh(resized.design)[0] / (weigh(optimistic)[0] or math.inf)
-    return replace(resized, promise=windows.promise(missed, optimistic, margin or 1.0))
+    margin = weigh(kept)[0] / (weigh(optimistic)[0] or math.inf)
+    return replace(resized, promise=windows.promise(sized[kept], optimistic, margin or 1.0))
 
 
 def _at_capacity(capacity: MaxRate) -> DesignChoice | None:

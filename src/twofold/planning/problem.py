@@ -88,7 +88,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         raise reason or ConfigurationError(f"{model.name} has no parallelism for {whole.name}")
 
     def able(self, kinds: Iterable[MachineKind]) -> tuple[list[MachineKind], ConfigurationError | None]:
-        """Return the kinds that can run the LLM, and the reason of the last one that cannot."""
+        """Select the kinds that can run the LLM. Return them, and the error of the last other kind."""
         able, reason = [], None
         for kind in kinds:
             try:

@@ -20,7 +20,7 @@ _LEVEL = 0.95  # of the interval of a promise
 
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True):
-    """How many windows meet the SLO, of those that the search has not simulated."""
+    """Number of windows that meet the SLO, among windows that the search has not simulated."""
 
     confidence: float  # required share of windows
     windows: int
@@ -86,13 +86,18 @@ async def missed_windows(search: RateSearch, design: Design, rate: float, draws:
 async def promised_step(
     search: RateSearch, design: Design, start: int, windows: Windows
 ) -> tuple[int, list[int]] | None:
-    """Find the highest rate, at or below the grid step `start`, at which enough windows meet the SLO.
+    """Find the highest rate at which enough windows meet the SLO, from the grid step `start` on.
 
     Return its grid step and the windows that miss the SLO there, or None if there is no such rate.
     """
-    # A window that meets the SLO at a rate is taken to meet it at lower rates, too.
+    # Assume that a window that meets the SLO at a rate meets it at lower rates, too.
     missed, lowest = await missed_windows(search, design, search.grid.rate(start), windows.all), search.lowest(design)
     if windows.enough(missed):
+        while search.could(design, search.grid.rate(start + 1)):
+            more = await missed_windows(search, design, search.grid.rate(start + 1), windows.all)
+            if not windows.enough(more):
+                break
+            start, missed = start + 1, more
         return start, missed
     above, step, stride = start, start, 1
     while True:

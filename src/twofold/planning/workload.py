@@ -69,7 +69,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def description(self) -> str:
-        """Phrase that says what part of the workload the simulations use."""
+        """Part of the workload that the simulations use, in words."""
         each = f"{self.duration_s:g} s of arrivals, at least {self.min_requests:,} requests, in each simulation"
         if self.random:
             return f"{self.workload}: {each}"

@@ -85,13 +85,18 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def trace(self) -> tuple[Request, ...]:
         """Requests of the trace from its start on, at most 100,000. The first arrives at time 0."""
-        return _trace(replace(self, duration_s=1.0, min_requests=1, seed=0, draw=0))
+        return _trace(self._of_trace)
+
+    @property
+    def _of_trace(self) -> "WorkloadArguments":
+        """Arguments with which all windows of a trace have one cache entry."""
+        return replace(self, duration_s=1.0, min_requests=1, seed=0, draw=0)
 
     @property
     def _start(self) -> float:
         """Start of the window as a share of the trace."""
         if self.draw in (0, TYPICAL):
-            by_load = _starts_by_load(self.trace)
+            by_load = _starts_by_load(self._of_trace)
             return by_load[int(len(by_load) * (_HIGH if self.draw == 0 else 0.5))]
         return 0.0 if self.draw == WHOLE else self.draw * _GOLDEN % 1.0
 
@@ -165,8 +170,9 @@ def _requests(
 
 
 @lru_cache(maxsize=2)
-def _starts_by_load(trace: tuple[Request, ...]) -> tuple[float, ...]:
+def _starts_by_load(arguments: WorkloadArguments) -> tuple[float, ...]:
     """Return starts of windows, as shares of the trace, by ascending load: that of prefill or decode, if higher."""
+    trace = arguments.trace
     ends_s = trace[-1].arrival_s or 1.0
     slots = np.array([int(request.arrival_s / ends_s * _STARTS) % _STARTS for request in trace])
     wide = round(_STARTS * _SHARE)

@@ -29,7 +29,6 @@ from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.planning.bounds import AnalyticBounds
 from twofold.planning.design import Budget
-from twofold.planning.evaluation import Trial
 from twofold.planning.evaluator import EvaluationStore, Evaluator, Keys
 from twofold.planning.executors.local import LocalExecutor, cores
 from twofold.planning.plan import DesignChoice, PlanQuery, make_plan
@@ -70,7 +69,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     case: Case
     design: str
     rate: float  # promised, requests/s
-    optimistic: float  # rate that one window promises
+    optimistic: float  # rate that a typical window allows
     kept: bool  # on the second half
     kept_optimistic: bool
     possible: float  # highest rate of the design on the second half
@@ -122,7 +121,7 @@ def checked(case: Case, choice: DesignChoice, trace: Path, given: argparse.Names
 
         async def told() -> tuple[bool, bool, float]:
             found = await whole.highest(choice.design, search.grid.step(choice.rate))
-            both = [await search.evaluate(Trial(choice.design, rate, WHOLE)) for rate in (choice.rate, optimistic)]
+            both = [await whole.at_rate(choice.design, rate) for rate in (choice.rate, optimistic)]
             return both[0].met, both[1].met, found.rate
 
         kept, kept_optimistic, possible = asyncio.run(told())
@@ -139,7 +138,7 @@ def checked(case: Case, choice: DesignChoice, trace: Path, given: argparse.Names
 
 def show(outcomes: list[Outcome], without: list[tuple[Case, str]]) -> None:
     console = Console(width=150)
-    drawn = Table("trace", "model", "machine", "SLO", "design", "promised", "kept", "one window", "kept", "possible")
+    drawn = Table("trace", "model", "machine", "SLO", "design", "promised", "kept", "typical", "kept", "possible")
     for each in outcomes:
         case = each.case
         drawn.add_row(
@@ -155,7 +154,7 @@ def show(outcomes: list[Outcome], without: list[tuple[Case, str]]) -> None:
     kept, optimistic = (sum(getattr(each, name) for each in outcomes) for name in ("kept", "kept_optimistic"))
     costs = [each.possible / each.rate - 1 for each in outcomes if each.kept]
     console.print(
-        f"{kept} of {len(outcomes)} plans meet the SLO on the rest of their trace; sized on one window, {optimistic}"
+        f"{kept} of {len(outcomes)} plans meet the SLO on the rest of their trace; at typical rates, {optimistic}"
     )
     if costs:
         console.print(f"The same designs would have met it at a rate higher by {median(costs):.0%} (median)")

@@ -1,6 +1,6 @@
 """Batch jobs (Splitwise, section 6): maximum throughput of each cluster design without SLOs."""
 
-from designs import KINDS, families, paper_set, power_units
+from designs import paper_designs, power_units
 from show import split_name, table, times
 from study import Settings, problem_of, timings
 from whole_runs import CompleteRun, Job, run_all
@@ -23,16 +23,10 @@ _OVERLOAD = 1.5  # multiple of the maximum throughput, so that there is always w
 
 def batch_jobs(settings: Settings, catalog: Catalog, workload: str) -> None:
     """Print each design's maximum throughput with the performance models of SplitwiseSim and of Twofold."""
-    counts = paper_set("iso-power", workload).counts
     for timing in timings(settings, catalog).values():
         problem = problem_of(timing, workload, settings, catalog)
         bounds = AnalyticBounds(problem)
-        designs = [
-            (kind.name, Design(family=family, counts=counts[kind.name]))
-            for kind in KINDS
-            if kind.name in counts
-            for family in families(kind, catalog, timing.batching)
-        ]
+        designs = paper_designs(workload, catalog, timing.batching)
         jobs = [Job(problem, design, _OVERLOAD * bounds.upper(design)) for _, design in designs]
         best: dict[str, tuple[Design, CompleteRun]] = {}  # a baseline has its best batcher
         for (name, design), run in zip(designs, run_all(jobs, settings.jobs), strict=True):

@@ -111,6 +111,19 @@ def families(kind: Kind, catalog: Catalog, batching: Sequence[tuple[str, int | N
     return [Family(kinds=kinds, batcher=batcher, max_num_batched_tokens=budget) for batcher, budget in batching]
 
 
+def paper_designs(
+    workload: str, catalog: Catalog, batching: Sequence[tuple[str, int | None]]
+) -> list[tuple[str, Design]]:
+    """Return the paper's iso-power clusters for a workload with their names: baselines once for each batcher."""
+    counts = paper_set("iso-power", workload).counts
+    return [
+        (kind.name, Design(family=family, counts=counts[kind.name]))
+        for kind in KINDS
+        if kind.name in counts
+        for family in families(kind, catalog, batching)
+    ]
+
+
 def machine_kind(name: str, catalog: Catalog) -> MachineKind:
     machine = catalog.machine(name)
     return MachineKind(name=machine.name, price_per_h=machine.price_per_h, tdp_w=machine.tdp_w)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from designs import KINDS, families, paper_set
+from designs import paper_designs
 from show import split_name, table
 from study import Settings, problem_of, timings
 from whole_runs import CompleteRun, Job, run_all
@@ -17,15 +17,9 @@ _HEADER = ("cluster", "req/s", "TTFT P50", "P90", "P99", "TBT P50", "P90", "P99"
 
 def latency_over_load(settings: Settings, catalog: Catalog, workload: str, rates: Sequence[float]) -> None:
     """Print TTFT (s), E2E (s) and TBT (ms) by rate, with the performance models of SplitwiseSim and of Twofold."""
-    counts = paper_set("iso-power", workload).counts
     for timing in timings(settings, catalog).values():
         problem = problem_of(timing, workload, settings, catalog)
-        designs = [
-            (kind.name, Design(family=family, counts=counts[kind.name]))
-            for kind in KINDS
-            if kind.name in counts
-            for family in families(kind, catalog, timing.batching)
-        ]
+        designs = paper_designs(workload, catalog, timing.batching)
         cases = [(name, design, rate) for name, design in designs for rate in rates]
         whole = run_all([Job(problem, design, rate) for _, design, rate in cases], settings.jobs)
         rows = [_row(name, design, rate, each) for (name, design, rate), each in zip(cases, whole, strict=True)]

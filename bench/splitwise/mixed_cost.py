@@ -10,12 +10,11 @@ script repeats the search for the other extreme, in which decodes cost as much a
 import argparse
 import asyncio
 from concurrent.futures import Future
-from pathlib import Path
 
 from designs import AA, BASELINE_H100, H100_MACHINES, HH, WORKLOADS, Kind
 from msgspec.structs import replace
 from show import progress, split_name, table, times
-from study import BestDesign, Settings, Study, problem_of, timings
+from study import BestDesign, Settings, Study, study, timings
 
 from twofold.hardware.catalog import load_catalog
 from twofold.hardware.specs import Machine, Model
@@ -23,11 +22,9 @@ from twofold.performance.base import PerformanceModel
 from twofold.performance.cost import DecodeCost
 from twofold.performance.fitted import fitted
 from twofold.performance.registry import PERFORMANCE_MODELS
-from twofold.planning.bounds import AnalyticBounds
 from twofold.planning.evaluation import SimulatedTrial, Trial
-from twofold.planning.evaluator import EvaluationStore, Evaluator, Executor, Keys
+from twofold.planning.evaluator import Executor
 from twofold.planning.problem import Problem
-from twofold.planning.rates import RateGrid, RateSearch
 from twofold.planning.trials import try_trial
 
 SHARED, SEPARATE = "fitted", "fitted-separate"
@@ -87,13 +84,8 @@ def main() -> None:
     for workload in WORKLOADS:
         for name in (SHARED, SEPARATE):
             model = replace(timing, template=replace(timing.template, performance=name))
-            problem = problem_of(model, workload, settings, catalog)
-            with EvaluationStore(Path(":memory:")) as store:
-                evaluator = Evaluator(InProcess(problem), store, Keys(problem).of)
-                search = RateSearch(
-                    evaluate=evaluator, bound=AnalyticBounds(problem), grid=RateGrid(settings.tolerance)
-                )
-                best = [asyncio.run(found(Study(model, problem, search), kind)) for kind in (BASELINE_H100, AA, HH)]
+            with study(model, workload, settings, catalog, InProcess) as searches:
+                best = [asyncio.run(found(searches, kind)) for kind in (BASELINE_H100, AA, HH)]
             base, *splits = best
             row = [workload, name, base.design.family.batching, f"{base.rate:.1f}"]
             for each in splits:

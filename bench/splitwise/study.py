@@ -4,7 +4,7 @@ The searches use the performance models of SplitwiseSim and of Twofold.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
 from twofold.planning.bounds import AnalyticBounds
 from twofold.planning.design import Allows, Design, Family, frontier
-from twofold.planning.evaluator import EvaluationStore, Evaluator, Keys
+from twofold.planning.evaluator import EvaluationStore, Evaluator, Executor, Keys
 from twofold.planning.executors.local import LocalExecutor
 from twofold.planning.problem import COLOCATED, Problem
 from twofold.planning.rates import MaxRate, RateGrid, RateSearch
@@ -133,11 +133,18 @@ class Study:
 
 
 @contextmanager
-def study(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Iterator[Study]:
-    """Yield a search for the best cluster designs, and stop the search's worker processes when the context exits."""
+def study(
+    timing: Timing,
+    workload: str,
+    settings: Settings,
+    catalog: Catalog,
+    executor: Callable[[Problem], Executor] | None = None,
+) -> Iterator[Study]:
+    """Yield a search for the best cluster designs. Simulations run in worker processes, or with `executor`."""
     problem = problem_of(timing, workload, settings, catalog)
     path = settings.store or Path(":memory:")
-    with EvaluationStore(path) as store, LocalExecutor(problem, settings.jobs) as executor:
-        evaluator = Evaluator(executor, store, Keys(problem).of)
+    runner = LocalExecutor(problem, settings.jobs) if executor is None else executor(problem)
+    with EvaluationStore(path) as store, runner:
+        evaluator = Evaluator(runner, store, Keys(problem).of)
         search = RateSearch(evaluate=evaluator, bound=AnalyticBounds(problem), grid=RateGrid(settings.tolerance))
         yield Study(timing, problem, search)

@@ -40,7 +40,7 @@ def bench():
 
 @pytest.fixture(scope="module")
 def keeps(bench):
-    """Return a function that tells whether a design, with one of its batchers, meets the nine SLOs at a rate."""
+    """Return a function that simulates a design and returns the batchers with which it meets the nine SLOs."""
     study, designs = bench
     settings = study.Settings()
     timing = study.timings(settings, CATALOG)["corrected"]

@@ -43,8 +43,8 @@ class AnalyticBounds:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._shape = problem.workload.shape()
-        self._tiers = _tiers(problem, self._shape)
         self._reference = problem.reference_model()
+        self._tiers = _tiers(problem, self._shape, self._reference)
         self._pooled = problem.template.router not in FIXED_ROLE_ROUTERS
         self._known: dict[MachineKind, MachineSeconds] = {}
 
@@ -58,9 +58,11 @@ class AnalyticBounds:
     def _prefill_meets(self, kind: MachineKind) -> bool:
         slo, seconds = self._problem.slo, self._of(kind).model.prefill_s
         prompts = [(each, each * each) for each in self._shape.prompt_percentiles]
-        if self._reference is None or isinstance(slo, Slo):
-            bound_s = math.inf if not isinstance(slo, Slo) or slo.ttft_s is None else slo.ttft_s
-            return seconds(*prompts[math.floor(100 * self._problem.attainment)]) <= bound_s
+        if isinstance(slo, Slo):
+            longest = prompts[math.floor(100 * self._problem.attainment)]
+            return slo.ttft_s is None or seconds(*longest) <= slo.ttft_s
+        if self._reference is None:
+            return True
         slowdowns = sorted(seconds(*each) / self._reference.prefill_s(*each) for each in prompts)
         return all(slowdowns[percentile] <= bound for percentile, bound in slo.ttft.items())
 
@@ -130,13 +132,12 @@ def _batches(most: int) -> list[int]:
     return sorted(sizes)
 
 
-def _tiers(problem: Problem, shape: WorkloadShape) -> list[tuple[float, float]]:
+def _tiers(problem: Problem, shape: WorkloadShape, reference: PerformanceModel | None) -> list[tuple[float, float]]:
     """Return the TPOT bounds of the SLO as (share of requests, seconds) pairs."""
     slo = problem.slo
     if isinstance(slo, Slo):
         bound_s = math.inf if slo.tpot_s is None else slo.tpot_s
         return [(problem.attainment, bound_s), (1.0 - problem.attainment, math.inf)]
-    reference = problem.reference_model()
     if reference is None or not slo.tpot:
         return [(1.0, math.inf)]
     cost = reference.decode_cost(1)

@@ -83,7 +83,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.batcher}@{self.max_num_batched_tokens}" if self.max_num_batched_tokens else f"{self.batcher}"
 
     def named(self, words: Sequence[str]) -> str:
-        """Return the display name of a design or family, given a word or phrase for each kind."""
+        """Return the display name of a design, given a phrase for each kind."""
         if not self.split:
             return f"{' + '.join(words)} {self.batching}"
         phases = " + ".join(f"{word} {role}" for word, role in zip(words, self.role_of, strict=True))
@@ -108,7 +108,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def machines(self) -> int:
         """Number of machines, or of instances if these use parts of machines."""
-        return sum(count * max(1, kind.machines) for kind, count in self.parts())
+        return sum(count for _, count in self.machines_by_kind())
 
     @property
     def accelerators(self) -> int:
@@ -125,6 +125,10 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     def parts(self) -> Iterator[tuple[MachineKind, int]]:
         """Return the machine types of the design with their counts."""
         return zip(self.family.kinds, self.counts, strict=True)
+
+    def machines_by_kind(self) -> Iterator[tuple[MachineKind, int]]:
+        """Return the machine types with their numbers of machines, or of instances that use parts of machines."""
+        return ((kind, count * max(1, kind.machines)) for kind, count in self.parts())
 
     def parts_of(self, role: Role) -> Iterator[tuple[MachineKind, int]]:
         """Return the machine types that have the role `role`, with their counts."""
@@ -182,7 +186,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def _used(design: Design, name: str) -> int:
-        return sum(count * max(1, kind.machines) for kind, count in design.parts() if kind.name == name)
+        return sum(count for kind, count in design.machines_by_kind() if kind.name == name)
 
 
 def frontier(family: Family, allows: Allows) -> list[Design]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from twofold.planning.design import Design
-from twofold.planning.evaluation import Evaluation, Trial
+from twofold.planning.evaluation import Evaluation
 from twofold.planning.plan import DesignChoice
 from twofold.planning.rates import RateSearch
 
@@ -79,6 +79,6 @@ async def rate_curve(search: RateSearch, choice: DesignChoice) -> RateCurve:
     """
     steps = sorted({search.grid.step(choice.highest_rate * share) for share in _CURVES_SHARES})
     rates = [search.grid.rate(step) for step in steps]
-    told = await asyncio.gather(*(search.evaluate(Trial(choice.design, rate)) for rate in rates))
+    told = await asyncio.gather(*(search.at_rate(choice.design, rate) for rate in rates))
     # Evaluations that stopped early are left out.
     return {rate: each for rate, each in zip(rates, told, strict=True) if not each.stopped}

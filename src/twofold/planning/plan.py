@@ -5,7 +5,6 @@ decode cost no more than separate machines for prefill and decode.
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, compress
@@ -15,7 +14,7 @@ from msgspec.structs import replace
 
 from twofold.errors import ConfigurationError
 from twofold.planning.design import Budget, Design, Family, FamilyGroup, frontier
-from twofold.planning.evaluation import Evaluation, Trial
+from twofold.planning.evaluation import Evaluation
 from twofold.planning.promise import Promise, Windows, missed_windows, promised_step
 from twofold.planning.rates import MaxRate, RateSearch
 from twofold.planning.search import Objective, break_even, cheapest, most_throughput
@@ -272,8 +271,8 @@ async def _at_promised_size(
     resized = choice if kept == choice.design else await _at_rate(search, kept, choice.rate)
     typical = await cheapest(replace(search, draw=windows.typical), families, choice.rate, allows, weigh)
     optimistic = typical or choice.design
-    margin = weigh(kept)[0] / (weigh(optimistic)[0] or math.inf)
-    return replace(resized, promise=windows.promise(sized[kept], optimistic, margin or 1.0))
+    cost, least = weigh(kept)[0], weigh(optimistic)[0]
+    return replace(resized, promise=windows.promise(sized[kept], optimistic, cost / least if least else 1.0))
 
 
 def _at_capacity(capacity: MaxRate) -> DesignChoice | None:
@@ -285,7 +284,7 @@ def _at_capacity(capacity: MaxRate) -> DesignChoice | None:
 
 
 async def _at_rate(search: RateSearch, design: Design, rate: float) -> DesignChoice:
-    evaluation = await search.evaluate(Trial(design, rate))
+    evaluation = await search.at_rate(design, rate)
     capacity = await search.highest(design, search.grid.step(rate))
     return DesignChoice(design=design, rate=rate, highest_rate=max(rate, capacity.rate), evaluation=evaluation)
 

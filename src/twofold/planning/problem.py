@@ -80,9 +80,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             # If some were measured, estimates of the others are not compared with them.
             measured = [kind for kind in able if not self.performance(kind).error.estimated]
             return measured or able
-        for stages in range(2, _MOST_STAGES + 1):
-            if model.layers % stages == 0 and alone[-1].instances == 1:
-                able, _ = self.able([_spanning(alone[-1], stages)])
+        if alone[-1].instances == 1:
+            degree = whole.accelerators
+            for stages in (each for each in range(2, _MOST_STAGES + 1) if model.layers % each == 0):
+                able, _ = self.able([replace(self.instance(machine, degree, stages), machines=stages)])
                 if able:
                     return able
         raise reason or ConfigurationError(f"{model.name} has no parallelism for {whole.name}")
@@ -258,18 +259,6 @@ def with_parallelism(problem: Problem, families: Iterable[Family]) -> tuple[tupl
     if not groups:
         raise ConfigurationError(next(iter(reasons.values())))
     return tuple(groups), tuple(reasons.values())
-
-
-def _spanning(machine: MachineKind, stages: int) -> MachineKind:
-    """Return a pipeline with each stage on a machine."""
-    return replace(
-        machine,
-        price_per_h=round(stages * machine.price_per_h, 6),
-        tdp_w=round(stages * machine.tdp_w, 6),
-        accelerators=stages * machine.accelerators,
-        pipeline_parallel=stages,
-        machines=stages,
-    )
 
 
 def _parse_pair(problem: Problem, word: str) -> tuple[MachineKind, MachineKind]:

@@ -31,7 +31,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        return self.kept >= self.confidence * self.windows and self.whole is not False
+        return self.kept >= _required(self.confidence, self.windows) and self.whole is not False
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -51,7 +51,7 @@ class Windows(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def spare(self) -> int:
         """Number of windows that may miss the SLO."""
-        return len(self.draws) - math.ceil(self.confidence * len(self.draws) - 1e-9)
+        return len(self.draws) - _required(self.confidence, len(self.draws))
 
     @property
     def typical(self) -> int:
@@ -75,6 +75,10 @@ class Windows(msgspec.Struct, frozen=True, kw_only=True):
             optimistic=optimistic.name,
             margin=margin,
         )
+
+
+def _required(confidence: float, windows: int) -> int:
+    return math.ceil(confidence * windows - 1e-9)  # 0.7 · 10 is more than 7 in floating point
 
 
 async def missed_windows(search: RateSearch, design: Design, rate: float, draws: Sequence[int]) -> list[int]:

@@ -55,7 +55,10 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
     colocated_batching: tuple[tuple[str, int | None], ...] = COLOCATED
 
     async def at(self, design: Design, step: int) -> Evaluation:
-        return await self.evaluate(Trial(design, self.grid.rate(step), self.draw))
+        return await self.at_rate(design, self.grid.rate(step))
+
+    async def at_rate(self, design: Design, rate: float) -> Evaluation:
+        return await self.evaluate(Trial(design, rate, self.draw))
 
     def lowest(self, design: Design) -> int:
         """Return the index in the rate grid of the lowest rate to try for a design."""

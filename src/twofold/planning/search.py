@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from twofold.planning.design import Allows, Design, Family, frontier
-from twofold.planning.evaluation import Evaluation, Trial
+from twofold.planning.evaluation import Evaluation
 from twofold.planning.rates import MaxRate, RateSearch
 from twofold.request import Phase
 
@@ -33,7 +33,7 @@ async def find_passing(
     first = last = place
     low, high = open_places[0], open_places[-1]
     while low <= high:
-        tried[place] = told = await search.evaluate(Trial(designs[place], rate, search.draw))
+        tried[place] = told = await search.at_rate(designs[place], rate)
         if told.met:
             return designs[place]
         last = place
@@ -52,7 +52,7 @@ async def find_passing(
 
 
 async def _among(search: RateSearch, designs: Sequence[Design], rate: float, places: Sequence[int]) -> Design | None:
-    told = await asyncio.gather(*(search.evaluate(Trial(designs[place], rate, search.draw)) for place in places))
+    told = await asyncio.gather(*(search.at_rate(designs[place], rate) for place in places))
     passed = (designs[place] for place, each in zip(places, told, strict=True) if each.met)
     return next(passed, None)
 
@@ -102,7 +102,7 @@ async def cheapest(
             found = await _first(search, family, rate, allows)
         else:
             found = await _cheaper(search, family, rate, allows, weigh, best)
-        # Remove unneeded machines from a design that meets the SLO, look for a cheaper one that meets it, and repeat.
+        # Remove unneeded machines from a passing design, look for a cheaper passing design, and repeat.
         while found is not None:
             best = await _shrunk(search, found, rate)
             found = await _cheaper(search, family, rate, allows, weigh, best)
@@ -149,7 +149,7 @@ async def _shrunk(search: RateSearch, design: Design, rate: float) -> Design:
 
 
 async def _passes(search: RateSearch, design: Design, rate: float) -> bool:
-    return search.could(design, rate) and (await search.evaluate(Trial(design, rate, search.draw))).met
+    return search.could(design, rate) and (await search.at_rate(design, rate)).met
 
 
 def _grown(family: Family, counts: tuple[int, ...], by: float) -> Design:

@@ -6,8 +6,6 @@ from functools import partial
 from operator import attrgetter
 from typing import Final
 
-from msgspec.structs import replace
-
 from twofold.cluster.overload import overload_control
 from twofold.cluster.paths import local_bandwidth, paths_of, transfer_model
 from twofold.cluster.profiles import (
@@ -250,8 +248,8 @@ def simulate(
     sampled = sampler.finish(cluster.kernel.now) if sampler is not None else {}
     for observer in observers:
         observer.close(cluster.kernel.now)
-    result = _result(spec, profiles, cluster, statistics, sampled, time.process_time() - began)
-    return replace(result, max_context=with_profiles(spec, catalog).model(spec.model).max_context)
+    context = with_profiles(spec, catalog).model(spec.model).max_context
+    return _result(spec, profiles, cluster, statistics, sampled, context, time.process_time() - began)
 
 
 def _result(
@@ -260,6 +258,7 @@ def _result(
     cluster: VirtualCluster,
     statistics: RunStatistics,
     sampled: dict[str, Series],
+    max_context: int | None,
     cpu_s: float,
 ) -> SimulationResult:
     first = statistics.first_arrival or 0
@@ -282,6 +281,7 @@ def _result(
         prompt_tokens=statistics.prompt_tokens,
         output_tokens=statistics.output_tokens,
         longest_request=statistics.longest,
+        max_context=max_context,
         duration_s=duration / PS,
         arrival_s=(statistics.last_arrival - first) / PS,
         ttft_s=Histogram.of(statistics.ttft, 1 / PS),

@@ -8,7 +8,7 @@ import msgspec
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.planning.design import Design, Family, MachineKind
-from twofold.planning.evaluation import Evaluation, Trial
+from twofold.planning.evaluation import Evaluation
 from twofold.planning.placement.candidates import PhaseGoodput, balanced, divided, goodputs, replicated
 from twofold.planning.rates import RateSearch
 from twofold.planning.search import by_accelerators, cheapest
@@ -128,7 +128,7 @@ async def _highest(search: RateSearch, designs: Sequence[Design]) -> tuple[Simul
 
 
 async def _at(search: RateSearch, design: Design, rate: float) -> SimulatedPlacement:
-    return SimulatedPlacement(design=design, rate=rate, evaluation=await search.evaluate(Trial(design, rate)))
+    return SimulatedPlacement(design=design, rate=rate, evaluation=await search.at_rate(design, rate))
 
 
 async def _colocated(

@@ -31,7 +31,7 @@ class DesignReport(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             family=design.family.group,
             split=design.family.split,
-            machines=tuple((kind.name, count * max(1, kind.machines)) for kind, count in design.parts()),
+            machines=tuple((kind.name, count) for kind, count in design.machines_by_kind()),
             **same_fields(cls, design, without=("family", "machines")),
         )
 

@@ -83,14 +83,15 @@ def test_explains_that_one_machine_has_no_room_for_two_phases():
 @pytest.mark.parametrize(
     ("kept", "whole", "words"),
     [
-        (19, True, "In 19 of 20 windows that the search did not use"),
-        (19, True, "as does the whole trace. In a typical window it meets the SLO at 1.25× this rate."),
-        (12, None, "less than the required 95%, and no design in the budget has more"),
+        (20, True, "In 20 of 20 draws that the search did not use"),
+        (20, True, "as does the whole trace. For the whole trace alone, it meets the SLO at 1.25× this rate."),
+        (20, None, "For the draw of the search alone, it meets the SLO at 1.25× this rate."),
+        (19, None, "A confidence of 95% needs more, and no design in the budget has more."),
         (20, False, "but the whole trace misses it"),
     ],
 )
-def test_says_in_how_many_unseen_windows_the_slo_is_met(kept, whole, words):
-    promise = Promise(confidence=0.95, windows=20, kept=kept, whole=whole, optimistic="another", margin=1.25)
+def test_says_in_how_many_unseen_draws_the_slo_is_met(kept, whole, words):
+    promise = Promise(confidence=0.95, draws=20, kept=kept, whole=whole, optimistic="another", margin=1.25)
     one = plan(replace(choice(design(5, 5), 20.0), promise=promise))
     assert words in advise(one, TOLERANCE).text
 

@@ -1,11 +1,13 @@
 """Workloads for simulations of designs."""
 
+from itertools import pairwise
+
 import pytest
 from msgspec.structs import replace
 
 from support.traces import ask
 from twofold.errors import ConfigurationError
-from twofold.planning.workload import TYPICAL, WHOLE, WorkloadArguments, WorkloadShape
+from twofold.planning.workload import WHOLE, WorkloadArguments, WorkloadShape
 from twofold.workload.trace import FORMATS, write_trace
 
 
@@ -41,35 +43,49 @@ def bursty(tmp_path_factory):
     return WorkloadArguments(workload=str(path), duration_s=11.0, min_requests=1)
 
 
-def test_windows_of_a_trace_keep_its_bursts_at_every_rate(bursty):
+def test_parts_of_a_trace_keep_its_bursts_at_every_rate(bursty):
     """A rate scales all times of a trace by one factor, so that a window may have more or fewer requests."""
     own = 99 / 540.9
     whole = bursty.drawn(WHOLE).requests(10 * own)
     assert [request.arrival_s for request in whole[:11]] == pytest.approx([0.01 * n for n in range(10)] + [6.0])
-    assert len(bursty.drawn(1).requests(10 * own)) == 20
+    assert len(bursty.requests(10 * own)) == 20
 
 
 def test_a_search_uses_a_busy_window(tmp_path):
-    """Draw 0 has a high load, of prefill or of decode; the load of draw TYPICAL is the median."""
+    """Draw 0 has a high load, of prefill or of decode."""
     path = tmp_path / "trace.jsonl"
     busy = {40: (500, 10), 80: (100, 40)}  # of 100 minutes with a request each second: one with long prompts or outputs
     lengths = [busy.get(second // 60, (100, 10)) for second in range(6000)]
     write_trace([ask(n, float(n), *each) for n, each in enumerate(lengths)], path, FORMATS["twofold"])
     arguments = WorkloadArguments(workload=str(path), duration_s=600.0)
-    busy, typical = (WorkloadShape.of(arguments.drawn(draw).requests(1.0)) for draw in (0, TYPICAL))
-    assert max(busy.prompt_tokens / typical.prompt_tokens, busy.decode_tokens / typical.decode_tokens) > 1.2
+    busy, whole = (WorkloadShape.of(arguments.drawn(draw).requests(1.0)) for draw in (0, WHOLE))
+    assert max(busy.prompt_tokens / whole.prompt_tokens, busy.decode_tokens / whole.decode_tokens) > 1.2
 
 
-def test_windows_of_a_trace_differ_and_go_on_at_its_start(bursty):
-    starts = [bursty.drawn(draw).requests(1.0)[0].prompt_tokens for draw in range(1, 7)]
-    assert len(set(starts)) == 6
-    longest = replace(bursty, duration_s=1000.0)
-    for draw in (0, 3, WHOLE):
-        found = longest.drawn(draw).requests(1.0)
-        assert sorted(request.prompt_tokens for request in found) == [100 + n for n in range(100)]
-        times = [request.arrival_s for request in found]
-        assert times == sorted(times)
-        assert 0.0 <= times[0] <= times[-1] < 100.0
+def test_a_window_goes_on_at_the_start_of_the_trace(bursty):
+    found = replace(bursty, duration_s=1000.0).requests(1.0)
+    assert sorted(request.prompt_tokens for request in found) == [100 + n for n in range(100)]
+    times = [request.arrival_s for request in found]
+    assert times == sorted(times)
+    assert 0.0 <= times[0] <= times[-1] < 100.0
+
+
+@pytest.mark.parametrize(("count", "parts"), [(2_400, 3), (24_000, 5), (100_000, 20)])
+def test_draws_divide_a_trace(tmp_path, count, parts):
+    """Each draw has a third of the trace, or less of a long trace; successive draws have different requests."""
+    path = tmp_path / "trace.jsonl"
+    write_trace([ask(n, 0.5 * n, 1 + n, 10) for n in range(count)], path, FORMATS["twofold"])
+    arguments = WorkloadArguments(workload=str(path))
+    drawn = [arguments.drawn(draw).requests(4.0) for draw in range(1, 2 * parts + 1)]
+    for first in (0, parts):
+        assert sorted(each.prompt_tokens for part in drawn[first : first + parts] for each in part) == list(
+            range(1, count + 1)
+        )
+    for part in drawn:
+        gaps = [after.arrival_s - before.arrival_s for before, after in pairwise(part)]
+        assert gaps == pytest.approx([0.25] * len(gaps))
+        assert 0.0 <= part[0].arrival_s <= 0.25
+    assert drawn[0] != drawn[parts]
 
 
 def test_draws_of_a_generated_workload_are_seeds():

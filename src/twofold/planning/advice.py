@@ -93,24 +93,25 @@ def _below(plan: Plan, *, pays: bool) -> str:
 
 
 def _promised(plan: Plan) -> str:
-    """Say in how many unseen windows the best design meets the SLO, and what this costs."""
+    """Say in how many unseen draws of the workload the best design meets the SLO, and what this costs."""
     promise = plan.best.promise
     if promise is None:
         return ""
     low, high = promise.interval
     whole = {None: "", True: ", as does the whole trace", False: ", but the whole trace misses it"}[promise.whole]
-    best, kept = plan.best, f"{promise.kept} of {promise.windows}"
+    best, kept = plan.best, f"{promise.kept} of {promise.draws}"
     first = (
-        f" In {kept} windows that the search did not use, {best.design.name} meets the SLO at {best.rate:.3g} "
+        f" In {kept} draws that the search did not use, {best.design.name} meets the SLO at {best.rate:.3g} "
         f"requests/s (95% interval {low:.0%} to {high:.0%}){whole}."
     )
     if not promise.holds:
-        return f"{first} This is less than the required {promise.confidence:.0%}, and no design in the budget has more."
+        return f"{first} A confidence of {promise.confidence:.0%} needs more, and no design in the budget has more."
     if promise.margin == 1.0:
         return first
+    alone = "the draw of the search" if promise.whole is None else "the whole trace"
     if plan.query.objective is Objective.THROUGHPUT:
-        return f"{first} In a typical window it meets the SLO at {promise.margin:.2f}× this rate."
-    return f"{first} It costs {promise.margin:.2f}× as much as {promise.optimistic}, which a typical window needs."
+        return f"{first} For {alone} alone, it meets the SLO at {promise.margin:.2f}× this rate."
+    return f"{first} It costs {promise.margin:.2f}× as much as {promise.optimistic}, enough for {alone} alone."
 
 
 def _one_kind(plan: Plan) -> str:

@@ -41,9 +41,9 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     attainment: float | None = None  # required share of requests within an SLO in seconds
     reference: str | None = None
     margins: tuple[SloMargin, ...] = ()
-    confidence: float | None = None  # required share of windows that meet the SLO
-    windows: int | None = None  # checked
-    windows_kept: int | None = None
+    confidence: float | None = None  # that another draw of the workload meets the SLO
+    draws: int | None = None  # checked
+    draws_kept: int | None = None
     price_per_h: float
     tdp_w: float
     power_w: float  # mean
@@ -142,8 +142,8 @@ def _expected(problem: Problem, choice: DesignChoice) -> Expected:
         reference=None if in_seconds else problem.reference,
         margins=tuple(margins(choice.evaluation.checks)),
         confidence=None if promise is None else promise.confidence,
-        windows=None if promise is None else promise.windows,
-        windows_kept=None if promise is None else promise.kept,
+        draws=None if promise is None else promise.draws,
+        draws_kept=None if promise is None else promise.kept,
         price_per_h=choice.design.price_per_h,
         tdp_w=choice.design.tdp_w,
         power_w=round(choice.evaluation.mean_power_w, 1),
@@ -187,9 +187,9 @@ _COMMENTS = {
     "slo": "bounds in seconds, or splitwise: slowdown percentiles relative to the reference",
     "attainment": "minimum share of requests within the SLO",
     "reference": "machine that slowdowns are relative to",
-    "confidence": "required share of windows within the SLO",
-    "windows": "windows that the search did not simulate",
-    "windows_kept": "windows within the SLO",
+    "confidence": "that another draw of the workload is within the SLO",
+    "draws": "draws that the search did not simulate",
+    "draws_kept": "draws within the SLO",
     "margins": "value and relative headroom of each SLO bound",
     "price_per_h": "US dollars",
     "tdp_w": "provisioned watts",

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from twofold.errors import ConfigurationError
 from twofold.planning.design import Budget, Design, Family, FamilyGroup, frontier
 from twofold.planning.evaluation import Evaluation
-from twofold.planning.promise import Promise, Windows, missed_windows, promised_step
+from twofold.planning.promise import Draws, Promise, missed_draws, promised_step
 from twofold.planning.rates import MaxRate, RateSearch
 from twofold.planning.search import Objective, break_even, cheapest, most_throughput
 from twofold.simulation.result import Check
@@ -112,13 +112,13 @@ class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[FamilyGroup, ...]
     budget: Budget = Budget()
     rate: float | None = None  # required for lowest cost or power, None for highest throughput
-    windows: Windows | None = None  # to check the best designs on; None for no check
+    draws: Draws | None = None  # to check the best designs on; None for no check
 
 
 class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Best design of a group, which has all parallelisms and numbers of machines, evaluated at `rate` requests/s.
 
-    Without a promise, the design meets the SLO on the window of the search.
+    Without a promise, the design meets the SLO on the draw of the search.
     """
 
     design: Design
@@ -163,7 +163,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return next((choice for choice in self.choices if not choice.design.family.split), None)
 
 
-# Multiples of the rate for which a design is sized: smaller while enough windows meet the SLO, larger until they do.
+# Multiples of the rate for which a design is sized: smaller while enough draws meet the SLO, larger until they do.
 _SMALLER, _LARGER = (0.95, 0.9, 0.85), (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
 
 Found = Callable[[DesignChoice], None]
@@ -181,8 +181,8 @@ async def make_plan(search: RateSearch, query: PlanQuery, found: Found = lambda 
     choices = sorted((choice for choice in told if choice is not None), key=partial(_rank, query.objective))
     if not choices:
         raise await unmet(search, [group[-1] for group in groups], query.budget, query.rate)
-    if query.windows is not None:
-        choices = await _promised(search, query, choices, query.windows)
+    if query.draws is not None:
+        choices = await _promised(search, query, choices, query.draws)
     return Plan(
         query=query,
         choices=tuple(choices),
@@ -212,9 +212,9 @@ async def _choose(search: RateSearch, query: PlanQuery, group: FamilyGroup, foun
 
 
 async def _promised(
-    search: RateSearch, query: PlanQuery, choices: Sequence[DesignChoice], windows: Windows
+    search: RateSearch, query: PlanQuery, choices: Sequence[DesignChoice], draws: Draws
 ) -> list[DesignChoice]:
-    """Resize the best split and colocated designs so that enough windows meet the SLO; list them first."""
+    """Resize the best split and colocated designs so that enough draws meet the SLO; list them first."""
     resize = _at_promised_rate if query.objective is Objective.THROUGHPUT else _at_promised_size
 
     def rank(choice: DesignChoice) -> tuple[float | str, ...]:
@@ -226,7 +226,7 @@ async def _promised(
         for choice in ranked:
             if found and rank(choice) > min(map(rank, found)):
                 break
-            found.append(await resize(search, query, choice, windows))
+            found.append(await resize(search, query, choice, draws))
         return found
 
     kinds = [[each for each in choices if each.design.family.split is split] for split in (True, False)]
@@ -235,44 +235,45 @@ async def _promised(
     return [*sorted(chain.from_iterable(told), key=rank), *sorted(rest, key=rank)]
 
 
-async def _at_promised_rate(search: RateSearch, _: PlanQuery, choice: DesignChoice, windows: Windows) -> DesignChoice:
-    """Change the rate of a design to the highest at which enough windows meet the SLO."""
-    found = await promised_step(search, choice.design, search.grid.step(choice.rate), windows)
+async def _at_promised_rate(search: RateSearch, _: PlanQuery, choice: DesignChoice, draws: Draws) -> DesignChoice:
+    """Change the rate of a design to the highest at which enough draws meet the SLO."""
+    optimistic = await replace(search, draw=draws.optimistic).highest(choice.design, search.grid.step(choice.rate))
+    start = optimistic.step
+    found = None if start is None else await promised_step(search, choice.design, start, draws)
     if found is None:
-        missed = await missed_windows(search, choice.design, choice.rate, windows.all)
-        return replace(choice, promise=windows.promise(missed, choice.design, 1.0))
+        missed = await missed_draws(search, choice.design, choice.rate, draws.all)
+        return replace(choice, promise=draws.promise(missed, choice.design, 1.0))
     step, missed = found
     rate, evaluation = search.grid.rate(step), await search.at(choice.design, step)
-    typical = await replace(search, draw=windows.typical).highest(choice.design, step)
-    promise = windows.promise(missed, choice.design, typical.rate / rate)
+    promise = draws.promise(missed, choice.design, optimistic.rate / rate)
     return replace(choice, rate=rate, highest_rate=rate, evaluation=evaluation, promise=promise)
 
 
 async def _at_promised_size(
-    search: RateSearch, query: PlanQuery, choice: DesignChoice, windows: Windows
+    search: RateSearch, query: PlanQuery, choice: DesignChoice, draws: Draws
 ) -> DesignChoice:
-    """Change the size of a design so that enough windows meet the SLO at its rate; keep it if none does."""
+    """Change the size of a design so that enough draws meet the SLO at its rate; keep it if none does."""
     weigh, allows, families = query.objective.weigh, query.budget.allows, [choice.design.family]
-    sized = {choice.design: await missed_windows(search, choice.design, choice.rate, windows.all)}
-    kept = choice.design if windows.enough(sized[choice.design]) else None
+    sized = {choice.design: await missed_draws(search, choice.design, choice.rate, draws.all)}
+    kept = choice.design if draws.enough(sized[choice.design]) else None
     for factor in _LARGER if kept is None else _SMALLER:
         design = await cheapest(search, families, choice.rate * factor, allows, weigh)
         if design is None:
             break
         if design not in sized:
-            sized[design] = await missed_windows(search, design, choice.rate, windows.all)
-        enough = windows.enough(sized[design])
+            sized[design] = await missed_draws(search, design, choice.rate, draws.all)
+        enough = draws.enough(sized[design])
         if enough:
             kept = design
         if enough is (factor > 1.0):
             break
     if kept is None:
-        return replace(choice, promise=windows.promise(sized[choice.design], choice.design, 1.0))
+        return replace(choice, promise=draws.promise(sized[choice.design], choice.design, 1.0))
     resized = choice if kept == choice.design else await _at_rate(search, kept, choice.rate)
-    typical = await cheapest(replace(search, draw=windows.typical), families, choice.rate, allows, weigh)
-    optimistic = typical or choice.design
+    optimistic = await cheapest(replace(search, draw=draws.optimistic), families, choice.rate, allows, weigh)
+    optimistic = optimistic or choice.design
     cost, least = weigh(kept)[0], weigh(optimistic)[0]
-    return replace(resized, promise=windows.promise(sized[kept], optimistic, cost / least if least else 1.0))
+    return replace(resized, promise=draws.promise(sized[kept], optimistic, cost / least if least else 1.0))
 
 
 def _at_capacity(capacity: MaxRate) -> DesignChoice | None:

@@ -5,7 +5,10 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain, takewhile
+from operator import attrgetter
 from pathlib import Path
+from random import Random
 
 import msgspec
 import numpy as np
@@ -19,12 +22,16 @@ from twofold.workload.source import is_named, workload
 
 _SAMPLE = 4096  # requests averaged
 _MOST_REQUESTS = 100_000  # of a trace
-_GOLDEN = (5**0.5 - 1) / 2  # multiples of it, without their integer part, are spread evenly
-# Draws of a trace: all of it, and a window of median load. Draw 0, for searches, is a window of high load: designs that
-# win on a quiet window may lose on others.
-WHOLE, TYPICAL = -1, -2
+# Draws of a trace: -1 is all of it. Draw 0, for searches, is a window of high load: designs that win on a quiet window
+# may lose on others. Draws from 1 on are random parts.
+WHOLE = -1
 _STARTS, _SHARE = 40, 0.1  # windows compared by load, and their share of the trace
 _HIGH = 0.9  # quantile of the loads
+# The mean over a random third of n blocks, drawn without replacement, differs from the mean over all of them with a
+# variance of (1 - 1/3) / (n / 3) = 2 / n that of a block: as much as the means of two such traces differ.
+_BLOCKS, _PARTS = 24, 3
+_MOST_DRAWN = 5_000  # requests of a part
+_arrival = attrgetter("arrival_s")
 
 
 class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,10 +47,10 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
     length_scale: float = 1.0
     max_model_len: int | None = None
     seed: int = 0  # the same at all rates, so that designs are compared fairly
-    draw: int = 0  # window of a trace
+    draw: int = 0  # part of a trace
 
     def drawn(self, draw: int) -> "WorkloadArguments":
-        """Return another draw of this workload: with another random seed, or another window of a trace."""
+        """Return another draw of this workload: with another random seed, or another part of a trace."""
         if draw and self.random:
             return replace(self, seed=self.seed + draw)
         return replace(self, draw=draw)
@@ -57,7 +64,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
     def requests(self, rate: float) -> list[Request]:
         """Generate the requests at `rate` requests/s. Raises ConfigurationError if there are none."""
         duration_s = max(self.duration_s, self.min_requests / rate)
-        found = _requests(self, rate, duration_s=duration_s) if self.random else self._window(rate, duration_s)
+        found = _requests(self, rate, duration_s=duration_s) if self.random else self._part(rate, duration_s)
         require(bool(found), f"workload {self.workload} gives no request in {duration_s:g} s at {rate:g} requests/s")
         return found
 
@@ -74,7 +81,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
         if self.random:
             return f"{self.workload}: {each}"
         most = " first" if len(self.trace) == _MOST_REQUESTS else ""
-        return f"the{most} {len(self.trace):,} requests of {Path(self.workload).name}, in windows: {each}"
+        return f"the{most} {len(self.trace):,} requests of {Path(self.workload).name}; in the search a window: {each}"
 
     def digest(self) -> str:
         """Return the SHA-256 hash of the trace file; empty for a named workload."""
@@ -92,35 +99,44 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
         """Arguments with which all windows of a trace have one cache entry."""
         return replace(self, duration_s=1.0, min_requests=1, seed=0, draw=0)
 
-    @property
-    def _start(self) -> float:
-        """Start of the window as a share of the trace."""
-        if self.draw in (0, TYPICAL):
-            by_load = _starts_by_load(self._of_trace)
-            return by_load[int(len(by_load) * (_HIGH if self.draw == 0 else 0.5))]
-        return 0.0 if self.draw == WHOLE else self.draw * _GOLDEN % 1.0
+    def _part(self, rate: float, duration_s: float) -> list[Request]:
+        """Return a part of the trace, replayed at a mean rate of `rate` requests/s over the whole trace.
 
-    def _window(self, rate: float, duration_s: float) -> list[Request]:
-        """Return a window of the trace, replayed at a mean rate of `rate` requests/s over the whole trace.
-
-        Times are scaled by a single factor, so that windows keep the burstiness of the trace and its busy and quiet
-        times. A window that reaches the end of the trace goes on at its start.
+        Times are scaled by a single factor, so that parts keep the burstiness of the trace and its busy and quiet times.
         """
-        trace = self.trace
-        own = mean_rate(trace)
-        require(own is None or math.isfinite(own), "all requests arrive at the same time, so they have no rate")
-        scale, period_s = (own or rate) / rate, len(trace) / rate
-        start_s = self._start * period_s
-        first = bisect_left(trace, start_s, key=lambda request: scale * request.arrival_s)
-        end_s = start_s + (period_s if self.draw == WHOLE else min(duration_s, period_s))
-        found = []
-        for place in range(first, first + len(trace)):
-            request = trace[place % len(trace)]
-            at_s = scale * request.arrival_s + (period_s if place >= len(trace) else 0.0)
-            if at_s >= end_s:
-                break
-            found.append(replace(request, arrival_s=at_s - start_s))
-        return found
+        own = mean_rate(self.trace) or rate
+        require(math.isfinite(own), "all requests arrive at the same time, so they have no rate")
+        part = self._blocks(own) if self.draw else self._busy(own, duration_s * rate / own)
+        return [replace(request, arrival_s=request.arrival_s * own / rate) for request in part]
+
+    def _busy(self, rate: float, duration_s: float) -> list[Request]:
+        """Return a window of high load. A window that reaches the end of the trace goes on at its start."""
+        trace, period_s = self.trace, len(self.trace) / rate
+        by_load = _starts_by_load(self._of_trace)
+        start_s = by_load[int(len(by_load) * _HIGH)] * period_s
+        first = bisect_left(trace, start_s, key=_arrival)
+        again = (replace(request, arrival_s=request.arrival_s + period_s) for request in trace[:first])
+        end_s = start_s + min(duration_s, period_s)
+        found = takewhile(lambda request: request.arrival_s < end_s, chain(trace[first:], again))
+        return [replace(request, arrival_s=request.arrival_s - start_s) for request in found]
+
+    def _blocks(self, rate: float) -> list[Request]:
+        """Return a random part of the blocks of the trace, in their order and without the gaps, or the whole trace."""
+        trace, width_s = self.trace, len(self.trace) / rate / _BLOCKS
+        edges = [bisect_left(trace, block * width_s, key=_arrival) for block in range(_BLOCKS)]
+        return [
+            replace(request, arrival_s=request.arrival_s - (block - place) * width_s)
+            for place, block in enumerate(self._drawn_blocks)
+            for request in trace[edges[block] : (*edges, len(trace))[block + 1]]
+        ]
+
+    @property
+    def _drawn_blocks(self) -> Sequence[int]:
+        if self.draw == WHOLE:
+            return range(_BLOCKS)
+        parts = min(max(_PARTS, math.ceil(len(self.trace) / _MOST_DRAWN)), _BLOCKS)
+        shuffle, part = divmod(self.draw - 1, parts)
+        return sorted(Random(shuffle).sample(range(_BLOCKS), _BLOCKS)[part::parts])
 
 
 class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):

@@ -89,10 +89,10 @@ def test_a_rate_gives_a_deployment_file(planned, tmp_path):
 
 def test_a_colocated_design_is_recommended_if_splitting_does_not_pay(planned, tmp_path):
     """With loose bounds, a colocated design has more goodput per accelerator: it is recommended first."""
-    file = tmp_path / "placed.yaml"
+    file, page = tmp_path / "placed.yaml", tmp_path / "placed.html"
     report = planned(
         *("512+64", "--model", "llama-3.1-8b", "--objective", "goodput", "--slo", "ttft=3s,tpot=200ms"),
-        *("--machines", "h100", "--max-gpus", 4, "--duration", 1, "--output", file, *ROUGH),
+        *("--machines", "h100", "--max-gpus", 4, "--duration", 1, "--output", file, "--html", page, *ROUGH),
     )
     best, recommended = report["best"], report["recommended"]
     assert best["split"]
@@ -100,6 +100,9 @@ def test_a_colocated_design_is_recommended_if_splitting_does_not_pay(planned, tm
     assert recommended["per_accelerator"] > best["per_accelerator"]
     assert report["text"].startswith(f"Do not split: {recommended['name']} has ")
     assert {pool.role for pool in load_deployment(file).cluster.pools} == {Role.MIXED}
+    shown = page.read_text()
+    places = [shown.index(part) for part in ("Do not split:", 'id="goodput"', 'id="instances"', "<table>")]
+    assert places == sorted(places)
 
 
 def test_a_slow_network_keeps_phases_together(planned):

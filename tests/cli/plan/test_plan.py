@@ -21,7 +21,7 @@ app = typer.Typer()
 app.command()(plan)
 
 MODEL = ("--model", "bloom-176b")
-SMALL = ("azure-conv", *MODEL, "--family", "HH", "--duration", 20, "--max-machines", 4, "--windows", 2)
+SMALL = ("azure-conv", *MODEL, "--family", "HH", "--duration", 20, "--max-machines", 4, "--draws", 2, "--confidence", 0.6)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_tables_have_designs_margins_and_verdict(invoke):
     for words in (
         "h100@TP8 prefill",
         "chunked-prefill",
-        "windows that the search did not use",
+        "draws that the search did not use",
         "off by",
         "Margins",
         "Pareto front",
@@ -92,7 +92,7 @@ def test_cost_at_a_rate_and_its_files(planned, tmp_path):
     """With `--objective cost`, the cheapest design is listed first."""
     deployment, page = tmp_path / "deployment.yaml", tmp_path / "plan.html"
     report = planned(
-        *("azure-conv", *MODEL, "--family", "HH", "--duration", 20, "--objective", "cost", "--rate", 6, "--windows", 4),
+        *("azure-conv", *MODEL, "--family", "HH", "--duration", 20, "--objective", "cost", "--rate", 6, "--draws", 4, "--confidence", 0.8),
         *("--output", deployment, "--html", page),
     )
     best = report["choices"][0]
@@ -101,7 +101,7 @@ def test_cost_at_a_rate_and_its_files(planned, tmp_path):
     read = load_deployment(deployment)
     assert msgspec.to_builtins(read.cluster.pools)[0]["machines"] == best["design"]["machines"][0][1]
     assert read.expected.rate == 6.0
-    assert (read.expected.windows, read.expected.windows_kept) == (4, 4)
+    assert (read.expected.draws, read.expected.draws_kept) == (4, 4)
     assert 'id="curves"' in page.read_text()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".part")]
 
@@ -111,7 +111,7 @@ def test_a_trace_can_be_planned_for(planned, tmp_path):
     write_trace([ask(n, n * 0.1, 500 + n, 20) for n in range(400)], trace, FORMATS["twofold"])
     planned(
         *(trace, *MODEL, "--family", "HH", "--no-colocated", "--max-machines", 2, "--slo", "ttft=2,tpot=0.1"),
-        *("--output", deployment, "--windows", 2),
+        *("--output", deployment, "--draws", 2, "--confidence", 0.6),
     )
     assert len(load_deployment(deployment).provenance.trace_sha256) == 64
 
@@ -119,7 +119,7 @@ def test_a_trace_can_be_planned_for(planned, tmp_path):
 def test_machines_and_money_bound_the_plan(planned):
     """The best design respects `--max-machines`, `--max-cost` and `--max-power` at the same time."""
     report = planned(
-        *("azure-conv", *MODEL, "--machines", "h100", "--no-colocated", "--duration", 10, "--windows", 0),
+        *("azure-conv", *MODEL, "--machines", "h100", "--no-colocated", "--duration", 10, "--draws", 0),
         *("--max-machines", "9,h100=6", "--max-cost", 200, "--max-power", 45),
     )
     (choice,) = report["choices"]

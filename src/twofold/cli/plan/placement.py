@@ -17,6 +17,7 @@ from twofold.planning.plan import DesignChoice
 from twofold.planning.problem import Problem
 from twofold.planning.rates import RateGrid
 from twofold.planning.search import Objective
+from twofold.reporting.plan.html import placement_page
 from twofold.reporting.plan.placement import PlacementReport, placement_tables, verdict_text
 from twofold.simulation.observers.files import AtomicFile
 
@@ -27,13 +28,15 @@ _MAX_GPUS: Final = 4096  # more is a typing error, or a search of hours
 def run_placement(problem: Problem, settings: PlanSettings) -> None:
     """Find the best placement, write the deployment file, and print tables or JSON."""
     query = read_placement_query(problem, settings)
-    require(settings.html is None, "--html shows plans of whole machines: leave it out with --objective goodput")
     prepared = prepare(problem, query)
-    deployment = None if settings.output is None else AtomicFile(settings.output)
+    deployment, page = (None if path is None else AtomicFile(path) for path in (settings.output, settings.html))
     plan, effort = search_placement(prepared, RateGrid(settings.tolerance), settings)
     if deployment is not None:
         deployment.write(_deployment(plan).encode())
         deployment.commit()
+    if page is not None:
+        page.write(placement_page(plan, _title(prepared)).encode())
+        page.commit()
     if settings.json:
         typer.echo(PlacementReport.of(plan, effort).json())
     else:

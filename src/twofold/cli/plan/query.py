@@ -20,7 +20,7 @@ from twofold.planning.design import Budget
 from twofold.planning.executors.ray import ray_inventory
 from twofold.planning.plan import PlanQuery
 from twofold.planning.problem import Problem, parse_families, with_parallelism
-from twofold.planning.promise import Windows
+from twofold.planning.promise import Draws
 from twofold.planning.search import Objective
 from twofold.planning.workload import WorkloadArguments
 from twofold.raycluster.cluster import connect, list_nodes
@@ -79,14 +79,13 @@ def read_query(problem: Problem, settings: PlanSettings) -> PlanQuery:
         of_kind=of_kind,
     )
     budget.require_sensible()
-    draws = tuple(range(1, settings.windows + 1))
-    windows = Windows(confidence=settings.confidence, draws=draws, whole=not problem.workload.random)
+    numbers, whole = tuple(range(1, settings.draws + 1)), not problem.workload.random
     return PlanQuery(
         objective=objective,
         groups=groups,
         budget=budget,
         rate=_checked_rate(objective, settings.rate),
-        windows=windows if draws else None,
+        draws=Draws(confidence=settings.confidence, numbers=numbers, whole=whole) if numbers else None,
     )
 
 

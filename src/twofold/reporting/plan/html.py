@@ -1,14 +1,25 @@
-"""HTML page of a plan in a single file: best designs, Pareto front, and latency over rate."""
+"""HTML pages of plans, each in a single file: best designs, and charts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from twofold.planning.advice import Advice
 from twofold.planning.evaluation import LatencyPercentiles
 from twofold.planning.pareto import ParetoPoint, RateCurve
+from twofold.planning.placement.candidates import PhaseGoodput
+from twofold.planning.placement.plan import PlacementPlan
+from twofold.planning.placement.search import SimulatedPlacement
 from twofold.planning.plan import Plan
-from twofold.reporting.chart import Layout, ReportChart, Trace, axis, grid, line, on, run_colour
-from twofold.reporting.page import html_chart, html_page, html_section, html_table
+from twofold.reporting.chart import Layout, ReportChart, Trace, axis, grid, line, on, rounded, run_colour
+from twofold.reporting.page import Cell, html_chart, html_page, html_section, html_table
+from twofold.reporting.plan.placement import (
+    DESIGN_HEADINGS,
+    ERRORS_HEADING,
+    PHASE_HEADINGS,
+    design_rows,
+    phase_rows,
+    verdict_text,
+)
 from twofold.reporting.plan.table import HEADINGS, choice_row
 from twofold.reporting.simulation.facts import slo_text
 from twofold.slo import Slo, SlowdownSlo
@@ -106,11 +117,65 @@ def plan_page(
     title: str,
 ) -> str:
     body = [f"<p>SLO: {escape(slo_text(slo))}</p>", f'<p class="advice">{escape(advice.text)}</p>']
-    headings = [(text, "number") for text in HEADINGS]
-    rows = [[(text, "number") for text in choice_row(choice)] for choice in plan.choices]
-    ends = (0, len(HEADINGS) - 1)
-    for row in (headings, *rows):
-        for end in ends:
-            row[end] = (row[end][0], "")
-    body.append(html_section("The best of each family", html_table(headings, rows)))
-    return html_page(title, [*body, html_chart(pareto_chart(plan, front)), html_chart(rates_chart(curves, slo))])
+    table = _table(HEADINGS, map(choice_row, plan.choices))
+    body += [html_chart(pareto_chart(plan, front)), html_chart(rates_chart(curves, slo))]
+    return html_page(title, [*body, html_section("The best of each family", table)])
+
+
+def placement_page(plan: PlacementPlan, title: str) -> str:
+    body = [f'<p class="advice">{escape(verdict_text(plan))}</p>', f"<p>SLO: {escape(slo_text(plan.prepared.problem.slo))}</p>"]
+    placement = plan.placement
+    body += [
+        html_chart(_goodput_chart(placement.split, placement.colocated)),
+        html_chart(_instances_chart(placement.prefills, placement.decodes)),
+    ]
+    body.append(html_section("Designs", _table((*DESIGN_HEADINGS, ERRORS_HEADING), design_rows(plan))))
+    body.append(html_section("Instances", _table((*PHASE_HEADINGS, ""), ((*row, "") for row in phase_rows(plan)))))
+    return html_page(title, body)
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return an HTML table of numbers between a name in the first column and text in the last."""
+
+    def cells(row: Sequence[str]) -> list[Cell]:
+        first, *numbers, last = row
+        return [(first, ""), *((text, "number") for text in numbers), (last, "")]
+
+    return html_table(cells(headings), [cells(row) for row in rows])
+
+
+def _goodput_chart(split: Sequence[SimulatedPlacement], colocated: Sequence[SimulatedPlacement]) -> ReportChart:
+    traces: list[Trace] = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": name,
+            "y": [each.design.name for each in placed],
+            "x": rounded(each.per_accelerator for each in placed),
+            "marker": {"color": run_colour(index)},
+        }
+        for index, (name, placed) in enumerate((("split", split), ("colocated", colocated)))
+    ]
+    bars = axis("", autorange="reversed", automargin=True)
+    layout = grid(1, 1, [(axis(f"{_RATE} and accelerator", rangemode="tozero"), bars)])
+    height = {"height": 140 + 26 * (len(split) + len(colocated))}
+    return ReportChart(id="goodput", title="Goodput per accelerator", note="", traces=traces, layout=layout | height)
+
+
+def _instances_chart(prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput]) -> ReportChart:
+    traces: list[Trace] = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": name,
+            "x": [each.kind.accelerators for each in found],
+            "y": rounded(each.per_accelerator for each in found),
+            "text": [each.kind.short for each in found],
+            "marker": {"color": run_colour(index), "size": 9},
+        }
+        for index, (name, found) in enumerate((("prefill", prefills), ("decode", decodes)))
+    ]
+    axes = [(axis("Accelerators of an instance"), axis(f"{_RATE} and accelerator", rangemode="tozero"))]
+    note = "One instance with requests of one phase, within the SLO of this phase."
+    title = "Goodput of one instance"
+    return ReportChart(id="instances", title=title, note=note, traces=traces, layout=grid(1, 1, axes) | _TALLER)

@@ -1,10 +1,9 @@
 """DistServe placements as terminal tables and JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import msgspec
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
 from twofold import __version__
@@ -24,10 +23,14 @@ from twofold.request import Phase
 
 def placement_tables(plan: PlacementPlan, effort: Effort, title: str) -> Group:
     """Return a placement plan as tables, with a summary in words and the number of simulations."""
-    phases = _phases(plan.placement.prefills, plan.placement.decodes)
-    joint = _joint((*plan.placement.split, *plan.placement.colocated), title)
-    parts: list[RenderableType] = [phases, joint, Text(verdict_text(plan), style="bold")]
-    return Group(*parts, Text(effort_text(effort)))
+    phases = table("Goodput of one instance", PHASE_HEADINGS, range(1, len(PHASE_HEADINGS)))
+    for row in phase_rows(plan):
+        phases.add_row(*row)
+    designs = table(title, DESIGN_HEADINGS, range(1, len(DESIGN_HEADINGS)))
+    designs.add_column(ERRORS_HEADING, overflow="fold")
+    for row in design_rows(plan):
+        designs.add_row(*row)
+    return Group(phases, designs, Text(verdict_text(plan), style="bold"), Text(effort_text(effort)))
 
 
 def verdict_text(plan: PlacementPlan) -> str:
@@ -79,28 +82,30 @@ def _against(plan: PlacementPlan) -> str:
     return f"That is {plan.gain:.2f}× the best colocated design ({other.design.name}: {other.per_accelerator:.3g})."
 
 
-def _phases(prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput]) -> Table:
-    headings = ("instance", "prefill req/s", "per accelerator", "decode req/s", "per accelerator")
-    drawn = table("Goodput of one instance", headings, range(1, 5))
-    of_decode = {each.kind: each for each in decodes}
-    of_prefill = {each.kind: each for each in prefills}
-    kinds = sorted({**of_prefill, **of_decode}, key=lambda kind: (kind.name, kind.accelerators, kind.short))
-    for kind in kinds:
-        drawn.add_row(kind.short, *_goodput(of_prefill.get(kind)), *_goodput(of_decode.get(kind)))
-    return drawn
+PHASE_HEADINGS = ("instance", "prefill req/s", "per accelerator", "decode req/s", "per accelerator")
+
+
+def phase_rows(plan: PlacementPlan) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each type of instance: its name, and its goodput in each phase."""
+    of_prefill = {each.kind: each for each in plan.placement.prefills}
+    of_decode = {each.kind: each for each in plan.placement.decodes}
+    for kind in sorted({**of_prefill, **of_decode}, key=lambda kind: (kind.name, kind.accelerators, kind.short)):
+        yield kind.short, *_goodput(of_prefill.get(kind)), *_goodput(of_decode.get(kind))
 
 
 def _goodput(found: PhaseGoodput | None) -> tuple[str, str]:
     return ("-", "-") if found is None else (rate_text(found.rate), f"{found.per_accelerator:.3g}")
 
 
-def _joint(placed: Sequence[SimulatedPlacement], title: str) -> Table:
-    headings = ("design", "req/s", "accelerators", "per accelerator", "TTFT P90", "TPOT P90")
-    drawn = table(title, headings, range(1, len(headings)))
-    drawn.add_column("model error (prefill / decode)", overflow="fold")
-    for each in placed:
+DESIGN_HEADINGS = ("design", "req/s", "accelerators", "per accelerator", "TTFT P90", "TPOT P90")
+ERRORS_HEADING = "model error (prefill / decode)"
+
+
+def design_rows(plan: PlacementPlan) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each simulated design, with the errors of its performance models."""
+    for each in (*plan.placement.split, *plan.placement.colocated):
         told = each.evaluation
-        drawn.add_row(
+        yield (
             each.design.name,
             rate_text(each.rate),
             str(each.design.accelerators),
@@ -109,7 +114,6 @@ def _joint(placed: Sequence[SimulatedPlacement], title: str) -> Table:
             seconds(None if told.tpot_s is None else told.tpot_s.p90),
             " / ".join(phase_accuracy(told.pools, phase) for phase in Phase),
         )
-    return drawn
 
 
 class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from twofold.characterize.contention import with_contention
 from twofold.characterize.endpoint import EndpointTarget
 from twofold.characterize.sweep import measured_slowness
 from twofold.errors import UserError
-from twofold.fidelity.comparison import Comparison, ProbedSpeed, compare_endpoint, default_slo, knee, replay_on
+from twofold.fidelity.comparison import Comparison, compare_endpoint, default_slo, knee, replay_on
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.profile import MeasuredProfile, load_profile
@@ -99,7 +99,7 @@ class Benchmark:
             slo=slo,
             replays=1,
             on_load=say,
-            host_speed=ProbedSpeed(partial(measured_slowness, target, alone)),
+            slowdowns=partial(measured_slowness, target, alone),
         )
 
     def requests(self, rate: float, seconds: float | None = None) -> list[Request]:

@@ -175,10 +175,12 @@ def show(outcomes: list[Outcome], without: list[tuple[Case, str]]) -> None:
     kept, optimistic = (sum(getattr(each, name) for each in outcomes) for name in ("kept", "kept_optimistic"))
     costs = sorted(each.possible / each.rate - 1 for each in outcomes if each.kept)
     console.print(
-        f"{kept} of {len(outcomes)} plans meet the SLO on the rest of their trace; at the rates for the whole of the half that they have seen, {optimistic}"
+        f"{kept} of {len(outcomes)} plans meet the SLO on the rest of their trace; at the rates that the half they have "
+        f"seen allows, {optimistic}"
     )
     if costs:
-        console.print(f"The same designs would have met it at a rate higher by {median(costs):.0%} (median; {costs[-1]:.0%} at most)")
+        cost = f"{median(costs):.0%} (median; {costs[-1]:.0%} at most)"
+        console.print(f"The same designs would have met it at a rate higher by {cost}")
 
 
 def main() -> None:

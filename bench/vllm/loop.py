@@ -28,7 +28,6 @@ import psutil
 from characterized import CORES, MAX_MODEL_LEN, characterize, held_out, place, stock_vllm
 from compared import TWOFOLD
 from frame import model_directory, run_and_exit, say
-from host_speed import ReferenceKernels, SampledSpeed
 from rich.console import Console
 from started import Processes
 from stock_vllm import HERE, SERVED_NAME
@@ -253,7 +252,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
     report = Report(engine=given.engine, slo=slo, held_out=errors, plan=loop.plan(instances, slo), comparisons=[])
     for design in designs:
         instance = loop.instance(design)
-        with Processes(folder) as processes, ReferenceKernels(CORES, folder) as kernels:
+        with Processes(folder) as processes:
             url = loop.serve(design, processes)
             replay_on(url, loop.requests(1.0)[:WARM_UPS])
             target = EndpointTarget(url, max_num_batched_tokens=given.max_num_batched_tokens)
@@ -273,12 +272,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
                     slo=slo,
                     replays=given.replays,
                     on_load=say,
-                    host_speed=SampledSpeed(
-                        partial(measured_slowness, target, alone, PASSES),
-                        kernels,
-                        prefill_cores=CORES if design.colocated else CORES[:1],
-                        decode_cores=CORES if design.colocated else CORES[1:],
-                    ),
+                    slowdowns=partial(measured_slowness, target, alone, PASSES),
                 )
             )
     given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))

@@ -9,7 +9,7 @@ from support.hosts import profile
 from support.paced import TIMES
 from support.scripted_endpoint import endpoint
 from twofold.errors import ConfigurationError
-from twofold.fidelity.comparison import ProbedSpeed, compare_endpoint, replay_on
+from twofold.fidelity.comparison import compare_endpoint, replay_on
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
 from twofold.fidelity.worker_log import Slowness
 from twofold.hardware.catalog import load_catalog
@@ -99,9 +99,9 @@ def test_a_running_service_is_compared(tmp_path):
 
 
 def test_a_replay_is_simulated_at_the_speed_of_its_host(tmp_path):
-    """The speed of the host is measured before and after each replay."""
+    """The speed of the host is measured before the first replay and after each."""
     simulated = twin(tmp_path, ServiceDesign(colocated=1))
-    speeds = iter([Slowness(1.0, 1.0), Slowness(2.0, 1.0), Slowness(3.0, 1.0), Slowness(3.0, 2.0)])
+    speeds = iter([Slowness(1.0, 1.0), Slowness(2.0, 1.0), Slowness(4.0, 2.0)])
     with endpoint() as server:
         (found,) = compare_endpoint(
             partial(replay_on, server.url),
@@ -110,7 +110,7 @@ def test_a_replay_is_simulated_at_the_speed_of_its_host(tmp_path):
             slo=SLO,
             replays=2,
             on_load=lambda _: None,
-            host_speed=ProbedSpeed(lambda: next(speeds)),
+            slowdowns=lambda: next(speeds),
         )
     assert found.slowness == (Slowness(1.5, 1.0), Slowness(3.0, 1.5))
     plain_s, (first, second) = TIMES.seconds(100, 100**2, 0, 0), found.simulated

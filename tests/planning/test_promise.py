@@ -89,9 +89,11 @@ def test_the_rate_of_a_plan_is_one_that_enough_draws_keep():
 
 
 def test_the_whole_trace_must_keep_the_slo():
-    plan = planned(Uneven({WHOLE: 1.5}), machines=16, whole=True)
+    cluster = Uneven({WHOLE: 1.5})
+    plan = planned(cluster, machines=16, whole=True)
     assert plan.best.promise.whole
-    assert plan.best.promise.margin == pytest.approx(1.5, rel=0.03)
+    assert plan.best.promise.margin == 1.0
+    assert 1.45 < cluster.capacity(plan.best.design) / plan.best.rate < 1.55
 
 
 def test_a_plan_for_a_rate_has_enough_machines_for_the_draws():

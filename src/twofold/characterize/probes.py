@@ -34,6 +34,7 @@ _IDLE: Final = (0.5, 2.0, 8.0)  # seconds
 _IDLE_PROMPT: Final = 24  # tokens; one of `_PROMPTS`
 _GAPS: Final = 24  # decode iterations that a probe measures
 _SETTLE: Final = 6  # decode iterations before and after a prompt is sent
+_TOKENS_PER_S: Final = 1000  # prefilled by a slow instance
 _MOST_TOKENS: Final = 262_144  # of all requests of a probe
 _CHUNK: Final = 2048  # assumed size of prefill chunks of an endpoint that does not tell its own
 _RESERVED: Final = 8  # context left free, because a tokenizer may add tokens
@@ -85,6 +86,11 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
         beside = "".join(f"+{stream.prompt_tokens}" for stream in self.injected)
         after = f" after {self.idle_s:g} s" if self.idle_s else ""
         return f"{self.kind.value} {many}{beside}{after}"
+
+    @property
+    def cost(self) -> float:
+        """Approximate duration of the probe, in units of the prefill time of a token."""
+        return self.tokens + _TOKENS_PER_S * self.idle_s
 
     @property
     def tokens(self) -> int:

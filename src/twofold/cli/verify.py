@@ -17,7 +17,6 @@ from twofold.cli.settings import Settings, command, flag
 from twofold.errors import ConfigurationError
 from twofold.fidelity.comparison import (
     Comparison,
-    ProbedSpeed,
     compare,
     compare_endpoint,
     default_slo,
@@ -140,7 +139,7 @@ def compare_service(settings: VerifySettings, design: ServiceDesign) -> list[Com
             slo=slo,
             replays=settings.replays,
             on_load=lambda what: typer.echo(what, err=True),
-            host_speed=ProbedSpeed(partial(measured_slowness, target, alone)),
+            slowdowns=partial(measured_slowness, target, alone),
         )
 
 

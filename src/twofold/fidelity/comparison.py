@@ -3,7 +3,6 @@
 import asyncio
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -117,22 +116,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return all(figure.holds for figure in self.figures())
 
 
-@dataclass(frozen=True, slots=True)
-class ProbedSpeed:
-    """Speed of the host of a service, measured while the service is idle."""
-
-    measure: Callable[[], tuple[float, float]]  # slowdowns since the calibration, as in `Slowness`
-
-    def during(self, load: Callable[[], list[Timeline]]) -> tuple[list[Timeline], Slowness]:
-        """Run a load and return its result, with the mean of the slowdowns before and after it."""
-        before = self.measure()
-        timelines = load()
-        return timelines, Slowness(*map(fmean, zip(before, self.measure(), strict=True)))
-
-
-NOT_PROBED = ProbedSpeed(lambda: AS_CALIBRATED)
-
-
 def compare(
     model: Path,
     flags: Sequence[str],
@@ -164,34 +147,37 @@ def compare_endpoint(
     slo: Slo,
     replays: int,
     on_load: Callable[[str], None],
-    host_speed: ProbedSpeed = NOT_PROBED,
+    slowdowns: Callable[[], tuple[float, float]] = lambda: AS_CALIBRATED,
 ) -> list[Comparison]:
     """Compare a running service with its simulation at each load.
 
-    `send_load` sends requests to the service at their arrival times, and returns their timelines. `host_speed` measures
-    the slowdown of the service's host since the calibration.
+    `send_load` sends requests to the service at their arrival times, and returns their timelines. `slowdowns` measures
+    the slowdowns of the idle service's host since the calibration, as in `Slowness`; those during a load are the means
+    before and after it.
     """
-    found = []
-    for rate, requests in loads.items():
-        live, slow = list[Summary](), list[Slowness]()
-        for replay in range(replays):
+    live: dict[float, list[Summary]] = {rate: [] for rate in loads}
+    slow: dict[float, list[Slowness]] = {rate: [] for rate in loads}
+    before = slowdowns()
+    for replay in range(replays):
+        for rate, requests in loads.items():
             on_load(f"{twin.design.name}, {rate:.3g} requests/s, replay {replay + 1} of {replays}")
-            timelines, slowdown = host_speed.during(partial(send_load, requests))
-            live.append(summarize(timelines, slo=slo))
-            slow.append(slowdown)
-        found.append(
-            Comparison(
-                design=twin.design.name,
-                rate=rate,
-                requests=len(requests),
-                slo=slo,
-                slowness=tuple(slow),
-                calibrated=summarize(twin.timelines(requests), slo=slo),
-                simulated=tuple(summarize(twin.timelines(requests, each), slo=slo) for each in slow),
-                live=tuple(live),
-            )
+            live[rate].append(summarize(send_load(requests), slo=slo))
+            after = slowdowns()
+            slow[rate].append(Slowness(*map(fmean, zip(before, after, strict=True))))
+            before = after
+    return [
+        Comparison(
+            design=twin.design.name,
+            rate=rate,
+            requests=len(requests),
+            slo=slo,
+            slowness=tuple(slow[rate]),
+            calibrated=summarize(twin.timelines(requests), slo=slo),
+            simulated=tuple(summarize(twin.timelines(requests, each), slo=slo) for each in slow[rate]),
+            live=tuple(live[rate]),
         )
-    return found
+        for rate, requests in loads.items()
+    ]
 
 
 def compare_replays(

@@ -249,9 +249,7 @@ async def _at_promised_rate(search: RateSearch, _: PlanQuery, choice: DesignChoi
     return replace(choice, rate=rate, highest_rate=rate, evaluation=evaluation, promise=promise)
 
 
-async def _at_promised_size(
-    search: RateSearch, query: PlanQuery, choice: DesignChoice, draws: Draws
-) -> DesignChoice:
+async def _at_promised_size(search: RateSearch, query: PlanQuery, choice: DesignChoice, draws: Draws) -> DesignChoice:
     """Change the size of a design so that enough draws meet the SLO at its rate; keep it if none does."""
     weigh, allows, families = query.objective.weigh, query.budget.allows, [choice.design.family]
     sized = {choice.design: await missed_draws(search, choice.design, choice.rate, draws.all)}

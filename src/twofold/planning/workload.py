@@ -8,7 +8,6 @@ from functools import lru_cache
 from itertools import chain, takewhile
 from operator import attrgetter
 from pathlib import Path
-from random import Random
 
 import msgspec
 import numpy as np
@@ -102,7 +101,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
     def _part(self, rate: float, duration_s: float) -> list[Request]:
         """Return a part of the trace, replayed at a mean rate of `rate` requests/s over the whole trace.
 
-        Times are scaled by a single factor, so that parts keep the burstiness of the trace and its busy and quiet times.
+        Times are scaled by a single factor, so that parts keep the bursts of the trace and its busy and quiet times.
         """
         own = mean_rate(self.trace) or rate
         require(math.isfinite(own), "all requests arrive at the same time, so they have no rate")
@@ -124,11 +123,12 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
         """Return a random part of the blocks of the trace, in their order and without the gaps, or the whole trace."""
         trace, width_s = self.trace, len(self.trace) / rate / _BLOCKS
         edges = [bisect_left(trace, block * width_s, key=_arrival) for block in range(_BLOCKS)]
-        return [
+        found = (
             replace(request, arrival_s=request.arrival_s - (block - place) * width_s)
             for place, block in enumerate(self._drawn_blocks)
             for request in trace[edges[block] : (*edges, len(trace))[block + 1]]
-        ]
+        )
+        return sorted(found, key=_arrival)  # rounding may swap requests at edges
 
     @property
     def _drawn_blocks(self) -> Sequence[int]:
@@ -136,7 +136,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
             return range(_BLOCKS)
         parts = min(max(_PARTS, math.ceil(len(self.trace) / _MOST_DRAWN)), _BLOCKS)
         shuffle, part = divmod(self.draw - 1, parts)
-        return sorted(Random(shuffle).sample(range(_BLOCKS), _BLOCKS)[part::parts])
+        return sorted(np.random.default_rng(shuffle).permutation(_BLOCKS)[part::parts].tolist())
 
 
 class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,20 @@ app = typer.Typer()
 app.command()(plan)
 
 MODEL = ("--model", "bloom-176b")
-SMALL = ("azure-conv", *MODEL, "--family", "HH", "--duration", 20, "--max-machines", 4, "--draws", 2, "--confidence", 0.6)
+SMALL = (
+    "azure-conv",
+    *MODEL,
+    "--family",
+    "HH",
+    "--duration",
+    20,
+    "--max-machines",
+    4,
+    "--draws",
+    2,
+    "--confidence",
+    0.6,
+)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +105,22 @@ def test_cost_at_a_rate_and_its_files(planned, tmp_path):
     """With `--objective cost`, the cheapest design is listed first."""
     deployment, page = tmp_path / "deployment.yaml", tmp_path / "plan.html"
     report = planned(
-        *("azure-conv", *MODEL, "--family", "HH", "--duration", 20, "--objective", "cost", "--rate", 6, "--draws", 4, "--confidence", 0.8),
+        *(
+            "azure-conv",
+            *MODEL,
+            "--family",
+            "HH",
+            "--duration",
+            20,
+            "--objective",
+            "cost",
+            "--rate",
+            6,
+            "--draws",
+            4,
+            "--confidence",
+            0.8,
+        ),
         *("--output", deployment, "--html", page),
     )
     best = report["choices"][0]

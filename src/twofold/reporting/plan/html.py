@@ -123,7 +123,10 @@ def plan_page(
 
 
 def placement_page(plan: PlacementPlan, title: str) -> str:
-    body = [f'<p class="advice">{escape(verdict_text(plan))}</p>', f"<p>SLO: {escape(slo_text(plan.prepared.problem.slo))}</p>"]
+    body = [
+        f'<p class="advice">{escape(verdict_text(plan))}</p>',
+        f"<p>SLO: {escape(slo_text(plan.prepared.problem.slo))}</p>",
+    ]
     placement = plan.placement
     body += [
         html_chart(_goodput_chart(placement.split, placement.colocated)),

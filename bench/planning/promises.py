@@ -1,9 +1,8 @@
 """Check the promises of plans on the part of a trace that they have not seen.
 
-Each plan uses one half of a trace: a random half of its blocks of three minutes, another for each plan, or with --split
-time the first half. Its best design is then simulated on the other half, with the arrival times scaled by the factor of
-the plan. Prints how many plans meet their SLO there, and how much higher a rate the same design could have promised:
-the cost of the confidence.
+Each plan uses the first half of a trace, or with --split blocks a random half of its blocks of three minutes, another
+for each plan. Its best design is then simulated on the other half, at the mean rate of the plan. Prints how many plans
+meet their SLO there, and how much higher a rate the same design could have promised: the cost of the confidence.
 
     python bench/planning/promises.py --plans 40 --jobs 2
 
@@ -40,7 +39,6 @@ from twofold.planning.rates import RateGrid, RateSearch
 from twofold.planning.search import Objective
 from twofold.planning.workload import WHOLE, WorkloadArguments
 from twofold.slo import Slo
-from twofold.workload.rescale import mean_rate
 from twofold.workload.trace import FORMATS, open_trace, write_trace
 
 # Strictest TTFT bound by trace, in seconds: Mooncake's prompts are ten times as long.
@@ -129,16 +127,15 @@ def planned(case: Case, trace: Path, given: argparse.Namespace) -> DesignChoice:
         return asyncio.run(make_plan(search, query)).best
 
 
-def checked(case: Case, choice: DesignChoice, seen: Path, rest: Path, given: argparse.Namespace) -> Outcome:
+def checked(case: Case, choice: DesignChoice, rest: Path, given: argparse.Namespace) -> Outcome:
     optimistic = choice.rate * (1.0 if choice.promise is None else choice.promise.margin)
-    busier = own_rate(rest) / own_rate(seen)
     with searching(problem_of(case, rest), given) as search:
         whole = msgspec.structs.replace(search, draw=WHOLE)
 
         async def told() -> tuple[bool, bool, float]:
-            found = await whole.highest(choice.design, search.grid.step(choice.rate * busier))
-            both = [await whole.at_rate(choice.design, rate * busier) for rate in (choice.rate, optimistic)]
-            return both[0].met, both[1].met, found.rate / busier
+            found = await whole.highest(choice.design, search.grid.step(choice.rate))
+            both = [await whole.at_rate(choice.design, rate) for rate in (choice.rate, optimistic)]
+            return both[0].met, both[1].met, found.rate
 
         kept, kept_optimistic, possible = asyncio.run(told())
     return Outcome(
@@ -150,11 +147,6 @@ def checked(case: Case, choice: DesignChoice, seen: Path, rest: Path, given: arg
         kept_optimistic=kept_optimistic,
         possible=possible,
     )
-
-
-def own_rate(trace: Path) -> float:
-    """Return the mean rate of a trace in requests/s."""
-    return mean_rate(open_trace(str(trace))) or 1.0
 
 
 def show(outcomes: list[Outcome], without: list[tuple[Case, str]]) -> None:
@@ -175,8 +167,8 @@ def show(outcomes: list[Outcome], without: list[tuple[Case, str]]) -> None:
     kept, optimistic = (sum(getattr(each, name) for each in outcomes) for name in ("kept", "kept_optimistic"))
     costs = sorted(each.possible / each.rate - 1 for each in outcomes if each.kept)
     console.print(
-        f"{kept} of {len(outcomes)} plans meet the SLO on the rest of their trace; at the rates that the half they have "
-        f"seen allows, {optimistic}"
+        f"{kept} of {len(outcomes)} plans meet the SLO on the rest of their trace; at the rates that the half they "
+        f"have seen allows, {optimistic}"
     )
     if costs:
         cost = f"{median(costs):.0%} (median; {costs[-1]:.0%} at most)"
@@ -193,7 +185,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the choice of plans")
     parser.add_argument("--folder", type=Path, help="keep the halves of the traces and all evaluations here")
     parser.add_argument("--json", type=Path, help="file for all results")
-    parser.add_argument("--split", choices=("blocks", "time"), default="blocks", help="which half a plan sees")
+    parser.add_argument("--split", choices=("time", "blocks"), default="time", help="which half a plan sees")
     given = parser.parse_args()
     given.traces = Path(os.environ.get("TWOFOLD_DATA", "../shared/data")) / "traces"
     cases = [
@@ -215,7 +207,7 @@ def main() -> None:
             except ConfigurationError as error:
                 without.append((case, str(error)))
                 continue
-            outcomes.append(checked(case, choice, seen, rest, given))
+            outcomes.append(checked(case, choice, rest, given))
             last = outcomes[-1]
             print(f"{len(outcomes)}: {last.design} at {last.rate:g}, kept: {last.kept}, {last.possible:g}", flush=True)
     show(outcomes, without)

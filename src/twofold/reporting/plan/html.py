@@ -178,7 +178,7 @@ def _instances_chart(prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGo
         }
         for index, (name, found) in enumerate((("prefill", prefills), ("decode", decodes)))
     ]
-    axes = [(axis("Accelerators of an instance"), axis(f"{_RATE} and accelerator", rangemode="tozero"))]
+    axes = [(axis("Accelerators of an instance", dtick=1), axis(f"{_RATE} and accelerator", rangemode="tozero"))]
     note = "One instance with requests of one phase, within the SLO of this phase."
     title = "Goodput of one instance"
     return ReportChart(id="instances", title=title, note=note, traces=traces, layout=grid(1, 1, axes) | _TALLER)

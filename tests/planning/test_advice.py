@@ -96,6 +96,12 @@ def test_says_in_how_many_unseen_draws_the_slo_is_met(kept, whole, words):
     assert words in advise(one, TOLERANCE).text
 
 
+def test_a_promise_at_no_cost_has_no_comparison():
+    promise = Promise(confidence=0.95, draws=20, kept=20, optimistic="another", margin=0.98)
+    told = advise(plan(replace(choice(design(5, 5), 20.0), promise=promise)), TOLERANCE)
+    assert told.text.endswith("(95% interval 84% to 100%).")
+
+
 def test_reports_a_missing_break_even():
     assert "holds at all lower rates searched" in advise(split_and_colocated(), TOLERANCE).text
 

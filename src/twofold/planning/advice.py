@@ -106,7 +106,7 @@ def _promised(plan: Plan) -> str:
     )
     if not promise.holds:
         return f"{first} A confidence of {promise.confidence:.0%} needs more, and no design in the budget has more."
-    if promise.margin == 1.0:
+    if promise.margin <= 1.0:
         return first
     alone = "the draw of the search" if promise.whole is None else "the whole trace"
     if plan.query.objective is Objective.THROUGHPUT:

@@ -268,8 +268,8 @@ async def _at_promised_size(search: RateSearch, query: PlanQuery, choice: Design
     if kept is None:
         return replace(choice, promise=draws.promise(sized[choice.design], choice.design, 1.0))
     resized = choice if kept == choice.design else await _at_rate(search, kept, choice.rate)
-    optimistic = await cheapest(replace(search, draw=draws.optimistic), families, choice.rate, allows, weigh)
-    optimistic = optimistic or choice.design
+    alone = replace(search, draw=draws.optimistic)
+    optimistic = await cheapest(alone, families, choice.rate, allows, weigh) or choice.design
     cost, least = weigh(kept)[0], weigh(optimistic)[0]
     return replace(resized, promise=draws.promise(sized[kept], optimistic, cost / least if least else 1.0))
 

@@ -70,21 +70,17 @@ def rates_chart(curves: Mapping[str, RateCurve], slo: Slo | SlowdownSlo) -> Repo
 def _marks(name: str, points: Sequence[ParetoPoint], colour: str, size: int) -> list[Trace]:
     look = {"color": colour, "size": size, "symbol": [_SYMBOLS[point.design.family.split] for point in points]}
     heights = ([point.design.price_per_h for point in points], [point.design.tdp_w / 1e3 for point in points])
+    rates, names = [point.rate for point in points], [point.design.name for point in points]
     return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": name,
-            "x": [point.rate for point in points],
-            "y": y,
-            "text": [point.design.name for point in points],
-            "marker": look,
-            "legendgroup": name,
-            "showlegend": plot == 0,
-            **on(plot),
-        }
+        _scatter(name, rates, y, names, look, legendgroup=name, showlegend=plot == 0, **on(plot))
         for plot, y in enumerate(heights)
     ]
+
+
+def _scatter(
+    name: str, x: Sequence[float], y: Sequence[float], texts: Sequence[str], marker: Layout, **more: object
+) -> Trace:
+    return {"type": "scatter", "mode": "markers", "name": name, "x": x, "y": y, "text": texts, "marker": marker, **more}
 
 
 def _bounds(slo: Slo | SlowdownSlo) -> list[Layout]:
@@ -167,15 +163,13 @@ def _goodput_chart(split: Sequence[SimulatedPlacement], colocated: Sequence[Simu
 
 def _instances_chart(prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput]) -> ReportChart:
     traces: list[Trace] = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": name,
-            "x": [each.kind.accelerators for each in found],
-            "y": rounded(each.per_accelerator for each in found),
-            "text": [each.kind.short for each in found],
-            "marker": {"color": run_colour(index), "size": 9},
-        }
+        _scatter(
+            name,
+            [each.kind.accelerators for each in found],
+            rounded(each.per_accelerator for each in found),
+            [each.kind.short for each in found],
+            {"color": run_colour(index), "size": 9},
+        )
         for index, (name, found) in enumerate((("prefill", prefills), ("decode", decodes)))
     ]
     axes = [(axis("Accelerators of an instance", dtick=1), axis(f"{_RATE} and accelerator", rangemode="tozero"))]

@@ -1,7 +1,8 @@
 """Simulation of a measured deployment as it was run: closed loop, lengths drawn as the benchmark draws them."""
 
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from statistics import fmean
 
@@ -11,7 +12,7 @@ from rows import SiliconRow
 
 from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError
-from twofold.fidelity.service import timelines_of
+from twofold.fidelity.service import Clients, timelines_of
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.instance import Role
 from twofold.performance.aiconfigurator import OperatorTables, operator_tables
@@ -19,12 +20,12 @@ from twofold.performance.base import NO_POWER, PerformanceModel
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.registry import PERFORMANCE_MODELS
 from twofold.request import Request
-from twofold.simulation.closed_loop import ClosedLoop
 
 SHORTEST = 0.8  # of the length that the benchmark names: it draws lengths uniformly from there
 ROUNDS = 10  # requests of each client
 BUDGET = {"vllm": 8192, "sglang": 16384, "trtllm": 8192}  # tokens of a batch
 NAME = "silicon"
+MACHINES = {Role.MIXED: "dgx-h100", Role.PREFILL: "dgx-h100", Role.DECODE: "dgx-h200"}  # stand for the ranks of a role
 
 
 class EngineOverhead(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,9 +65,15 @@ class RowModel(PerformanceModel):
         return seconds + overhead.step_s + overhead.sequence_s * sequences
 
 
-def tables_of(row: SiliconRow) -> OperatorTables | None:
-    """Return the operator times of a row's engine, or None if the package has none."""
-    for layout in row.layouts:
+def tables_of(row: SiliconRow) -> dict[Role, OperatorTables] | None:
+    """Return the operator times of a row's engine of each role, or None if the package lacks some."""
+    found = {role: _tables(row, role) for role in row.roles}
+    known = {role: tables for role, tables in found.items() if tables is not None}
+    return known if len(known) == len(found) else None
+
+
+def _tables(row: SiliconRow, role: Role) -> OperatorTables | None:
+    for layout in row.layouts(role):
         try:
             return operator_tables(layout)
         except ConfigurationError:
@@ -74,25 +81,41 @@ def tables_of(row: SiliconRow) -> OperatorTables | None:
     return None
 
 
-def simulated(row: SiliconRow, tables: OperatorTables, overhead: EngineOverhead, most: int) -> Timings:
-    """Simulate one rank of a colocated deployment with at most `most` requests."""
-    clients = row.clients
+def simulated(row: SiliconRow, tables: Mapping[Role, OperatorTables], overhead: EngineOverhead, most: int) -> Timings:
+    """Simulate a deployment with at most `most` requests.
+
+    Ranks have requests of their own, so a part of the deployment is simulated that has whole ranks of each role.
+    """
+    ranks = {role: row.ranks(role) for role in row.roles}
+    parts = math.gcd(*ranks.values())
+    clients = max(1, round((row.concurrency or 1) / parts))
     requests = list(drawn(row, min(most, ROUNDS * clients)))
     longest = row.isl + row.osl
-    PERFORMANCE_MODELS[NAME] = lambda *_: RowModel(tables, overhead)
-    pool = PoolSpec(
-        machines=1, machine="h100", role=Role.MIXED, tensor_parallel=1, instances=1, batcher="chunked-prefill"
+    models = {MACHINES[role]: RowModel(tables[role], overhead) for role in row.roles}
+    PERFORMANCE_MODELS[NAME] = lambda _, machine, __: models[machine.name]
+    pools = tuple(
+        PoolSpec(
+            machines=count // parts,
+            machine=MACHINES[role],
+            role=role,
+            tensor_parallel=1,
+            instances=1,
+            batcher="chunked-prefill" if role is not Role.DECODE else None,
+        )
+        for role, count in ranks.items()
     )
     spec = ClusterSpec(
-        pools=(pool,),
+        pools=pools,
         model="llama-3.1-8b",
         performance=NAME,
+        router="jsq",
         max_num_batched_tokens=BUDGET[row.backend],
         max_num_seqs=clients,
         kv_capacity_tokens=2 * longest * clients,
     )
-    timelines = timelines_of(spec, [], _catalog(), ClosedLoop(requests, clients).attach)
-    outside_s = overhead.request_s + overhead.client_s * clients
+    timelines = timelines_of(spec, requests, _catalog(), Clients(clients))
+    first = Role.MIXED if row.mode == "agg" else Role.PREFILL
+    outside_s = overhead.request_s + overhead.client_s * row.sequences(first)
     ttfts = [timeline.ttft_s + outside_s for timeline in timelines if timeline.ttft_s is not None]
     tpots = [timeline.tpot_s for timeline in timelines if timeline.tpot_s is not None]
     return Timings(mean_ttft_s=fmean(ttfts), mean_tpot_s=fmean(tpots))

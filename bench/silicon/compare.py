@@ -1,7 +1,8 @@
-"""Compare simulations with measured colocated deployments: the silicon sample of aiconfigurator-core.
+"""Compare simulations with measured deployments: the silicon sample of aiconfigurator-core.
 
     pip install 'twofold[aiconfigurator]'
-    python bench/silicon/colocated.py --rows 900
+    python bench/silicon/compare.py --rows 900
+    python bench/silicon/compare.py --mode disagg
 
 Each deployment is simulated as it was run, with the operator times of its engine. Four constants of each engine are
 fitted to a third of the rows: seconds of an iteration, seconds of an iteration for each sequence, seconds of a request
@@ -23,6 +24,7 @@ from scipy.optimize import linprog
 from simulated import EngineOverhead, Timings, simulated, tables_of
 
 from twofold.errors import ConfigurationError
+from twofold.instance import Role
 from twofold.performance.aiconfigurator import OperatorTables
 
 NONE = EngineOverhead()
@@ -46,7 +48,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Results of one run."""
 
-    rows: int  # with a known concurrency
+    rows: int  # that tell all that was run
     covered: int  # with operator times
     overheads: dict[str, EngineOverhead]  # by engine
     compared: list[Compared]  # rows that nothing was fitted to
@@ -56,7 +58,7 @@ class Deployment(NamedTuple):
     """A row with the operator times of its engine."""
 
     row: SiliconRow
-    tables: OperatorTables
+    tables: dict[Role, OperatorTables]
 
 
 def least_relative(parts: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
@@ -78,9 +80,9 @@ def least_relative(parts: Sequence[Sequence[float]], wanted: Sequence[float]) ->
 
 def fit(known: Sequence[Compared]) -> EngineOverhead:
     """Fit the overhead of an engine to simulations without overhead."""
-    tpots = [(each.simulated.mean_tpot_s, 1.0, each.row.clients) for each in known]
+    tpots = [(each.simulated.mean_tpot_s, 1.0, each.row.sequences(each.row.roles[-1])) for each in known]
     step_s, sequence_s = least_relative(tpots, [each.row.silicon_tpot_ms / 1e3 for each in known])
-    ttfts = [(each.simulated.mean_ttft_s + step_s, 1.0, each.row.clients) for each in known]
+    ttfts = [(each.simulated.mean_ttft_s + step_s, 1.0, each.row.sequences(each.row.roles[0])) for each in known]
     request_s, client_s = least_relative(ttfts, [each.row.silicon_ttft_ms / 1e3 for each in known])
     return EngineOverhead(step_s=step_s, sequence_s=sequence_s, request_s=request_s, client_s=client_s)
 
@@ -97,7 +99,7 @@ def covered(rows: Iterable[SiliconRow]) -> list[Deployment]:
 
 
 def run(given: argparse.Namespace) -> Report:
-    rows = [row for row in silicon_rows() if row.mode == "agg" and row.concurrency is not None]
+    rows = [row for row in silicon_rows() if row.mode == given.mode and row.complete]
     random.Random(given.seed).shuffle(rows)
     rows = rows[: given.rows]
     known = covered(rows)
@@ -141,6 +143,7 @@ def show(report: Report) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", choices=("agg", "disagg"), default="agg", help="colocated or disaggregated")
     parser.add_argument("--rows", type=int, help="rows of the sample (default: all)")
     parser.add_argument("--requests", type=int, default=600, help="most requests of a simulation")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of rows")

@@ -40,6 +40,7 @@ from twofold.errors import ConfigurationError
 from twofold.fidelity.comparison import (
     ATTAINMENT,
     Comparison,
+    Load,
     compare_endpoint,
     default_slo,
     fidelity_table,
@@ -157,11 +158,13 @@ class Loop:
         processes.wait(f"http://{HERE}:{port}/health")
         return f"http://{HERE}:{port}"
 
-    def load(self, url: str, requests: Sequence[Request]) -> list[Timeline]:
-        """Send `requests` to the service with AIPerf, at their arrival times. Raises ConfigurationError on failure."""
+    def load(self, url: str, load: Load) -> list[Timeline]:
+        """Send the requests of `load` to the service with AIPerf. Raises ConfigurationError on failure."""
+        requests = load.requests
         artifacts = self.folder / f"aiperf-{next(self._loads)}"
-        # AIPerf shares the two cores with the service: it runs at a low priority, without monitors of its own.
-        command = ["nice", "-n", "19", str(self.given.aiperf), "profile", "--ui", "none"]
+        # AIPerf shares the two cores with the service, so it runs without monitors of its own. At a low priority, it
+        # would wait for a core while all instances are busy, and record tokens late and in bursts.
+        command = [str(self.given.aiperf), "profile", "--ui", "none"]
         command += ["--model", SERVED_NAME, "--url", url]
         command += ["--no-gpu-telemetry", "--no-server-metrics", "--workers-max", "1", "--record-processors", "1"]
         command += ["--stats-interval", "0"]
@@ -254,7 +257,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
         instance = loop.instance(design)
         with Processes(folder) as processes:
             url = loop.serve(design, processes)
-            replay_on(url, loop.requests(1.0)[:WARM_UPS])
+            replay_on(url, Load(requests=loop.requests(1.0)[:WARM_UPS]))
             target = EndpointTarget(url, max_num_batched_tokens=given.max_num_batched_tokens)
             alone = profiles[instance]
             profile = with_contention(alone, target, design.counts)
@@ -263,7 +266,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
             twin = SimulatedEndpoint(design, profile, folder, profile.extend(load_catalog()))
             highest = knee(twin, loop.requests, slo)
             rates = [round(highest * load, 3) for load in given.loads]
-            loads = {rate: loop.requests(rate, given.seconds) for rate in rates}
+            loads = [Load(requests=loop.requests(rate, given.seconds), rate=rate) for rate in rates]
             report.comparisons.extend(
                 compare_endpoint(
                     partial(loop.load, url),

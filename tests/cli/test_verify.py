@@ -80,6 +80,8 @@ def test_a_measured_host_is_simulated(measured, twofold):
     ("flags", "sentence"),
     [
         (("--loads", "much"), "--loads 'much' is not understood: write multiples as in 0.5,0.9,2"),
+        (("--concurrency", "2", "--rate", "3"), "--rate sets arrival times, which --concurrency ignores"),
+        (("--think-time", "2"), "--think-time needs --concurrency"),
         (("--colocated", "2", "--prefill", "1"), "--colocated excludes --prefill and --decode"),
         ((), "is a profile of small, and the model is llama"),
     ],

@@ -9,8 +9,8 @@ from support.hosts import profile
 from support.paced import TIMES
 from support.scripted_endpoint import endpoint
 from twofold.errors import ConfigurationError
-from twofold.fidelity.comparison import compare_endpoint, replay_on
-from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
+from twofold.fidelity.comparison import Load, compare_endpoint, fidelity_table, replay_on
+from twofold.fidelity.service import Clients, ServiceDesign, SimulatedEndpoint
 from twofold.fidelity.worker_log import Slowness
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.profile import KvLink
@@ -91,7 +91,12 @@ def test_a_running_service_is_compared(tmp_path):
     simulated = twin(tmp_path, ServiceDesign(colocated=1))
     with endpoint() as server:
         (found,) = compare_endpoint(
-            partial(replay_on, server.url), simulated, {2.0: one()}, slo=SLO, replays=2, on_load=lambda _: None
+            partial(replay_on, server.url),
+            simulated,
+            [Load(requests=one(), rate=2.0)],
+            slo=SLO,
+            replays=2,
+            on_load=lambda _: None,
         )
     assert [live.completed for live in found.live] == [1, 1]
     assert found.simulated[0].ttft_s.p50 == pytest.approx(TIMES.seconds(100, 100**2, 0, 0))
@@ -106,7 +111,7 @@ def test_a_replay_is_simulated_at_the_speed_of_its_host(tmp_path):
         (found,) = compare_endpoint(
             partial(replay_on, server.url),
             simulated,
-            {2.0: one()},
+            [Load(requests=one(), rate=2.0)],
             slo=SLO,
             replays=2,
             on_load=lambda _: None,
@@ -119,13 +124,38 @@ def test_a_replay_is_simulated_at_the_speed_of_its_host(tmp_path):
     assert second.tpot_s.p50 == pytest.approx(1.5 * first.tpot_s.p50)
 
 
+def test_clients_of_a_closed_loop_wait_for_their_replies(tmp_path):
+    """Arrival times have no effect; a client thinks before its next request."""
+    simulated = twin(tmp_path, ServiceDesign(colocated=1))
+    requests = [*one(), msgspec.structs.replace(one()[0], id="s", arrival_s=50.0)]
+    first, second = simulated.timelines(requests, clients=Clients(1, 2.0))
+    assert second.request.arrival_s == pytest.approx(first.e2e_s + 2.0)
+    assert second.ttft_s == pytest.approx(first.ttft_s)
+    both = simulated.timelines(requests, clients=Clients(2))
+    assert [each.request.arrival_s for each in both] == [0.0, 0.0]
+
+
+def test_a_closed_loop_is_compared(tmp_path):
+    simulated = twin(tmp_path, ServiceDesign(colocated=1))
+    requests = [msgspec.structs.replace(one()[0], id=str(number), arrival_s=1e6 * number) for number in range(4)]
+    load = Load(requests=requests, clients=Clients(2))
+    with endpoint() as server:
+        (found,) = compare_endpoint(
+            partial(replay_on, server.url), simulated, [load], slo=SLO, replays=1, on_load=lambda _: None
+        )
+    assert (found.rate, found.concurrency, found.requests) == (None, 2, 4)
+    assert found.live[0].completed == found.simulated[0].completed == 4
+    alike = msgspec.structs.replace(found, live=found.simulated)
+    assert fidelity_table([alike]).columns[0].header == "concurrency"
+
+
 def test_an_unreachable_service_is_one_sentence(tmp_path):
     simulated = twin(tmp_path, ServiceDesign(colocated=1))
     with pytest.raises(ConfigurationError, match="no OpenAI endpoint can be reached"):
         compare_endpoint(
             partial(replay_on, "http://127.0.0.1:9"),
             simulated,
-            {2.0: one()},
+            [Load(requests=one(), rate=2.0)],
             slo=SLO,
             replays=1,
             on_load=lambda _: None,

@@ -46,6 +46,21 @@ def test_requests_beyond_the_context_of_the_model_are_noticed():
     assert known["Longest request"] == "6,100 tokens, beyond the context of llama2-70b (4,096)"
 
 
+@pytest.mark.parametrize(
+    ("lengths", "rate", "seen"),
+    [
+        ("9000+2", 0.2, ["prompts of up to 9,000 tokens; measured up to 8,192 on dgx-h100"]),
+        ("64+300", 400.0, ["batches of {:.0f} in the mean; measured up to 64 on dgx-h100"]),
+        ("512+20", 1.0, []),
+    ],
+)
+def test_sizes_beyond_the_measured_ones_are_noticed(lengths, rate, seen):
+    spec = parse_cluster("1xh100:mixed", model="bloom-176b", catalog=CATALOG)
+    result = simulate(spec, workload(lengths, rate=rate, num_requests=200), catalog=CATALOG, series=False)
+    found = [fact.value for fact in facts(result) if fact.label == "Extrapolated"]
+    assert found == [text.format(result.pools[0].mean_batch) for text in seen]
+
+
 def test_counts_of_long_runs_are_thinned():
     statistics = RunStatistics(None, None, over_all_tokens=False)
     for number in range(100_000):

@@ -13,10 +13,11 @@ from twofold.characterize.contention import with_contention
 from twofold.characterize.endpoint import EndpointTarget
 from twofold.characterize.sweep import measured_slowness
 from twofold.cli import options
-from twofold.cli.settings import Settings, command, flag
+from twofold.cli.settings import Settings, command, flag, refuse
 from twofold.errors import ConfigurationError
 from twofold.fidelity.comparison import (
     Comparison,
+    Load,
     compare,
     compare_endpoint,
     default_slo,
@@ -24,7 +25,7 @@ from twofold.fidelity.comparison import (
     knee,
     replay_on,
 )
-from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint, SimulatedService, Twin
+from twofold.fidelity.service import Clients, ServiceDesign, SimulatedEndpoint, SimulatedService, Twin
 from twofold.hardware.catalog import load_catalog
 from twofold.hardware.hf_config import read_model
 from twofold.performance.profile import MeasuredProfile, load_profile
@@ -67,6 +68,10 @@ class VerifySettings(Settings):
     rate: tuple[float, ...] = flag(
         "Requests per second, in place of --loads; repeatable.", (), names=("--rate", "--request-rate")
     )
+    concurrency: tuple[int, ...] = flag(
+        "Closed loop of this many clients, in place of --loads; repeatable.", (), names=("--concurrency",), ge=1
+    )
+    think_time: float | None = options.THINK_TIME.field(unset="0")
     length_scale: float = options.LENGTH_SCALE.field(1.0)
     max_model_len: int = flag("Clip requests to this many tokens, prompt and output together.", 2048, ge=2)
     slo: Slo | None = options.SLO_BOUNDS.field(unset="6x TTFT and 5x TPOT of an average request alone")
@@ -93,6 +98,13 @@ class VerifySettings(Settings):
         design.workers()  # checks the counts
         return design
 
+    def check_loads(self) -> None:
+        """Raise ConfigurationError for flags of a closed loop and of request rates that are given together."""
+        if self.concurrency:
+            refuse(self, "rate", "sets arrival times, which --concurrency ignores")
+        else:
+            refuse(self, "think_time", "needs --concurrency")
+
     def requests(self, rate: float) -> list[Request]:
         """Return the workload's requests at `rate` per second."""
         return list(
@@ -116,6 +128,7 @@ def verify(settings: VerifySettings) -> None:
     from the live results by more than its tolerance.
     """
     compare = compare_service if settings.is_endpoint else compare_all
+    settings.check_loads()
     comparisons = compare(settings, settings.design)
     if settings.json:
         typer.echo(msgspec.json.encode(comparisons).decode())
@@ -135,7 +148,7 @@ def compare_service(settings: VerifySettings, design: ServiceDesign) -> list[Com
         return compare_endpoint(
             partial(replay_on, settings.target, api_key=settings.api_key),
             twin,
-            {rate: settings.requests(rate) for rate in _rates(settings, twin, slo)},
+            _loads(settings, twin, slo),
             slo=slo,
             replays=settings.replays,
             on_load=lambda what: typer.echo(what, err=True),
@@ -170,7 +183,7 @@ def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Compari
             Path(settings.target),
             [*flags, "--dtype", settings.dtype],
             simulated,
-            {rate: settings.requests(rate) for rate in _rates(settings, simulated, slo)},
+            _loads(settings, simulated, slo),
             slo=slo,
             replays=settings.replays,
             on_load=lambda what: typer.echo(what, err=True),
@@ -184,8 +197,13 @@ def _slo(settings: VerifySettings, profile: MeasuredProfile) -> Slo:
     return default_slo(profile, settings.requests(1.0))
 
 
-def _rates(settings: VerifySettings, simulated: Twin, slo: Slo) -> tuple[float, ...]:
-    if settings.rate:
-        return settings.rate
-    highest = knee(simulated, settings.requests, slo)
-    return tuple(round(highest * load, 3) for load in settings.loads)
+def _loads(settings: VerifySettings, simulated: Twin, slo: Slo) -> list[Load]:
+    if settings.concurrency:
+        think_s = settings.think_time or 0.0
+        requests = settings.requests(1.0)  # their arrival times have no effect
+        return [Load(requests=requests, clients=Clients(clients, think_s)) for clients in settings.concurrency]
+    rates = settings.rate
+    if not rates:
+        highest = knee(simulated, settings.requests, slo)
+        rates = tuple(round(highest * load, 3) for load in settings.loads)
+    return [Load(requests=settings.requests(rate), rate=rate) for rate in rates]

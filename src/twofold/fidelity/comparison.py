@@ -15,7 +15,7 @@ from twofold.bench.endpoint import discover
 from twofold.bench.services import served
 from twofold.errors import ConfigurationError
 from twofold.fidelity.measurement import load_config, send
-from twofold.fidelity.service import SimulatedEndpoint, SimulatedService, Twin, clients_beside
+from twofold.fidelity.service import Clients, SimulatedEndpoint, SimulatedService, Twin, clients_beside
 from twofold.fidelity.worker_log import AS_CALIBRATED, LoadSpan, Slowness, WorkerLog, read_workers, slowness
 from twofold.performance.profile import MeasuredModel, MeasuredProfile
 from twofold.reporting.output import table
@@ -82,11 +82,24 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 ATTAINMENT = "SLO attainment"
 
 
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that are sent at their arrival times or, if `clients` are given, in a closed loop."""
+
+    requests: Sequence[Request]
+    rate: float | None = None  # requests per second
+    clients: Clients | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.rate:.3g} requests/s" if self.clients is None else f"concurrency {self.clients.concurrency}"
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Live and simulated results of one load on one service design."""
 
     design: str
-    rate: float
+    rate: float | None  # requests per second
+    concurrency: int | None = None  # of a closed loop
     requests: int
     slo: Slo
     slowness: tuple[Slowness, ...]  # of the host since calibration, in each replay
@@ -120,7 +133,7 @@ def compare(
     model: Path,
     flags: Sequence[str],
     twin: SimulatedService,
-    loads: dict[float, list[Request]],  # by requests per second
+    loads: Sequence[Load],
     *,
     slo: Slo,
     replays: int,
@@ -128,21 +141,21 @@ def compare(
 ) -> list[Comparison]:
     """Replay each load on a live service of this host, and compare the results with simulations."""
     design = twin.design
-    live: dict[float, list[list[Timeline]]] = {rate: [] for rate in loads}
+    live: list[list[list[Timeline]]] = [[] for _ in loads]
     with tempfile.TemporaryDirectory(prefix="twofold-verify-") as journals:
         with served(model, (*design.flags, *flags, "--journal", journals)) as url, clients_beside(design):
             for replay in range(replays):
-                for rate, requests in loads.items():
-                    on_load(f"{design.name}, {rate:.3g} requests/s, replay {replay + 1} of {replays}")
-                    live[rate].append(replay_on(url, requests))
+                for load, replayed in zip(loads, live, strict=True):
+                    on_load(f"{design.name}, {load.name}, replay {replay + 1} of {replays}")
+                    replayed.append(replay_on(url, load))
         logs = read_workers(Path(journals))
-    return [compare_replays(twin, rate, requests, live[rate], logs, slo) for rate, requests in loads.items()]
+    return [compare_replays(twin, load, replayed, logs, slo) for load, replayed in zip(loads, live, strict=True)]
 
 
 def compare_endpoint(
-    send_load: Callable[[Sequence[Request]], list[Timeline]],
+    send_load: Callable[[Load], list[Timeline]],
     twin: SimulatedEndpoint,
-    loads: dict[float, list[Request]],  # by requests per second
+    loads: Sequence[Load],
     *,
     slo: Slo,
     replays: int,
@@ -151,55 +164,50 @@ def compare_endpoint(
 ) -> list[Comparison]:
     """Compare a running service with its simulation at each load.
 
-    `send_load` sends requests to the service at their arrival times, and returns their timelines. `slowdowns` measures
-    the slowdowns of the idle service's host since the calibration, as in `Slowness`; those during a load are the means
+    `send_load` sends the requests of a load to the service, and returns their timelines. `slowdowns` measures the
+    slowdowns of the idle service's host since the calibration, as in `Slowness`; those during a load are the means
     before and after it.
     """
-    live: dict[float, list[Summary]] = {rate: [] for rate in loads}
-    slow: dict[float, list[Slowness]] = {rate: [] for rate in loads}
+    live: list[list[Summary]] = [[] for _ in loads]
+    slow: list[list[Slowness]] = [[] for _ in loads]
     before = slowdowns()
     for replay in range(replays):
-        for rate, requests in loads.items():
-            on_load(f"{twin.design.name}, {rate:.3g} requests/s, replay {replay + 1} of {replays}")
-            live[rate].append(summarize(send_load(requests), slo=slo))
+        for number, load in enumerate(loads):
+            on_load(f"{twin.design.name}, {load.name}, replay {replay + 1} of {replays}")
+            live[number].append(summarize(send_load(load), slo=slo))
             after = slowdowns()
-            slow[rate].append(Slowness(*map(fmean, zip(before, after, strict=True))))
+            slow[number].append(Slowness(*map(fmean, zip(before, after, strict=True))))
             before = after
-    return [
-        Comparison(
-            design=twin.design.name,
-            rate=rate,
-            requests=len(requests),
-            slo=slo,
-            slowness=tuple(slow[rate]),
-            calibrated=summarize(twin.timelines(requests), slo=slo),
-            simulated=tuple(summarize(twin.timelines(requests, each), slo=slo) for each in slow[rate]),
-            live=tuple(live[rate]),
-        )
-        for rate, requests in loads.items()
-    ]
+    return [_compared(twin, *each, slo) for each in zip(loads, slow, live, strict=True)]
 
 
 def compare_replays(
     twin: SimulatedService,
-    rate: float,
-    requests: Sequence[Request],
+    load: Load,
     live: Sequence[list[Timeline]],
     logs: Mapping[str, WorkerLog],  # by name of the worker
     slo: Slo,
 ) -> Comparison:
     """Simulate the requests that were replayed on a live service, and compare the simulated and the live latencies."""
     workers = twin.design.workers()
-    slow = tuple(slowness(twin.profile, workers, logs, LoadSpan.of(timelines)) for timelines in live)
+    slow = [slowness(twin.profile, workers, logs, LoadSpan.of(timelines)) for timelines in live]
+    return _compared(twin, load, slow, [summarize(timelines, slo=slo) for timelines in live], slo)
+
+
+def _compared(twin: Twin, load: Load, slow: Sequence[Slowness], live: Sequence[Summary], slo: Slo) -> Comparison:
+    def simulated(speed: Slowness) -> Summary:
+        return summarize(twin.timelines(load.requests, speed, load.clients), slo=slo)
+
     return Comparison(
         design=twin.design.name,
-        rate=rate,
-        requests=len(requests),
+        rate=load.rate,
+        concurrency=None if load.clients is None else load.clients.concurrency,
+        requests=len(load.requests),
         slo=slo,
-        slowness=slow,
-        calibrated=summarize(twin.timelines(requests), slo=slo),
-        simulated=tuple(summarize(twin.timelines(requests, each), slo=slo) for each in slow),
-        live=tuple(summarize(timelines, slo=slo) for timelines in live),
+        slowness=tuple(slow),
+        calibrated=simulated(AS_CALIBRATED),
+        simulated=tuple(map(simulated, slow)),
+        live=tuple(live),
     )
 
 
@@ -232,10 +240,13 @@ def knee(twin: Twin, make: Callable[[float], list[Request]], slo: Slo, attainmen
     return low
 
 
-def replay_on(url: str, requests: Sequence[Request], api_key: str | None = None) -> list[Timeline]:
-    """Send requests to a service at their arrival times. Raises ConfigurationError if a request fails."""
-    config = msgspec.structs.replace(load_config(asyncio.run(discover(url, None, api_key))), api_key=api_key)
-    return send(msgspec.structs.replace(config, warmup=_WARMUP), requests)
+def replay_on(url: str, load: Load, api_key: str | None = None) -> list[Timeline]:
+    """Send the requests of a load to a service. Raises ConfigurationError if a request fails."""
+    config = load_config(asyncio.run(discover(url, None, api_key)))
+    config = msgspec.structs.replace(config, api_key=api_key, warmup=_WARMUP)
+    if load.clients is not None:
+        config = msgspec.structs.replace(config, **load.clients._asdict())
+    return send(config, load.requests)
 
 
 def _attained(summary: Summary) -> float:
@@ -255,10 +266,11 @@ def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
     slo = ", ".join(f"{name} {bound}" for name, bound in bounds(first.slo))
     title = f"{first.design}: simulated and live, SLO {slo}"
     live = (f"live {replay + 1}" for replay in range(replays))
-    headings = ("requests/s", "", "as calibrated", "simulated", *live, "spread", "error", "")
+    label = "concurrency" if first.concurrency else "requests/s"
+    headings = (label, "", "as calibrated", "simulated", *live, "spread", "error", "")
     drawn = table(title, headings, [index for index, heading in enumerate(headings) if heading])
     for comparison in comparisons:
-        labels = iter((f"{comparison.rate:.3g}", f"host {speed_text(comparison)}"))
+        labels = iter((f"{comparison.concurrency or comparison.rate:.3g}", f"host {speed_text(comparison)}"))
         for figure in comparison.figures():
             drawn.add_row(next(labels, ""), *_cells(figure))
         drawn.add_section()

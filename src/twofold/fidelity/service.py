@@ -1,12 +1,12 @@
 """Live services on this host, and their simulations."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -20,7 +20,7 @@ from twofold.performance.profile import MeasuredProfile, dump_profile
 from twofold.request import Request
 from twofold.serving.config import WorkerConfig
 from twofold.serving.launch.worker_plan import BatchPolicies, available_cores, plan_workers
-from twofold.simulation.cluster import VirtualCluster
+from twofold.simulation.closed_loop import ClosedLoop
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
 from twofold.timeline import Timeline
@@ -76,6 +76,13 @@ def clients_beside(design: ServiceDesign) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+class Clients(NamedTuple):
+    """Clients of a closed loop."""
+
+    concurrency: int  # number of clients
+    think_s: float = 0.0  # between the end of a request and the client's next one
+
+
 class Twin(Protocol):
     """Simulation of a service, for comparison with the live service."""
 
@@ -83,8 +90,13 @@ class Twin(Protocol):
     def design(self) -> ServiceDesign:
         """Number of instances of each role."""
 
-    def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
-        """Simulate `requests` on a host with the slowdown `slowness`, and return the timelines of the requests."""
+    def timelines(
+        self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED, clients: Clients | None = None
+    ) -> list[Timeline]:
+        """Simulate `requests` on a host with the slowdown `slowness`, and return the timelines of the requests.
+
+        They arrive at their arrival times or, if `clients` are given, from a closed loop.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +108,12 @@ class SimulatedEndpoint:
     directory: Path  # gets a profile for each simulated speed of the host
     catalog: Catalog
 
-    def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
-        """Simulate `requests` on a host with the slowdown `slowness`, and return their timelines."""
+    def timelines(
+        self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED, clients: Clients | None = None
+    ) -> list[Timeline]:
+        """Return the simulated timelines of `requests`, as in `Twin`."""
         cluster = self.cluster(_profile_at(self.profile, slowness, self.directory))
-        return timelines_of(cluster, requests, self.catalog)
+        return timelines_of(cluster, requests, self.catalog, clients)
 
     def cluster(self, path: Path) -> ClusterSpec:
         """Return the cluster spec of the service, with the profile in the file `path`."""
@@ -135,13 +149,15 @@ class SimulatedService:
     max_num_seqs: int
     catalog: Catalog
 
-    def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
-        """Return the simulated timelines of `requests` on a host with the slowdown `slowness`."""
+    def timelines(
+        self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED, clients: Clients | None = None
+    ) -> list[Timeline]:
+        """Return the simulated timelines of `requests`, as in `Twin`."""
         path = _profile_at(self.profile, slowness, self.directory)
         spec = cluster_of(
             self.design, self.profile, path, kv_capacity_tokens=self.kv_capacity_tokens, max_num_seqs=self.max_num_seqs
         )
-        return timelines_of(spec, requests, self.catalog)
+        return timelines_of(spec, requests, self.catalog, clients)
 
 
 def _profile_at(profile: MeasuredProfile, slowness: Slowness, directory: Path) -> Path:
@@ -152,16 +168,16 @@ def _profile_at(profile: MeasuredProfile, slowness: Slowness, directory: Path) -
 
 
 def timelines_of(
-    spec: ClusterSpec,
-    requests: Sequence[Request],
-    catalog: Catalog,
-    prepare: Callable[[VirtualCluster], None] | None = None,
+    spec: ClusterSpec, requests: Sequence[Request], catalog: Catalog, clients: Clients | None = None
 ) -> list[Timeline]:
-    """Simulate `requests` on a cluster and return their timelines in order of completion. `prepare` is as in
-    `simulate`.
+    """Simulate `requests` on a cluster and return their timelines in order of completion.
+
+    If `clients` are given, they send the requests in a closed loop.
     """
     ends = _Ends()
-    simulate(spec, requests, catalog=catalog, observers=[ends], series=False, prepare=prepare)
+    loop = None if clients is None else ClosedLoop(requests, clients.concurrency, think_s=clients.think_s)
+    open_loop, prepare = (requests, None) if loop is None else ((), loop.attach)
+    simulate(spec, open_loop, catalog=catalog, observers=[ends], series=False, prepare=prepare)
     return ends.timelines
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from twofold.hardware.specs import Machine, Model
 from twofold.performance.base import PerformanceModel
 from twofold.performance.coefficients import Calibration, calibrations
-from twofold.performance.cost import DecodeCost, ModelAccuracy
+from twofold.performance.cost import DecodeCost, MeasuredSizes, ModelAccuracy
 from twofold.performance.instance import find_pair, instance_name, memory_share, require_pair
 from twofold.performance.power import instance_power
 
@@ -48,7 +48,10 @@ class FittedModel(PerformanceModel):
         self.name = instance_name("fitted", model, machine, tensor_parallel)
         self.calibration = calibration
         self.error = ModelAccuracy(
-            prefill=calibration.prefill_error, decode=calibration.decode_error, basis=calibration.basis
+            prefill=calibration.prefill_error,
+            decode=calibration.decode_error,
+            basis=calibration.basis,
+            measured=MeasuredSizes(prompt_tokens=calibration.max_prompt_tokens, sequences=calibration.max_sequences),
         )
         prefill, decode = calibration.prefill, calibration.decode
         self._floor = (prefill.floor_ms / 1e3) ** KNEE

@@ -24,7 +24,7 @@ from twofold.hardware.catalog import Catalog
 from twofold.hardware.specs import Accelerator, Machine, Model
 from twofold.performance.base import NO_POWER, InstancePower, PerformanceModel
 from twofold.performance.coefficients import power_law
-from twofold.performance.cost import DecodeCost, ModelAccuracy
+from twofold.performance.cost import DecodeCost, MeasuredSizes, ModelAccuracy
 
 # - f is the time of the linear layers for all tokens together. f is piecewise linear, with measured bends: kernels use
 #   small matrices less efficiently, and CPU libraries switch kernels at certain sizes. No slope is negative.
@@ -61,6 +61,9 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     decode_error: float | None = None
     mixed_error: float | None = None
     iterations: int = 0
+    # Largest measured sizes; 0: unknown.
+    max_prompt_tokens: int = 0
+    max_sequences: int = 0
 
     def seconds(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         """Return the seconds of an iteration with `tokens` prompt tokens and `sequences` decodes."""
@@ -111,7 +114,13 @@ class MeasuredModel(PerformanceModel):
         self.name, self.power = name, power
         self.times = times
         basis = f"{basis}, {times.iterations} distinct iterations"
-        self.error = ModelAccuracy(prefill=times.prefill_error, decode=times.decode_error, basis=basis)
+        sizes = MeasuredSizes(prompt_tokens=times.max_prompt_tokens, sequences=times.max_sequences)
+        self.error = ModelAccuracy(
+            prefill=times.prefill_error,
+            decode=times.decode_error,
+            basis=basis,
+            measured=sizes if times.max_sequences else None,
+        )
 
     def prefill_s(self, tokens: int, squares: int) -> float:
         return self.times.seconds(tokens, squares, 0, 0)

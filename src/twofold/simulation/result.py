@@ -63,6 +63,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     output_tokens: int
     longest_request: int = 0  # tokens, of those completed
+    longest_prompt: int = 0  # tokens, of those completed
     max_context: int | None = None  # tokens that the model supports, if known
     duration_s: float
     arrival_s: float  # from the first to the last arrival

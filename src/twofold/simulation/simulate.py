@@ -281,6 +281,7 @@ def _result(
         prompt_tokens=statistics.prompt_tokens,
         output_tokens=statistics.output_tokens,
         longest_request=statistics.longest,
+        longest_prompt=statistics.longest_prompt,
         max_context=max_context,
         duration_s=duration / PS,
         arrival_s=(statistics.last_arrival - first) / PS,

@@ -69,6 +69,7 @@ def test_finds_times_bends_and_knee_despite_outliers():
     assert 2048 in found.bends
     assert max(found.prefill_error, found.decode_error, found.mixed_error) < 0.05
     assert found.iterations == len(median_measurements(measured()))
+    assert (found.max_prompt_tokens, found.max_sequences) == (8000, 64)
 
 
 def test_a_straight_line_gets_no_bends():

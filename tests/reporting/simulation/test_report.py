@@ -35,6 +35,7 @@ def test_json_holds_everything():
         "decode": 0.02,
         "basis": "fitted to 19 measured points",
         "estimated": False,
+        "measured": None,
     }
     assert read["slo"]["ttft"] == {"50": 2.0, "90": 3.0, "99": 6.0}
     assert not read["verdict"]["met"]

@@ -47,6 +47,11 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         return sum(each.tokens for each in self.work)
 
     @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt, or of a prompt with as much attention work as several prompts."""
+        return math.isqrt(sum(each.squares for each in self.work))
+
+    @property
     def kind(self) -> str:
         if not self.tokens:
             return "decode"
@@ -75,7 +80,14 @@ def fit_iterations(measurements: Iterable[Measurement]) -> FittedTimes:
         raise ConfigurationError(f"a fit needs {FEWEST} distinct measurements, but only {len(cells)} were made")
     found = _fit(cells)
     errors = {f"{kind}_error": error for kind, error in held_out_errors(cells).items()}
-    return found._replace(times=msgspec.structs.replace(found.times, iterations=len(cells), **errors))
+    times = msgspec.structs.replace(
+        found.times,
+        iterations=len(cells),
+        max_prompt_tokens=max(one.prompt_tokens for one in cells),
+        max_sequences=max(each.sequences for one in cells for each in one.work),
+        **errors,
+    )
+    return found._replace(times=times)
 
 
 def held_out_errors(cells: Sequence[Measurement]) -> dict[str, float | None]:

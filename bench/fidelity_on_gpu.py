@@ -28,7 +28,7 @@ from twofold.characterize.contention import with_contention
 from twofold.characterize.endpoint import EndpointTarget
 from twofold.characterize.sweep import measured_slowness
 from twofold.errors import UserError
-from twofold.fidelity.comparison import Comparison, Load, compare_endpoint, default_slo, knee, replay_on
+from twofold.fidelity.comparison import Comparison, OfferedLoad, compare_endpoint, default_slo, knee, replay_on
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.profile import MeasuredProfile, load_profile
@@ -90,8 +90,8 @@ class Benchmark:
         slo = default_slo(alone, self.requests(1.0))
         highest = knee(twin, self.requests, slo)
         rates = [round(highest * load, 3) for load in self.given.loads]
-        loads = [Load(requests=self.requests(rate, self.given.seconds), rate=rate) for rate in rates]
-        replay_on(url, Load(requests=loads[0].requests[:WARM_UPS]))
+        loads = [OfferedLoad(requests=self.requests(rate, self.given.seconds), rate=rate) for rate in rates]
+        replay_on(url, OfferedLoad(requests=loads[0].requests[:WARM_UPS]))
         return compare_endpoint(
             partial(replay_on, url),
             twin,

@@ -40,7 +40,7 @@ from twofold.errors import ConfigurationError
 from twofold.fidelity.comparison import (
     ATTAINMENT,
     Comparison,
-    Load,
+    OfferedLoad,
     compare_endpoint,
     default_slo,
     fidelity_table,
@@ -158,7 +158,7 @@ class Loop:
         processes.wait(f"http://{HERE}:{port}/health")
         return f"http://{HERE}:{port}"
 
-    def load(self, url: str, load: Load) -> list[Timeline]:
+    def load(self, url: str, load: OfferedLoad) -> list[Timeline]:
         """Send the requests of `load` to the service with AIPerf. Raises ConfigurationError on failure."""
         requests = load.requests
         artifacts = self.folder / f"aiperf-{next(self._loads)}"
@@ -257,7 +257,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
         instance = loop.instance(design)
         with Processes(folder) as processes:
             url = loop.serve(design, processes)
-            replay_on(url, Load(requests=loop.requests(1.0)[:WARM_UPS]))
+            replay_on(url, OfferedLoad(requests=loop.requests(1.0)[:WARM_UPS]))
             target = EndpointTarget(url, max_num_batched_tokens=given.max_num_batched_tokens)
             alone = profiles[instance]
             profile = with_contention(alone, target, design.counts)
@@ -266,7 +266,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
             twin = SimulatedEndpoint(design, profile, folder, profile.extend(load_catalog()))
             highest = knee(twin, loop.requests, slo)
             rates = [round(highest * load, 3) for load in given.loads]
-            loads = [Load(requests=loop.requests(rate, given.seconds), rate=rate) for rate in rates]
+            loads = [OfferedLoad(requests=loop.requests(rate, given.seconds), rate=rate) for rate in rates]
             report.comparisons.extend(
                 compare_endpoint(
                     partial(loop.load, url),

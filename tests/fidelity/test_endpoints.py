@@ -9,7 +9,7 @@ from support.hosts import profile
 from support.paced import TIMES
 from support.scripted_endpoint import endpoint
 from twofold.errors import ConfigurationError
-from twofold.fidelity.comparison import Load, compare_endpoint, fidelity_table, replay_on
+from twofold.fidelity.comparison import OfferedLoad, compare_endpoint, fidelity_table, replay_on
 from twofold.fidelity.service import Clients, ServiceDesign, SimulatedEndpoint
 from twofold.fidelity.worker_log import Slowness
 from twofold.hardware.catalog import load_catalog
@@ -93,7 +93,7 @@ def test_a_running_service_is_compared(tmp_path):
         (found,) = compare_endpoint(
             partial(replay_on, server.url),
             simulated,
-            [Load(requests=one(), rate=2.0)],
+            [OfferedLoad(requests=one(), rate=2.0)],
             slo=SLO,
             replays=2,
             on_load=lambda _: None,
@@ -111,7 +111,7 @@ def test_a_replay_is_simulated_at_the_speed_of_its_host(tmp_path):
         (found,) = compare_endpoint(
             partial(replay_on, server.url),
             simulated,
-            [Load(requests=one(), rate=2.0)],
+            [OfferedLoad(requests=one(), rate=2.0)],
             slo=SLO,
             replays=2,
             on_load=lambda _: None,
@@ -138,7 +138,7 @@ def test_clients_of_a_closed_loop_wait_for_their_replies(tmp_path):
 def test_a_closed_loop_is_compared(tmp_path):
     simulated = twin(tmp_path, ServiceDesign(colocated=1))
     requests = [msgspec.structs.replace(one()[0], id=str(number), arrival_s=1e6 * number) for number in range(4)]
-    load = Load(requests=requests, clients=Clients(2))
+    load = OfferedLoad(requests=requests, clients=Clients(2))
     with endpoint() as server:
         (found,) = compare_endpoint(
             partial(replay_on, server.url), simulated, [load], slo=SLO, replays=1, on_load=lambda _: None
@@ -155,7 +155,7 @@ def test_an_unreachable_service_is_one_sentence(tmp_path):
         compare_endpoint(
             partial(replay_on, "http://127.0.0.1:9"),
             simulated,
-            [Load(requests=one(), rate=2.0)],
+            [OfferedLoad(requests=one(), rate=2.0)],
             slo=SLO,
             replays=1,
             on_load=lambda _: None,

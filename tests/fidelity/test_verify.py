@@ -8,7 +8,7 @@ import pytest
 from support.hosts import profile
 from twofold.batch import Batch, BatchItem
 from twofold.errors import ConfigurationError
-from twofold.fidelity.comparison import ATTAINMENT, Figure, Load, compare_replays, knee
+from twofold.fidelity.comparison import ATTAINMENT, Figure, OfferedLoad, compare_replays, knee
 from twofold.fidelity.service import ServiceDesign, SimulatedService, cluster_of
 from twofold.fidelity.worker_log import Slowness, WorkerLog
 from twofold.hardware.catalog import load_catalog
@@ -89,7 +89,7 @@ def test_simulates_a_slow_host_at_its_measured_speed(host):
     requests = regular(4.0)
     live = slow.timelines(requests, Slowness(1.5, 1.5))
     logs = {name: WorkerLog(entries) for name, entries in journals(live, slower=1.5).items()}
-    found = compare_replays(slow, Load(requests=requests, rate=4.0), [live, live], logs, SLO)
+    found = compare_replays(slow, OfferedLoad(requests=requests, rate=4.0), [live, live], logs, SLO)
     assert found.slowness == (pytest.approx((1.5, 1.5), rel=0.01),) * 2
     assert found.holds
     assert not all(each.calibrated_holds for each in found.figures())
@@ -108,7 +108,7 @@ def test_each_replay_is_simulated_at_its_own_speed(host):
         for name, entries in journals(timelines, slower=slower).items():
             logs[name] += entries
     logs = {name: WorkerLog(entries) for name, entries in logs.items()}
-    found = compare_replays(split, Load(requests=requests, rate=4.0), [quick, slow_later], logs, SLO)
+    found = compare_replays(split, OfferedLoad(requests=requests, rate=4.0), [quick, slow_later], logs, SLO)
     assert [each.prompts for each in found.slowness] == pytest.approx([1.0, 1.5], rel=0.01)
     assert max(abs(each.error) for each in found.figures()) < 0.02
 

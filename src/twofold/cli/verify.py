@@ -17,7 +17,7 @@ from twofold.cli.settings import Settings, command, flag, refuse
 from twofold.errors import ConfigurationError
 from twofold.fidelity.comparison import (
     Comparison,
-    Load,
+    OfferedLoad,
     compare,
     compare_endpoint,
     default_slo,
@@ -197,13 +197,13 @@ def _slo(settings: VerifySettings, profile: MeasuredProfile) -> Slo:
     return default_slo(profile, settings.requests(1.0))
 
 
-def _loads(settings: VerifySettings, simulated: Twin, slo: Slo) -> list[Load]:
+def _loads(settings: VerifySettings, simulated: Twin, slo: Slo) -> list[OfferedLoad]:
     if settings.concurrency:
         think_s = settings.think_time or 0.0
         requests = settings.requests(1.0)  # their arrival times have no effect
-        return [Load(requests=requests, clients=Clients(clients, think_s)) for clients in settings.concurrency]
+        return [OfferedLoad(requests=requests, clients=Clients(clients, think_s)) for clients in settings.concurrency]
     rates = settings.rate
     if not rates:
         highest = knee(simulated, settings.requests, slo)
         rates = tuple(round(highest * load, 3) for load in settings.loads)
-    return [Load(requests=settings.requests(rate), rate=rate) for rate in rates]
+    return [OfferedLoad(requests=settings.requests(rate), rate=rate) for rate in rates]

@@ -82,7 +82,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 ATTAINMENT = "SLO attainment"
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class OfferedLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that are sent at their arrival times or, if `clients` are given, in a closed loop."""
 
     requests: Sequence[Request]
@@ -133,7 +133,7 @@ def compare(
     model: Path,
     flags: Sequence[str],
     twin: SimulatedService,
-    loads: Sequence[Load],
+    loads: Sequence[OfferedLoad],
     *,
     slo: Slo,
     replays: int,
@@ -153,9 +153,9 @@ def compare(
 
 
 def compare_endpoint(
-    send_load: Callable[[Load], list[Timeline]],
+    send_load: Callable[[OfferedLoad], list[Timeline]],
     twin: SimulatedEndpoint,
-    loads: Sequence[Load],
+    loads: Sequence[OfferedLoad],
     *,
     slo: Slo,
     replays: int,
@@ -183,7 +183,7 @@ def compare_endpoint(
 
 def compare_replays(
     twin: SimulatedService,
-    load: Load,
+    load: OfferedLoad,
     live: Sequence[list[Timeline]],
     logs: Mapping[str, WorkerLog],  # by name of the worker
     slo: Slo,
@@ -194,7 +194,7 @@ def compare_replays(
     return _compared(twin, load, slow, [summarize(timelines, slo=slo) for timelines in live], slo)
 
 
-def _compared(twin: Twin, load: Load, slow: Sequence[Slowness], live: Sequence[Summary], slo: Slo) -> Comparison:
+def _compared(twin: Twin, load: OfferedLoad, slow: Sequence[Slowness], live: Sequence[Summary], slo: Slo) -> Comparison:
     def simulated(speed: Slowness) -> Summary:
         return summarize(twin.timelines(load.requests, speed, load.clients), slo=slo)
 
@@ -240,7 +240,7 @@ def knee(twin: Twin, make: Callable[[float], list[Request]], slo: Slo, attainmen
     return low
 
 
-def replay_on(url: str, load: Load, api_key: str | None = None) -> list[Timeline]:
+def replay_on(url: str, load: OfferedLoad, api_key: str | None = None) -> list[Timeline]:
     """Send the requests of a load to a service. Raises ConfigurationError if a request fails."""
     config = load_config(asyncio.run(discover(url, None, api_key)))
     config = msgspec.structs.replace(config, api_key=api_key, warmup=_WARMUP)

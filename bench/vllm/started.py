@@ -46,7 +46,7 @@ class Processes:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **environment},
-                start_new_session=True,
+                process_group=0,  # a session of its own could starve the client on a shared core (sched_autogroup)
             )
         self._started.append((name, process))
 

@@ -58,6 +58,14 @@ def test_workers_end_with_a_killed_service(own_service):
     assert not glob.glob("/dev/shm/*twofold*")
 
 
+def test_workers_share_the_session_but_not_the_process_group_of_the_gateway(lasting_service):
+    """Ctrl-C in a terminal reaches only the gateway, and Linux schedules all processes as one autogroup."""
+    process, _ = lasting_service
+    for child in children(process):
+        assert os.getsid(child.pid) == os.getsid(process.pid)
+        assert os.getpgid(child.pid) != os.getpgid(process.pid)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("name", ["prefill", "decode"])
 def test_the_only_worker_of_a_phase_is_restarted(lasting_service, name, number):

@@ -1,6 +1,7 @@
 """Base class of launchers, and the launcher of workers on this host."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -33,7 +34,9 @@ class Launcher(ProcessControl):
             *("-m", self._module),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # so that Ctrl-C does not reach the child
+            # A process group of its own keeps Ctrl-C from the child. With a session of its own, workers could starve
+            # the gateway for seconds on a shared core, because Linux schedules sessions as groups (sched_autogroup).
+            preexec_fn=os.setpgrp,
         )
         assert self._process.stdin is not None  # noqa: S101  (a pipe)
         self._process.stdin.write(msgspec.json.encode(self._job) + b"\n")

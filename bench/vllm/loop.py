@@ -3,7 +3,8 @@
 The script characterizes one instance on one CPU core. With this profile, `twofold plan` plans a cluster of
 two instances. The script then serves a colocated design and a disaggregated design, each with two instances.
 AIPerf sends requests to each design at several rates. Each prediction is a simulation of the requests that
-AIPerf sends, at the speed of the host that a few requests to the idle service measure before and after each load.
+AIPerf sends, at the speed of the host that a few requests to the idle service measure before and after each load. A
+load during which this speed changes by more than 10% is sent again.
 
 With --engine torch, `twofold serve` serves both designs. With --engine vllm, the colocated design is
 `twofold route` in front of two stock `vllm serve`. The disaggregated design is `twofold serve --engine vllm`:
@@ -276,6 +277,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
                     replays=given.replays,
                     on_load=say,
                     slowdowns=partial(measured_slowness, target, alone, PASSES),
+                    tries=given.tries,
                 )
             )
     given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
@@ -314,6 +316,7 @@ def main() -> None:
     names = [design.name for design in DESIGNS]
     parser.add_argument("--designs", nargs="+", choices=names, default=names, help="designs to serve")
     parser.add_argument("--replays", type=int, default=1, help="measurements at each rate")
+    parser.add_argument("--tries", type=int, default=3, help="most loads for one measurement on a steady host")
     parser.add_argument("--seconds", type=float, default=120.0, help="seconds of arrivals at each rate")
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
     parser.add_argument("--seed", type=int, default=0)

@@ -124,6 +124,31 @@ def test_a_replay_is_simulated_at_the_speed_of_its_host(tmp_path):
     assert second.tpot_s.p50 == pytest.approx(1.5 * first.tpot_s.p50)
 
 
+@pytest.mark.parametrize(
+    ("speeds", "tries", "kept"),
+    [
+        ([1.0, 1.5, 1.5], 3, 1.5),  # the second load has a steady host
+        ([1.0, 1.5, 1.2], 2, 1.35),  # none has, and the second has the smaller change
+        ([1.0, 1.5], 1, 1.25),
+    ],
+)
+def test_a_load_on_an_unsteady_host_is_repeated(tmp_path, speeds, tries, kept):
+    left = iter(speeds)
+    with endpoint() as server:
+        (found,) = compare_endpoint(
+            partial(replay_on, server.url),
+            twin(tmp_path, ServiceDesign(colocated=1)),
+            [OfferedLoad(requests=one(), rate=2.0)],
+            slo=SLO,
+            replays=1,
+            on_load=lambda _: None,
+            slowdowns=lambda: Slowness(1.0, next(left)),
+            tries=tries,
+        )
+    assert [each.decodes for each in found.slowness] == [pytest.approx(kept)]
+    assert next(left, None) is None, "all loads and probes ran"
+
+
 def test_clients_of_a_closed_loop_wait_for_their_replies(tmp_path):
     """Arrival times have no effect; a client thinks before its next request."""
     simulated = twin(tmp_path, ServiceDesign(colocated=1))

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import msgspec
 from rich.table import Table
@@ -28,6 +29,7 @@ ATTAINMENT_POINTS = 0.05
 MEDIAN, TAIL = 0.10, 0.15  # accepted relative errors of P50 and P90, beyond the spread
 _METRICS = ("ttft_s", "tpot_s", "e2e_s")
 _WARMUP = 3
+_STEADY = 0.1  # relative change of the host's speed during a load
 _TTFT, _TPOT = 6.0, 5.0  # Splitwise's bounds on the P99 slowdown (table VI)
 
 
@@ -152,6 +154,12 @@ def compare(
     return [compare_replays(twin, load, replayed, logs, slo) for load, replayed in zip(loads, live, strict=True)]
 
 
+class _Replay(NamedTuple):
+    drift: float  # largest relative change of the host's speed from before to after
+    slowness: Slowness
+    live: Summary
+
+
 def compare_endpoint(
     send_load: Callable[[OfferedLoad], list[Timeline]],
     twin: SimulatedEndpoint,
@@ -161,24 +169,33 @@ def compare_endpoint(
     replays: int,
     on_load: Callable[[str], None],
     slowdowns: Callable[[], tuple[float, float]] = lambda: AS_CALIBRATED,
+    tries: int = 1,
 ) -> list[Comparison]:
     """Compare a running service with its simulation at each load.
 
     `send_load` sends the requests of a load to the service, and returns their timelines. `slowdowns` measures the
     slowdowns of the idle service's host since the calibration, as in `Slowness`; those during a load are the means
-    before and after it.
+    before and after it. A load during which they change by more than 10% is sent again, up to `tries` times in all;
+    the one with the smallest change counts.
     """
-    live: list[list[Summary]] = [[] for _ in loads]
-    slow: list[list[Slowness]] = [[] for _ in loads]
+    replayed: list[list[_Replay]] = [[] for _ in loads]
     before = slowdowns()
     for replay in range(replays):
         for number, load in enumerate(loads):
-            on_load(f"{twin.design.name}, {load.name}, replay {replay + 1} of {replays}")
-            live[number].append(summarize(send_load(load), slo=slo))
-            after = slowdowns()
-            slow[number].append(Slowness(*map(fmean, zip(before, after, strict=True))))
-            before = after
-    return [_compared(twin, *each, slo) for each in zip(loads, slow, live, strict=True)]
+            tried: list[_Replay] = []
+            while len(tried) < tries and not (tried and tried[-1].drift <= _STEADY):
+                on_load(f"{twin.design.name}, {load.name}, replay {replay + 1} of {replays}")
+                live = summarize(send_load(load), slo=slo)
+                after = slowdowns()
+                both = list(zip(before, after, strict=True))
+                drift = max(abs(late / early - 1.0) for early, late in both)
+                tried.append(_Replay(drift, Slowness(*map(fmean, both)), live))
+                before = after
+            replayed[number].append(min(tried, key=lambda each: each.drift))
+    return [
+        _compared(twin, load, [each.slowness for each in found], [each.live for each in found], slo)
+        for load, found in zip(loads, replayed, strict=True)
+    ]
 
 
 def compare_replays(

@@ -34,6 +34,7 @@ def pool(machines, machine, role, **more):
         ("40xh100:mixed", (pool(40, "dgx-h100", "mixed"),)),
         ("1xdgx-a100:MIXED/chunked-prefill", (pool(1, "dgx-a100", "mixed", batcher="chunked-prefill"),)),
         ("4xdgx-a100@2x4:prefill", (pool(4, "dgx-a100", "prefill", tensor_parallel=2, pipeline_parallel=4),)),
+        ("2xh200@1ep8", (pool(2, "dgx-h200", "mixed", tensor_parallel=1, expert_parallel=8),)),
         (
             " 4xh100-pcap@4:prefill , 2xmi300x-8@8 ",
             (pool(4, "dgx-h100-pcap", "prefill", tensor_parallel=4), pool(2, "mi300x-8", "mixed", tensor_parallel=8)),
@@ -63,6 +64,8 @@ def test_parses_a_cluster_line(text, pools):
         ("5xh100@9:decode", "dgx-h100 has 8 accelerators, so tensor parallelism is 1 to 8, not 9"),
         ("5xh100@0", "not 0"),
         ("5xh100@x", "invalid pool"),
+        ("5xh100@2ep7", "multiple of tensor parallelism 2 that divides the 8 accelerators of a dgx-h100, not 7"),
+        ("5xh100@2x2ep8", "not spread over the instances of a pipeline"),
         ("5xh100:mixed/chunked", "unknown batcher 'chunked' (did you mean chunked-prefill?)"),
         ("5xh100:mixed/", "unknown batcher ''"),
     ],

@@ -44,6 +44,8 @@ def cluster(*pools, **more):
         (pool(4, 2, 4, instances=2), [[0, 1], [2, 3]]),
         (pool(2, 2, 2, instances=1), [[0, 1]]),
         (pool(3, 8, 1, instances=2), [[0], [1]]),
+        (pool(2, 2, instances=4, expert_parallel=4), [[0], [0], [1], [1]]),
+        (pool(3, 2, instances=4, expert_parallel=8), [[0], [0], [0], [0]]),
     ],
 )
 def test_instances_fill_machines_in_order(spec, machines):

@@ -74,6 +74,25 @@ def test_engines_differ(catalog):
     assert sglang.error.basis.startswith("operators of sglang ")
 
 
+def test_spread_experts_have_other_times(catalog):
+    """Eight instances that share the experts prefill a prompt slower than one with all accelerators, but together
+    they prefill more.
+    """
+    pair = catalog.model("qwen3-30b-a3b"), catalog.machine("h200")
+    shared, whole = performance_model("aiconfigurator", *pair, 1, 1, 8), performance_model("aiconfigurator", *pair, 8)
+    assert shared.name.endswith("TP1-EP8")
+    one_s, all_s = shared.prefill_s(4096, 4096**2), whole.prefill_s(4096, 4096**2)
+    assert all_s < one_s < 8 * all_s
+
+
+def test_spread_experts_need_experts_and_times(catalog):
+    h200 = catalog.machine("h200")
+    with pytest.raises(ConfigurationError, match=r"llama-3\.1-8b has no experts"):
+        performance_model("aiconfigurator", catalog.model("llama-3.1-8b"), h200, 1, 1, 8)
+    with pytest.raises(ConfigurationError, match="roofline has no times of expert parallelism: use one of aiconf"):
+        performance_model("roofline", catalog.model("qwen3-30b-a3b"), h200, 1, 1, 8)
+
+
 @pytest.mark.parametrize(
     ("model", "machine", "reason"),
     [

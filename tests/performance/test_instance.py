@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import load_catalog
 from twofold.performance.instance import boundary_bandwidth, by_layers, kv_capacity_tokens, resident_kv_bytes_per_token
 from twofold.performance.registry import PERFORMANCE_MODELS, performance_model
 
@@ -37,6 +38,18 @@ def test_the_largest_stage_bounds_the_capacity_of_a_pipeline(models, machines):
         kv_capacity_tokens(model, machine, 1, 1.0, pipeline_parallel=2)
     with pytest.raises(ConfigurationError, match="pipeline parallelism is 1 to 70, not 71"):
         kv_capacity_tokens(model, machine, 8, 1.0, pipeline_parallel=71)
+
+
+def test_spread_experts_leave_more_memory_to_each_instance():
+    """An instance on one of eight accelerators holds all other weights, and an eighth of the experts."""
+    catalog = load_catalog()
+    model, machine = catalog.model("deepseek-v3"), catalog.machine("h200")
+    memory = machine.accelerator.memory_bytes
+    token = resident_kv_bytes_per_token(model, 1)
+    experts = model.weight_bytes * model.expert_parameters / model.parameters
+    held = model.weight_bytes - experts * 7 / 8
+    tokens = kv_capacity_tokens(model, machine, 1, 1.0, expert_parallel=8)
+    assert tokens == pytest.approx((memory - held) / token, rel=1e-4)
 
 
 @pytest.mark.parametrize(("utilization", "kv"), [(0.0, None), (1.1, None), (0.9, 0)])

@@ -90,6 +90,17 @@ def test_only_measured_parallelism_is_searched_if_some_was_measured(make_problem
     assert parallelism(make_problem(), "h100") == [(1, 8, 1)]
 
 
+def test_experts_are_also_spread_over_the_machine(make_problem):
+    """Their instances are the ranks of attention data parallelism, which hold an eighth of the experts each."""
+    pytest.importorskip("aiconfigurator_core", reason="needs the extra aiconfigurator")
+    found = make_problem(model="deepseek-v3")
+    problem = msgspec.structs.replace(
+        found, template=msgspec.structs.replace(found.template, performance="aiconfigurator")
+    )
+    names = [kind.short for kind in problem.layouts("h200")]
+    assert names == ["h200@8×TP1-EP8", "h200@4×TP2-EP8", "h200@2×TP4-EP8", "h200@TP8-EP8", "h200@TP8"]
+
+
 def test_a_model_larger_than_a_machine_is_a_pipeline_over_several(make_problem):
     problem = make_problem(model="llama-3.1-405b")
     (kind,) = problem.layouts("a100")

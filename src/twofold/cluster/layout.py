@@ -8,7 +8,7 @@ from twofold.cluster.spec import PoolSpec
 from twofold.errors import require
 from twofold.hardware.specs import Machine
 from twofold.instance import Role
-from twofold.performance.instance import check_tensor_parallel
+from twofold.performance.instance import check_expert_parallel, check_tensor_parallel
 
 _NAME = re.compile(r"[\w-]+")
 
@@ -44,6 +44,10 @@ def layout_of(pool: PoolSpec, machine: Machine) -> Layout:
     check_tensor_parallel(machine, tensor_parallel)
     stages = pool.pipeline_parallel
     require(stages >= 1, f"pipeline parallelism must be at least 1, not {stages}")
+    group = 1  # instances that share experts
+    if pool.expert_parallel is not None:
+        check_expert_parallel(machine, tensor_parallel, pool.expert_parallel, stages)
+        group = pool.expert_parallel // tensor_parallel
     named = pool.nodes is None or _NAME.fullmatch(pool.nodes) is not None
     require(named, f"invalid nodes name {pool.nodes!r}: use letters, digits, - and _")
     most = pool.machines * (machine.count // tensor_parallel) // stages
@@ -54,7 +58,8 @@ def layout_of(pool: PoolSpec, machine: Machine) -> Layout:
         f"{pool.machines} {machine.name} cannot hold {wanted} instances of {stages} stages of {tensor_parallel} "
         f"accelerators: at most {most}",
     )
-    return Layout(tensor_parallel, stages, wanted, -(-wanted * stages // pool.machines))
+    require(wanted % group == 0, f"{group} instances share the experts, so {wanted} instances are no whole groups")
+    return Layout(tensor_parallel, stages, wanted, group * -(-wanted * stages // (group * pool.machines)))
 
 
 def check_shared_nodes(pools: Sequence[tuple[PoolSpec, Machine]]) -> None:

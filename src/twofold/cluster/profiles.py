@@ -22,6 +22,7 @@ from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
 
 _ROLE_BATCHERS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.MIXED: "mixed"}
 _ENDLESS_TOKENS = 1 << 40
+_Parallelism = tuple[str, int, int, int | None, bool]  # machine, TP, PP, EP, and whether stages span machines
 _SWAP_LINK = "pcie4"
 
 
@@ -76,7 +77,7 @@ def instance_profiles(spec: ClusterSpec, catalog: Catalog) -> list[InstanceProfi
     model = catalog.model(spec.model)
     pools = [(pool, catalog.machine(pool.machine)) for pool in spec.pools]
     check_shared_nodes(pools)
-    timings: dict[tuple[str, int, int, bool], Timing] = {}
+    timings: dict[_Parallelism, Timing] = {}
     profiles = [_profile(spec, pool, model, machine, catalog, timings) for pool, machine in pools]
     check_batchers(spec, {profile.batcher for profile in profiles})
     instances: Counter[Role] = Counter()
@@ -104,6 +105,7 @@ def performance_of(
     machine: Machine,
     tensor_parallel: int,
     pipeline_parallel: int = 1,
+    expert_parallel: int | None = None,
     *,
     across: bool = False,  # the stages are on several machines
 ) -> PerformanceModel:
@@ -114,6 +116,7 @@ def performance_of(
     measured = measured_on(spec, machine)
     if measured is not None:
         wanted = f"{model.name} TP{tensor_parallel}" + (f" PP{pipeline_parallel}" if pipeline_parallel > 1 else "")
+        wanted += "" if expert_parallel is None else f" EP{expert_parallel}"
         known = f"{measured.model.name} TP{measured.tensor_parallel}"
         require(wanted == known, f"the profile of {machine.name} has measurements of {known}, not of {wanted}")
         return measured.performance()
@@ -121,7 +124,13 @@ def performance_of(
     if across and spec.link_bytes_per_s is not None:
         boundary = spec.link_bytes_per_s
     return performance_model(
-        spec.performance, model, machine, tensor_parallel, pipeline_parallel, boundary_bytes_per_s=boundary
+        spec.performance,
+        model,
+        machine,
+        tensor_parallel,
+        pipeline_parallel,
+        expert_parallel,
+        boundary_bytes_per_s=boundary,
     )
 
 
@@ -131,22 +140,22 @@ def _profile(
     model: Model,
     machine: Machine,
     catalog: Catalog,
-    timings: dict[tuple[str, int, int, bool], Timing],
+    timings: dict[_Parallelism, Timing],
 ) -> InstanceProfile:
     layout = layout_of(pool, machine)
-    tensor_parallel, stages, across = layout.tensor_parallel, layout.stages, layout.spans
+    tensor_parallel, stages, experts, across = layout.tensor_parallel, layout.stages, pool.expert_parallel, layout.spans
     if stages > 1:
         swaps = spec.swap_space_bytes is not None
         require(not swaps, "pipelines cannot swap: leave swap_space_bytes or pipeline_parallel out")
     swap = _swap_capacity(spec, model, tensor_parallel, catalog)
-    key = machine.name, tensor_parallel, stages, across
+    key = machine.name, tensor_parallel, stages, experts, across
     if key not in timings:
-        performance = performance_of(spec, model, machine, tensor_parallel, stages, across=across)
+        performance = performance_of(spec, model, machine, tensor_parallel, stages, experts, across=across)
         timings[key] = Timing(performance, ps(swap.copy_s))
     timing = timings[key]
     tokens = _ENDLESS_TOKENS
     if not cluster_rules(spec.rules).endless_memory:
-        tokens = capacity_tokens(spec, model, machine, tensor_parallel, stages)
+        tokens = capacity_tokens(spec, model, machine, tensor_parallel, stages, experts)
     capacity = tokens // spec.block_size * spec.block_size
     batcher = _batcher(spec, pool)
     longest = min(capacity, model.max_context or capacity)
@@ -169,7 +178,12 @@ def _profile(
 
 
 def capacity_tokens(
-    spec: ClusterSpec, model: Model, machine: Machine, tensor_parallel: int, pipeline_parallel: int
+    spec: ClusterSpec,
+    model: Model,
+    machine: Machine,
+    tensor_parallel: int,
+    pipeline_parallel: int,
+    expert_parallel: int | None = None,
 ) -> int:
     """Return an instance's KV capacity in tokens. Raises ConfigurationError if the model does not fit in memory."""
     if spec.kv_capacity_tokens is not None:
@@ -178,7 +192,7 @@ def capacity_tokens(
     if measured is not None:
         return measured.kv_capacity_tokens
     memory = spec.memory_utilization, spec.kv_bytes_per_token
-    return kv_capacity_tokens(model, machine, tensor_parallel, *memory, pipeline_parallel)
+    return kv_capacity_tokens(model, machine, tensor_parallel, *memory, pipeline_parallel, expert_parallel)
 
 
 def _swap_capacity(spec: ClusterSpec, model: Model, tensor_parallel: int, catalog: Catalog) -> SwapCapacity:

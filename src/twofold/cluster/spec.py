@@ -101,6 +101,9 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     role: Role
     tensor_parallel: int | None = None  # accelerators of a stage, all on one machine; None: all of the machine
     pipeline_parallel: int = 1  # stages of an instance, possibly on several machines
+    # Accelerators of a machine over which whole experts are spread: those of one instance, or of several, which then
+    # share the experts (attention data parallelism). None: each expert is divided like the attention.
+    expert_parallel: int | None = None
     instances: int | None = None  # None: as many as fit
     nodes: str | None = None  # pools with the same name share their machines
     batcher: str | None = None  # None: the default of the role

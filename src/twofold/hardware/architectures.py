@@ -82,6 +82,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     active_parameters: int
     max_context: int | None
     kv_latent_dims: int | None = None
+    expert_parameters: int = 0
 
 
 def gpt2(config: ConfigJson) -> Architecture:
@@ -154,17 +155,18 @@ def _gated(
     hidden, layers = config.number("hidden_size"), config.number("num_hidden_layers")
     embeddings = 1 if config.flag("tie_word_embeddings", default=tied) else 2
     rest = layers * layer + config.number("vocab_size") * hidden * embeddings + hidden
-    total, active = _feed_forward(config, hidden, layers)
+    always, experts, chosen = _feed_forward(config, hidden, layers)
     return Architecture(
         layers=layers,
         hidden_size=hidden,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        parameters=rest + total,
-        active_parameters=rest + active,
+        parameters=rest + always + experts,
+        active_parameters=rest + always + chosen,
         max_context=config.optional_number("max_position_embeddings"),
         kv_latent_dims=latent_dims,
+        expert_parameters=experts,
     )
 
 
@@ -185,21 +187,21 @@ def _multi_head(config: ConfigJson, hidden: int, inner: int, outside: int, max_c
     )
 
 
-def _feed_forward(config: ConfigJson, hidden: int, layers: int) -> tuple[int, int]:
-    """Return the total and the active parameters of all feed-forward networks and experts."""
+def _feed_forward(config: ConfigJson, hidden: int, layers: int) -> tuple[int, int, int]:
+    """Return the parameters that compute every token, those of all other experts, and those of the experts chosen."""
     inner = config.number("intermediate_size")
     gated = 3 * hidden * inner
     if config.flag("mlp_bias", default=False):
         gated += 2 * inner + hidden
     experts = config.optional_number("num_local_experts", "num_experts", "n_routed_experts")
     if experts is None:
-        return layers * gated, layers * gated
+        return layers * gated, 0, 0
     expert = 3 * hidden * config.number("moe_intermediate_size", default=inner)
     chosen = min(config.number("num_experts_per_tok"), experts)
     shared = config.optional_number("n_shared_experts") or 0
     sparse = sum(_is_sparse(config, index) for index in range(layers))
     always = sparse * (hidden * experts + shared * expert) + (layers - sparse) * gated
-    return always + sparse * experts * expert, always + sparse * chosen * expert
+    return always, sparse * experts * expert, sparse * chosen * expert
 
 
 def _is_sparse(config: ConfigJson, index: int) -> bool:

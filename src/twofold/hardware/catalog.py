@@ -208,4 +208,6 @@ def _validated(model: Model, entry: CatalogEntry) -> Model:
         raise entry.error("kv_heads", f"{model.heads} heads cannot share {model.kv_heads} KV heads evenly")
     if model.active_parameters > model.parameters:
         raise entry.error("active_parameters", "must be at most the number of parameters")
+    if model.expert_parameters > model.parameters:
+        raise entry.error("expert_parameters", "must be at most the number of parameters")
     return model

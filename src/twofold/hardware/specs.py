@@ -83,6 +83,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     # Size per layer of the compressed vector and the rotary key that latent attention (DeepSeek) caches.
     kv_latent_dims: Count | None = None
     max_context: Count | None = None
+    expert_parameters: NotNegative = 0  # of all experts that a router chooses from
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -69,6 +69,11 @@ class EngineLayout(msgspec.Struct, frozen=True, kw_only=True):
     experts: str | None = None  # quantization of experts; None: that of the checkpoint
     attention: str | None = None  # of attention and KV; None: that of the checkpoint, or else bfloat16
 
+    @property
+    def spread(self) -> str:
+        """Suffix of the parallelism, such as `-EP8`, or nothing without expert parallelism."""
+        return f"-EP{self.expert_parallel}" if self.expert_parallel > 1 else ""
+
 
 class Curve:
     """Piecewise linear function of a number of tokens or sequences, through measured points."""
@@ -225,7 +230,7 @@ def _unsupported(layout: EngineLayout, error: Exception) -> ConfigurationError:
     reason = str(error).partition("\n")[0]
     return ConfigurationError(
         f"aiconfigurator-core has no times of {layout.model} on {layout.system} with {layout.backend} "
-        f"TP{layout.tensor_parallel}: {reason}"
+        f"TP{layout.tensor_parallel}{layout.spread}: {reason}"
     )
 
 
@@ -259,7 +264,7 @@ class OperatorModel(PerformanceModel):
     """Performance model of one instance, from tables of operator times."""
 
     def __init__(self, tables: OperatorTables, layout: EngineLayout, model: Model, machine: Machine) -> None:
-        self.name = instance_name(f"{EXTRA} {layout.backend}", model, machine, layout.tensor_parallel)
+        self.name = instance_name(f"{EXTRA} {layout.backend}", model, machine, layout.tensor_parallel) + layout.spread
         basis = f"operators of {layout.backend} {tables.version}, measured on {layout.system}"
         if tables.estimated:
             basis += f", some estimated ({', '.join(sorted(tables.estimated))})"
@@ -285,17 +290,29 @@ def operator_tables(layout: EngineLayout) -> OperatorTables:
     return OperatorTables(layout)
 
 
-def aiconfigurator(model: Model, machine: Machine, tensor_parallel: int, backend: str = BACKENDS[0]) -> OperatorModel:
+def aiconfigurator(
+    model: Model,
+    machine: Machine,
+    tensor_parallel: int,
+    backend: str = BACKENDS[0],
+    expert_parallel: int | None = None,  # accelerators that share the experts, each with whole experts
+) -> OperatorModel:
     """Return the performance model from measured operator times, of vLLM unless `backend` is another engine.
+
+    With more accelerators for the experts than for the attention, it is the model of one of several instances that
+    share the experts and have equal loads (attention data parallelism).
 
     Raises ConfigurationError if `aiconfigurator-core` is not installed, or has no times of the LLM or the machine.
     """
     check_tensor_parallel(machine, tensor_parallel)
+    require(expert_parallel is None or model.expert_parameters > 0, f"{model.name} has no experts")
     layout = EngineLayout(
         model=_known("model", model.name, catalog_names().models),
         system=_known("accelerator", machine.accelerator.name, catalog_names().systems),
         backend=backend,
         tensor_parallel=tensor_parallel,
+        attention_data_parallel=(expert_parallel or tensor_parallel) // tensor_parallel,
+        expert_parallel=expert_parallel or 1,
     )
     return OperatorModel(operator_tables(layout), layout, model, machine)
 

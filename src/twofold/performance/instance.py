@@ -7,6 +7,7 @@ With L layers, S pipeline stages and an iteration time of t without a pipeline, 
     iteration     first stage + (S − 1) · later stage
 """
 
+import math
 from collections.abc import Collection, Iterable
 from typing import TypeVar
 
@@ -30,6 +31,16 @@ def check_tensor_parallel(machine: Machine, tensor_parallel: int) -> None:
             f"{machine.name} has {machine.count} accelerators, so tensor parallelism is 1 to {machine.count}, "
             f"not {tensor_parallel}"
         )
+
+
+def check_expert_parallel(machine: Machine, tensor_parallel: int, expert_parallel: int, stages: int) -> None:
+    """Raise ConfigurationError unless whole groups of instances that share experts fill a machine."""
+    require(stages == 1, "experts are not spread over the instances of a pipeline: set pipeline_parallel 1")
+    require(
+        expert_parallel % tensor_parallel == 0 and machine.count % expert_parallel == 0,
+        f"expert parallelism must be a multiple of tensor parallelism {tensor_parallel} that divides the "
+        f"{machine.count} accelerators of a {machine.name}, not {expert_parallel}",
+    )
 
 
 def profile_name(machine: Machine) -> str:
@@ -190,6 +201,7 @@ def kv_capacity_tokens(
     utilization: float,  # share of accelerator memory for weights and KV
     kv_bytes_per_token: int | None = None,  # None: computed
     pipeline_parallel: int = 1,
+    expert_parallel: int | None = None,  # accelerators that share the experts; None: those of the instance
 ) -> int:
     """Return an instance's KV capacity in tokens. Raises ConfigurationError if the weights leave no room for KV."""
     check_tensor_parallel(machine, tensor_parallel)
@@ -198,7 +210,7 @@ def kv_capacity_tokens(
     require(given, f"KV bytes per token must be at least 1, not {kv_bytes_per_token}")
     layers = stage_layers(model, pipeline_parallel)  # the largest stage limits the capacity
     memory = tensor_parallel * machine.accelerator.memory_bytes
-    weights = _share(model.weight_bytes, layers, model)
+    weights = _share(_weight_bytes(model, tensor_parallel, expert_parallel), layers, model)
     token = _share(kv_bytes_per_token or resident_kv_bytes_per_token(model, tensor_parallel), layers, model)
     tokens = (int(memory * utilization) - weights) // token
     if tokens < 1:
@@ -210,6 +222,14 @@ def kv_capacity_tokens(
             "use more accelerators per instance or larger ones"
         )
     return tokens
+
+
+def _weight_bytes(model: Model, tensor_parallel: int, expert_parallel: int | None) -> int:
+    """Return the bytes of weights on the accelerators of an instance."""
+    if expert_parallel is None:
+        return model.weight_bytes
+    experts = model.weight_bytes * model.expert_parameters / model.parameters
+    return math.ceil(model.weight_bytes - experts * (1.0 - tensor_parallel / expert_parallel))
 
 
 def _share(size: int, layers: int, model: Model) -> int:

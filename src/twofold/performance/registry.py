@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from functools import partial
 
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.hardware.specs import Machine, Model
 from twofold.performance.aiconfigurator import aiconfigurator
 from twofold.performance.base import PerformanceModel
 from twofold.performance.distserve_published import distserve_pipeline, distserve_published
 from twofold.performance.fitted import fitted, is_fitted
-from twofold.performance.instance import by_layers
+from twofold.performance.instance import by_layers, check_expert_parallel
 from twofold.performance.roofline import roofline
 from twofold.performance.splitwise_published import splitwise_published
 
@@ -20,16 +20,6 @@ def auto(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceMod
     """Return the fitted performance model if this LLM was measured on these accelerators, else a roofline estimate."""
     measured = is_fitted(model, machine, tensor_parallel)
     return (fitted if measured else roofline)(model, machine, tensor_parallel)
-
-
-def aiconfigurator_sglang(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:
-    """Return the performance model from measured operator times of SGLang."""
-    return aiconfigurator(model, machine, tensor_parallel, backend="sglang")
-
-
-def aiconfigurator_trtllm(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:
-    """Return the performance model from measured operator times of TensorRT-LLM."""
-    return aiconfigurator(model, machine, tensor_parallel, backend="trtllm")
 
 
 def distserve_published_vllm(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:
@@ -43,12 +33,15 @@ PERFORMANCE_MODELS: dict[str, Factory] = {
     "fitted": fitted,
     "roofline": roofline,
     "aiconfigurator": aiconfigurator,
-    "aiconfigurator-sglang": aiconfigurator_sglang,
-    "aiconfigurator-trtllm": aiconfigurator_trtllm,
+    "aiconfigurator-sglang": partial(aiconfigurator, backend="sglang"),
+    "aiconfigurator-trtllm": partial(aiconfigurator, backend="trtllm"),
     "splitwise-published": splitwise_published,
     "distserve-published": distserve_published,
     "distserve-published-vllm": distserve_published_vllm,
 }
+
+# Models of instances with expert parallelism.
+EXPERT_PARALLEL = tuple(name for name in PERFORMANCE_MODELS if name.startswith("aiconfigurator"))
 
 PipelineFactory = Callable[[Model, Machine, int, int], PerformanceModel]
 
@@ -66,6 +59,7 @@ def performance_model(
     machine: Machine,
     tensor_parallel: int,
     pipeline_parallel: int = 1,
+    expert_parallel: int | None = None,
     *,
     boundary_bytes_per_s: float | None = None,  # of activations between stages
 ) -> PerformanceModel:
@@ -73,6 +67,11 @@ def performance_model(
     factory = PERFORMANCE_MODELS.get(name)
     if factory is None:
         raise ConfigurationError(f"unknown performance model {name!r}: choose one of {', '.join(PERFORMANCE_MODELS)}")
+    if expert_parallel is not None:
+        known = ", ".join(EXPERT_PARALLEL)
+        require(name in EXPERT_PARALLEL, f"{name} has no times of expert parallelism: use one of {known}")
+        check_expert_parallel(machine, tensor_parallel, expert_parallel, pipeline_parallel)
+        return factory(model, machine, tensor_parallel, expert_parallel=expert_parallel)
     if pipeline_parallel == 1:
         return factory(model, machine, tensor_parallel)
     if name not in _PIPELINES:

@@ -21,6 +21,7 @@ class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
     accelerators: int = 1
     tensor_parallel: int | None = None  # None for all accelerators of a machine
     pipeline_parallel: int = 1
+    expert_parallel: int | None = None  # accelerators that share the experts; None: each expert is divided
     machines: int = 1  # machines that a pipeline spans; 0 for a part of a machine
 
     @property
@@ -37,12 +38,15 @@ class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def short(self) -> str:
-        """Short name with the parallelism, such as `h100@4×TP2` for four instances on a machine, or `h100@TP2×PP4`."""
+        """Short name with the parallelism, such as `h100@4×TP2` for four instances on a machine, or `h100@TP2×PP4`, or
+        `h100@8×TP1-EP8` with the experts spread over eight accelerators.
+        """
         if self.tensor_parallel is None:
             return self.machine
         each = f"{self.instances}×" if self.instances > 1 else ""
         stages = f"×PP{self.pipeline_parallel}" if self.pipeline_parallel > 1 else ""
-        return f"{self.machine}@{each}TP{self.tensor_parallel}{stages}"
+        experts = "" if self.expert_parallel is None else f"-EP{self.expert_parallel}"
+        return f"{self.machine}@{each}TP{self.tensor_parallel}{stages}{experts}"
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
+from twofold.performance.registry import EXPERT_PARALLEL
 from twofold.planning.design import Design, Family, FamilyGroup, MachineKind
 from twofold.planning.workload import WorkloadArguments
 from twofold.request import Phase
@@ -75,6 +76,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         if self.tensor_parallel is not None:
             degrees = [self.tensor_parallel]
         alone = [replace(whole, tensor_parallel=degree) for degree in degrees]
+        if model.expert_parameters and self.template.performance in EXPERT_PARALLEL and whole.accelerators > 1:
+            # Whole experts on each accelerator of the machine.
+            alone = [replace(kind, expert_parallel=whole.accelerators) for kind in alone] + alone
         able, reason = self.able(alone)
         if able:
             # If some were measured, estimates of the others are not compared with them.
@@ -124,6 +128,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             machine,
             self.tensor_parallel_on(kind),
             kind.pipeline_parallel,
+            kind.expert_parallel,
             across=kind.machines > 1,
         )
 
@@ -155,7 +160,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def kv_capacity_tokens(self, kind: MachineKind) -> int:
         """Return the KV capacity of an instance in tokens. Raises ConfigurationError if the LLM does not fit."""
         model, machine = self.catalog.model(self.template.model), self.catalog.machine(kind.name)
-        return capacity_tokens(self.template, model, machine, self.tensor_parallel_on(kind), kind.pipeline_parallel)
+        parallel = self.tensor_parallel_on(kind), kind.pipeline_parallel, kind.expert_parallel
+        return capacity_tokens(self.template, model, machine, *parallel)
 
     def require_sensible(self) -> None:
         """Raise ConfigurationError if the required SLO attainment or the workload duration is out of range."""
@@ -181,6 +187,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
                 role=role,
                 tensor_parallel=kind.tensor_parallel or self.tensor_parallel,
                 pipeline_parallel=kind.pipeline_parallel,
+                expert_parallel=kind.expert_parallel,
                 batcher=batcher,
             )
         return PoolSpec(

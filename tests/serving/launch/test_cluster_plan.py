@@ -65,6 +65,7 @@ def test_omp_num_threads_limits_threads(monkeypatch, limit, threads):
         ({"model": "bloom-175b"}, "bloom-176b"),
         ({"handoff": "by-mail"}, "by-size"),
         ({"pools": "1xh100:prefill"}, "both phases"),
+        ({"pools": "1xh100@1ep8:mixed"}, "expert parallelism is for simulations only"),
     ],
 )
 def test_rejects_clusters_that_only_a_simulator_can_run(fields, said):

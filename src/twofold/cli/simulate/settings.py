@@ -24,7 +24,8 @@ class ClusterSettings(Settings, panel="Cluster"):
 
     cluster: str | None = flag(
         "Pools as COUNTxMACHINE:ROLE, as in 35xh100:prefill,5xh100:decode, or a cluster file (YAML or TOML). A "
-        "role is prefill, decode or mixed; @TP or @TPxPP after the machine is the parallelism: 4xa100@2x4:prefill.",
+        "role is prefill, decode or mixed; @TP or @TPxPP after the machine is the parallelism: 4xa100@2x4:prefill; "
+        "@TPepEP spreads experts over EP accelerators: 2xh200@1ep8.",
         metavar="POOLS|FILE",
     )
     model: str | None = flag("Model of the catalog, such as bloom-176b.", unset="that of the cluster file or profile")

@@ -121,6 +121,10 @@ def check_servable(spec: ClusterSpec) -> None:
         "pipelines are for simulations only: serve instances of one stage (pipeline_parallel 1)",
     )
     require(
+        all(pool.expert_parallel is None for pool in spec.pools),
+        "expert parallelism is for simulations only: serve pools without expert_parallel",
+    )
+    require(
         spec.inline_tbt_s is None,
         "an emulated service cannot inline prompts: leave out inline_tbt_s, or serve a model with --inline-tbt",
     )

@@ -39,6 +39,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: LatencyPercentiles | None = None
     tpot_s: LatencyPercentiles | None = None
     e2e_s: LatencyPercentiles | None = None
+    longest_prompt: int = 0  # tokens, of the completed requests
     slo_scale: float | None = None  # smallest factor by which all bounds could be multiplied with the SLO still met
     pools: tuple[PoolResult, ...] = ()
 

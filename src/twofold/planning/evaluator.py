@@ -36,7 +36,7 @@ class Executor(AbstractContextManager["Executor"], Protocol):
 
 
 # Incremented when the content or computation of evaluations changes.
-_EVALUATION = 3
+_EVALUATION = 4
 _DATA = (("twofold.performance", "data"), ("twofold.workload", "data"))
 
 

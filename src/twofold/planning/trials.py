@@ -110,6 +110,7 @@ def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool]
         ttft_s=_latency(result.ttft_s),
         tpot_s=_latency(result.tpot_s),
         e2e_s=_latency(result.e2e_s),
+        longest_prompt=result.longest_prompt,
         slo_scale=None if stopped else result.tightest_scale(problem.attainment),
         pools=result.pools,
     )

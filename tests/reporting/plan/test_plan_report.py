@@ -8,9 +8,10 @@ from rich.console import Console
 
 from support.analytic_cluster import COLOCATED, design
 from support.plans import choice, evaluation, plan, split_and_colocated
-from support.simulated import ESTIMATED
+from support.simulated import ESTIMATED, FITTED
 from twofold.cluster.spec import ClusterSpec
 from twofold.hardware.catalog import load_catalog
+from twofold.performance.cost import MeasuredSizes
 from twofold.planning.advice import advise
 from twofold.planning.design import Design, Family
 from twofold.planning.evaluator import Effort
@@ -123,3 +124,16 @@ def test_equal_best_families_of_one_plan_are_all_shown():
     picture = pareto_chart(split_and_colocated(), FRONT)
     names = {trace["name"] for trace in picture.traces}
     assert {"fast+slow", "best fast+slow", f"best {COLOCATED.group}"} <= names
+
+
+def test_sizes_beyond_those_measured_are_named():
+    """The warning is about the prompts that the planned design completed."""
+    measured = msgspec.structs.replace(FITTED, measured=MeasuredSizes(prompt_tokens=4096, sequences=64))
+    made = plan(choice(design(5, 5), 12.0, error=measured))
+    assert "Extrapolated" not in shown(made)
+    (best,) = made.choices
+    longer = msgspec.structs.replace(best.evaluation, longest_prompt=9000)
+    text = shown(plan(msgspec.structs.replace(best, evaluation=longer)), width=160)
+    assert (
+        "Extrapolated for 5×fast prefill + 5×slow decode: prompts of up to 9,000 tokens; measured up to 4,096" in text
+    )

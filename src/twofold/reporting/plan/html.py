@@ -20,7 +20,7 @@ from twofold.reporting.plan.placement import (
     phase_rows,
     verdict_text,
 )
-from twofold.reporting.plan.table import HEADINGS, choice_row
+from twofold.reporting.plan.table import HEADINGS, choice_row, extrapolation_texts
 from twofold.reporting.simulation.facts import slo_text
 from twofold.slo import Slo, SlowdownSlo
 
@@ -113,6 +113,7 @@ def plan_page(
     title: str,
 ) -> str:
     body = [f"<p>SLO: {escape(slo_text(slo))}</p>", f'<p class="advice">{escape(advice.text)}</p>']
+    body += [f"<p>Extrapolated for {escape(text)}</p>" for text in extrapolation_texts([plan.best])]
     table = _table(HEADINGS, map(choice_row, plan.choices))
     body += [html_chart(pareto_chart(plan, front)), html_chart(rates_chart(curves, slo))]
     return html_page(title, [*body, html_section("The best of each family", table)])

@@ -15,7 +15,7 @@ from twofold.planning.pareto import ParetoPoint
 from twofold.planning.plan import DesignChoice, Plan
 from twofold.reporting.output import table
 from twofold.reporting.simulation.facts import check_text
-from twofold.reporting.simulation.statistics import phase_accuracy
+from twofold.reporting.simulation.statistics import extrapolations, phase_accuracy
 from twofold.reporting.summary import NOTHING, rate_text, seconds
 from twofold.request import Phase
 from twofold.simulation.result import Check
@@ -71,8 +71,18 @@ def plan_tables(plan: Plan, advice: Advice, front: Sequence[ParetoPoint], effort
         if groups:
             parts.append(Text(f"{what}: {', '.join(groups)}."))
     shown = [choice for choice in (plan.best_split, plan.best_colocated) if choice is not None]
-    parts += [*map(_margins, shown), _front(front), *_errors(plan.choices), Text(effort_text(effort))]
+    parts += [*map(_margins, shown), _front(front), *_errors(plan.choices)]
+    parts += [Text(f"Extrapolated for {text}") for text in extrapolation_texts(shown)]
+    parts.append(Text(effort_text(effort)))
     return Group(*parts)
+
+
+def extrapolation_texts(choices: Iterable[DesignChoice]) -> Iterator[str]:
+    """Describe the sizes in the simulations of designs beyond those that were measured."""
+    for choice in choices:
+        evaluation = choice.evaluation
+        for text in extrapolations(evaluation.pools, evaluation.longest_prompt):
+            yield f"{choice.design.name}: {text}"
 
 
 def effort_text(effort: Effort) -> str:

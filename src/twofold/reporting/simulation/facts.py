@@ -5,9 +5,8 @@ from collections.abc import Iterator
 import msgspec
 
 from twofold.cluster.spec import ClusterSpec
-from twofold.instance import Role
 from twofold.reporting.output import same_fields
-from twofold.reporting.simulation.statistics import DistributionSummary, accuracy, describe
+from twofold.reporting.simulation.statistics import DistributionSummary, accuracy, describe, extrapolations
 from twofold.reporting.summary import NOTHING, bounds, rate_text, ratio, seconds
 from twofold.request import Phase
 from twofold.simulation.overload import DECODE, PREFILL
@@ -133,22 +132,9 @@ def _counts(result: SimulationResult) -> Iterator[Fact]:
     context, longest = result.max_context, result.longest_request
     if context is not None and longest > context:
         yield Fact("Longest request", f"{longest:,} tokens, beyond the context of {result.spec.model} ({context:,})")
-    for text in dict.fromkeys(_extrapolations(result)):
+    for text in extrapolations(result.pools, result.longest_prompt):
         yield Fact("Extrapolated", text)
     yield Fact("Simulated time", seconds(result.duration_s), _rests_on_all(result))
-
-
-def _extrapolations(result: SimulationResult) -> Iterator[str]:
-    """Describe the sizes beyond those that the performance models were fitted to."""
-    longest = result.longest_prompt
-    for pool in result.pools:
-        measured, batch = pool.error.measured, pool.mean_batch or 0.0
-        if measured is None:
-            continue
-        if pool.role != Role.DECODE and longest > measured.prompt_tokens:
-            yield f"prompts of up to {longest:,} tokens; measured up to {measured.prompt_tokens:,} on {pool.machine}"
-        if pool.role != Role.PREFILL and batch > measured.sequences:
-            yield f"batches of {batch:.0f} in the mean; measured up to {measured.sequences:,} on {pool.machine}"
 
 
 def _refusals(result: SimulationResult) -> Iterator[Fact]:

@@ -1,6 +1,6 @@
 """Latency metrics of a simulation, their percentiles, and the errors of the performance models used."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -185,3 +185,18 @@ def _worst(errors: Sequence[ModelAccuracy], phase: Phase) -> float | None:
     values = [error.prefill if phase is Phase.PREFILL else error.decode for error in errors]
     known = [value for value in values if value is not None]
     return max(known) if known and len(known) == len(values) else None
+
+
+def extrapolations(pools: Iterable[PoolResult], longest_prompt: int) -> list[str]:
+    """Describe the sizes of a simulation beyond those that its performance models were fitted to."""
+    found: dict[str, None] = {}
+    for pool in pools:
+        measured, batch = pool.error.measured, pool.mean_batch or 0.0
+        if measured is None:
+            continue
+        on = f"on {pool.machine}"
+        if pool.role != Role.DECODE and longest_prompt > measured.prompt_tokens:
+            found[f"prompts of up to {longest_prompt:,} tokens; measured up to {measured.prompt_tokens:,} {on}"] = None
+        if pool.role != Role.PREFILL and batch > measured.sequences:
+            found[f"batches of {batch:.0f} in the mean; measured up to {measured.sequences:,} {on}"] = None
+    return list(found)

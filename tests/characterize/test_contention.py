@@ -37,15 +37,16 @@ class Pair:
         pass
 
     def _split(self, streams):
-        """One request decodes on one instance; a prompt is computed on the other meanwhile."""
-        decode, prompt = streams
+        """Several requests decode on one instance; a prompt is computed on the other meanwhile."""
+        *decodes, prompt = streams
+        decode = decodes[0]
         began = self._times(decode, 1.0, [1.0] * prompt.after_tokens).token_times_s[prompt.after_tokens - 1]
         ttft_s = prompt.prompt_tokens * TOKEN_S * self.slower["prompts"]
         now, times = decode.prompt_tokens * TOKEN_S, []
         for _ in range(decode.output_tokens):
             times.append(now)
             now += GAP_S * (self.slower["decodes"] if began <= now < began + ttft_s else 1.0)
-        return [StreamTimes(0.0, times), StreamTimes(began, [began + ttft_s])]
+        return [*[StreamTimes(0.0, times)] * len(decodes), StreamTimes(began, [began + ttft_s])]
 
     def _times(self, stream, slower, gaps):
         first_s = stream.prompt_tokens * TOKEN_S * slower

@@ -15,6 +15,7 @@ _CONTEXT: Final = 64  # tokens
 _GAPS: Final = 32  # decode iterations of a measurement
 _SETTLE: Final = 8  # decode iterations before and after a prompt
 _LONGER: Final = 1.5  # a prefill beside decodes takes at most this many times as long as alone
+_STREAMS: Final = 4  # on each decode instance: gateway and client also compute for each token
 _ROUNDS: Final = 4
 
 
@@ -55,14 +56,14 @@ def _colocated(target: Target, instances: int) -> Iterator[Contention]:
 
 def _disaggregated(target: Target, counts: Mapping[Role, int]) -> Iterator[Contention]:
     """Compare prompts and decodes alone with prompts that are sent while other requests decode."""
-    decode = counts[Role.DECODE]
+    streams = _STREAMS * counts[Role.DECODE]
     for tokens in _prompts(target):
-        ttft_s, gaps = _ttft_s(target, tokens, 1), _gaps(target.run((_decode(_GAPS),)))
-        outputs = 2 * _SETTLE + math.ceil(_LONGER * ttft_s / fmean(gaps))
-        running = (_decode(min(outputs, target.limits.max_model_len - 2 * _CONTEXT)),) * decode
+        ttft_s, gaps = _ttft_s(target, tokens, 1), _gaps(target.run((_decode(_GAPS),) * streams))
+        outputs = 3 * _SETTLE + math.ceil(_LONGER * ttft_s / fmean(gaps))
+        running = (_decode(min(outputs, target.limits.max_model_len - 2 * _CONTEXT)),) * streams
         prompt = ProbeStream(prompt_tokens=tokens, output_tokens=1, after_tokens=_SETTLE)
         times = target.run(running + (prompt,) * counts[Role.PREFILL])
-        decodes, prompts = times[:decode], times[decode:]
+        decodes, prompts = times[:streams], times[streams:]
         began, ended = max(each.sent_s for each in prompts), min(each.token_times_s[0] for each in prompts)
         beside = [after - before for before, after in steps_together(decodes) if began <= before and after <= ended]
         yield Contention(

@@ -27,7 +27,7 @@ from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.performance.aiconfigurator import OperatorTables
 
-NONE = EngineOverhead()
+PASSES = 2  # of the fit, each with simulations
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,10 +61,12 @@ class Deployment(NamedTuple):
     tables: dict[Role, OperatorTables]
 
 
-def least_relative(parts: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
-    """Fit factors ≥ 0 of the parts of each measurement to `wanted`, by the least mean absolute relative error.
+def least_relative(
+    parts: Sequence[Sequence[float]], wanted: Sequence[float], lowest: Sequence[float] = ()
+) -> list[float]:
+    """Fit factors of the parts of each measurement to `wanted`, by the least mean absolute relative error.
 
-    Each element of `parts` has a fixed part first, then the parts to be multiplied.
+    Each element of `parts` has a fixed part first, then the parts to be multiplied, by at least `lowest` (default: 0).
     """
     measured = np.array(wanted)
     fixed, free = np.split(np.array(parts) / measured[:, None], [1], axis=1)
@@ -74,17 +76,29 @@ def least_relative(parts: Sequence[Sequence[float]], wanted: Sequence[float]) ->
     above = np.hstack([free, -np.eye(count)])
     below = np.hstack([-free, -np.eye(count)])
     costs = np.concatenate([np.zeros(factors), np.ones(count)])
-    found = linprog(costs, A_ub=np.vstack([above, below]), b_ub=np.concatenate([rest, -rest]))
+    bounds = [(low, None) for low in (*(lowest or [0.0] * factors), *[0.0] * count)]
+    found = linprog(costs, A_ub=np.vstack([above, below]), b_ub=np.concatenate([rest, -rest]), bounds=bounds)
     return [float(factor) for factor in found.x[:factors]]
 
 
-def fit(known: Sequence[Compared]) -> EngineOverhead:
-    """Fit the overhead of an engine to simulations without overhead."""
-    tpots = [(each.simulated.mean_tpot_s, 1.0, each.row.sequences(each.row.roles[-1])) for each in known]
-    step_s, sequence_s = least_relative(tpots, [each.row.silicon_tpot_ms / 1e3 for each in known])
-    ttfts = [(each.simulated.mean_ttft_s + step_s, 1.0, each.row.sequences(each.row.roles[0])) for each in known]
+def fit(known: Sequence[Compared], before: EngineOverhead) -> EngineOverhead:
+    """Fit the overhead of an engine to simulations with the overhead `before`."""
+    decodes = [each.row.sequences(each.row.roles[-1]) for each in known]
+    tpots = [each.simulated.mean_tpot_s for each in known]
+    # Iterations get longer by the changes of the two constants that they contain.
+    parts = [(tpot, 1.0, sequences) for tpot, sequences in zip(tpots, decodes, strict=True)]
+    lowest = (-before.step_s, -before.sequence_s)
+    step_s, sequence_s = least_relative(parts, [each.row.silicon_tpot_ms / 1e3 for each in known], lowest)
+    clients = [each.row.sequences(each.row.roles[0]) for each in known]
+    outside = [before.request_s + before.client_s * count for count in clients]
+    ttfts = [
+        (each.simulated.mean_ttft_s - before_s, 1.0, count)
+        for each, before_s, count in zip(known, outside, clients, strict=True)
+    ]
     request_s, client_s = least_relative(ttfts, [each.row.silicon_ttft_ms / 1e3 for each in known])
-    return EngineOverhead(step_s=step_s, sequence_s=sequence_s, request_s=request_s, client_s=client_s)
+    return EngineOverhead(
+        step_s=before.step_s + step_s, sequence_s=before.sequence_s + sequence_s, request_s=request_s, client_s=client_s
+    )
 
 
 def compare(deployments: Iterable[Deployment], overhead: Callable[[str], EngineOverhead], most: int) -> list[Compared]:
@@ -104,9 +118,13 @@ def run(given: argparse.Namespace) -> Report:
     rows = rows[: given.rows]
     known = covered(rows)
     fitted, rest = ([each for each in known if each.row.fitted is third] for third in (True, False))
-    first = compare(fitted, lambda _: NONE, given.requests)
-    engines = sorted({each.row.backend for each in known})
-    overheads = {engine: fit([each for each in first if each.row.backend == engine]) for engine in engines}
+    overheads = {each.row.backend: EngineOverhead() for each in known}
+    for _ in range(PASSES):
+        found = compare(fitted, overheads.__getitem__, given.requests)
+        overheads = {
+            engine: fit([each for each in found if each.row.backend == engine], overhead)
+            for engine, overhead in sorted(overheads.items())
+        }
     compared = compare(rest, overheads.__getitem__, given.requests)
     return Report(rows=len(rows), covered=len(known), overheads=overheads, compared=compared)
 
@@ -117,8 +135,9 @@ def show(report: Report) -> None:
     console.print(f"{report.rows} rows, of which {report.covered} ({share:.0%}) have operator times")
     for engine, overhead in report.overheads.items():
         console.print(
-            f"{engine}: {overhead.step_s * 1e3:.2f} ms an iteration, {overhead.sequence_s * 1e6:.0f} µs for each "
-            f"sequence; {overhead.request_s * 1e3:.0f} ms a request, {overhead.client_s * 1e3:.1f} ms for each client"
+            f"{engine}: {overhead.step_s * 1e3:.2f} ms an iteration, "
+            f"{overhead.sequence_s * 1e6:.0f} µs for each sequence; {overhead.request_s * 1e3:.0f} ms a request, "
+            f"{overhead.client_s * 1e3:.1f} ms for each client"
         )
     groups: tuple[tuple[str, Callable[[SiliconRow], str]], ...] = (
         ("", lambda _: "all"),

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from statistics import fmean
 
@@ -20,10 +20,14 @@ from twofold.performance.base import NO_POWER, PerformanceModel
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.registry import PERFORMANCE_MODELS
 from twofold.request import Request
+from twofold.timeline import Moment
 
 SHORTEST = 0.8  # of the length that the benchmark names: it draws lengths uniformly from there
-ROUNDS = 10  # requests of each client
+ROUNDS = 10  # requests of each client in the benchmark
+SIMULATED_ROUNDS = 4  # of which the middle ones stand for all between the first and the last
 BUDGET = {"vllm": 8192, "sglang": 16384, "trtllm": 8192}  # tokens of a batch
+# By default, SGLang runs prompts in iterations of their own, and before decodes.
+BATCHERS = {"vllm": "chunked-prefill", "sglang": "prefill-first", "trtllm": "chunked-prefill"}
 NAME = "silicon"
 MACHINES = {Role.MIXED: "dgx-h100", Role.PREFILL: "dgx-h100", Role.DECODE: "dgx-h200"}  # stand for the ranks of a role
 
@@ -82,14 +86,15 @@ def _tables(row: SiliconRow, role: Role) -> OperatorTables | None:
 
 
 def simulated(row: SiliconRow, tables: Mapping[Role, OperatorTables], overhead: EngineOverhead, most: int) -> Timings:
-    """Simulate a deployment with at most `most` requests.
+    """Simulate a deployment with all requests of the benchmark, or with fewer rounds if they are more than `most`.
 
     Ranks have requests of their own, so a part of the deployment is simulated that has whole ranks of each role.
     """
     ranks = {role: row.ranks(role) for role in row.roles}
     parts = math.gcd(*ranks.values())
     clients = max(1, round((row.concurrency or 1) / parts))
-    requests = list(drawn(row, min(most, ROUNDS * clients)))
+    rounds = ROUNDS if ROUNDS * clients <= most else SIMULATED_ROUNDS
+    requests = list(drawn(row, rounds * clients))
     longest = row.isl + row.osl
     models = {MACHINES[role]: RowModel(tables[role], overhead) for role in row.roles}
     PERFORMANCE_MODELS[NAME] = lambda _, machine, __: models[machine.name]
@@ -100,7 +105,7 @@ def simulated(row: SiliconRow, tables: Mapping[Role, OperatorTables], overhead: 
             role=role,
             tensor_parallel=1,
             instances=1,
-            batcher="chunked-prefill" if role is not Role.DECODE else None,
+            batcher=BATCHERS[row.backend] if role is Role.MIXED else None,
         )
         for role, count in ranks.items()
     )
@@ -113,12 +118,24 @@ def simulated(row: SiliconRow, tables: Mapping[Role, OperatorTables], overhead: 
         max_num_seqs=clients,
         kv_capacity_tokens=2 * longest * clients,
     )
-    timelines = timelines_of(spec, requests, _catalog(), Clients(clients))
+    timelines = sorted(
+        timelines_of(spec, requests, _catalog(), Clients(clients)), key=lambda each: each.moments[Moment.ARRIVED]
+    )
     first = Role.MIXED if row.mode == "agg" else Role.PREFILL
     outside_s = overhead.request_s + overhead.client_s * row.sequences(first)
-    ttfts = [timeline.ttft_s + outside_s for timeline in timelines if timeline.ttft_s is not None]
-    tpots = [timeline.tpot_s for timeline in timelines if timeline.tpot_s is not None]
-    return Timings(mean_ttft_s=fmean(ttfts), mean_tpot_s=fmean(tpots))
+    return Timings(
+        mean_ttft_s=_mean([each.ttft_s for each in timelines], clients) + outside_s,
+        mean_tpot_s=_mean([each.tpot_s for each in timelines], clients),
+    )
+
+
+def _mean(values: Sequence[float | None], clients: int) -> float:
+    """Return the mean of the benchmark's requests, whose rounds but the first and the last are those simulated."""
+    rounds = [
+        fmean(value for value in values[start : start + clients] if value is not None)
+        for start in range(0, len(values), clients)
+    ]
+    return (rounds[0] + (ROUNDS - 2) * fmean(rounds[1:-1]) + rounds[-1]) / ROUNDS
 
 
 def drawn(row: SiliconRow, count: int) -> Iterator[Request]:

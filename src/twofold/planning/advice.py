@@ -6,6 +6,7 @@ import msgspec
 
 from twofold.performance.cost import ModelAccuracy
 from twofold.planning.plan import DesignChoice, Plan
+from twofold.planning.promise import Promise
 from twofold.planning.search import Objective
 
 
@@ -93,15 +94,21 @@ def _below(plan: Plan, *, pays: bool) -> str:
 
 
 def _promised(plan: Plan) -> str:
-    """Say in how many unseen draws of the workload the best design meets the SLO, and what this costs."""
-    promise = plan.best.promise
-    if promise is None:
+    best, by_rate = plan.best, plan.query.objective is Objective.THROUGHPUT
+    if best.promise is None:
         return ""
+    return " " + promise_text(best.promise, best.design.name, best.rate, by_rate=by_rate)
+
+
+def promise_text(promise: Promise, name: str, rate: float, *, by_rate: bool) -> str:
+    """Say in how many unseen draws of the workload a design meets the SLO, and what this costs.
+
+    `by_rate` is whether its rate was changed to meet the SLO in them, rather than its size.
+    """
     low, high = promise.interval
     whole = {None: "", True: ", as does the whole trace", False: ", but the whole trace misses it"}[promise.whole]
-    best, kept = plan.best, f"{promise.kept} of {promise.draws}"
     first = (
-        f" In {kept} draws that the search did not use, {best.design.name} meets the SLO at {best.rate:.3g} "
+        f"In {promise.kept} of {promise.draws} draws that the search did not use, {name} meets the SLO at {rate:.3g} "
         f"requests/s (95% interval {low:.0%} to {high:.0%}){whole}."
     )
     if not promise.holds:
@@ -109,7 +116,7 @@ def _promised(plan: Plan) -> str:
     if promise.margin <= 1.0:
         return first
     alone = "the draw of the search" if promise.whole is None else "the whole trace"
-    if plan.query.objective is Objective.THROUGHPUT:
+    if by_rate:
         return f"{first} For {alone} alone, it meets the SLO at {promise.margin:.2f}× this rate."
     return f"{first} It costs {promise.margin:.2f}× as much as {promise.optimistic}, enough for {alone} alone."
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from twofold.errors import ConfigurationError
 from twofold.planning.design import Budget, Design, Family, FamilyGroup, frontier
 from twofold.planning.evaluation import Evaluation
-from twofold.planning.promise import Draws, Promise, missed_draws, promised_step
+from twofold.planning.promise import Draws, Promise, Rank, promised_rate, promised_size, resized
 from twofold.planning.rates import MaxRate, RateSearch
 from twofold.planning.search import Objective, break_even, cheapest, most_throughput
 from twofold.simulation.result import Check
@@ -163,9 +163,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return next((choice for choice in self.choices if not choice.design.family.split), None)
 
 
-# Multiples of the rate for which a design is sized: smaller while enough draws meet the SLO, larger until they do.
-_SMALLER, _LARGER = (0.95, 0.9, 0.85), (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
-
 Found = Callable[[DesignChoice], None]
 
 
@@ -215,63 +212,24 @@ async def _promised(
     search: RateSearch, query: PlanQuery, choices: Sequence[DesignChoice], draws: Draws
 ) -> list[DesignChoice]:
     """Resize the best split and colocated designs so that enough draws meet the SLO; list them first."""
-    resize = _at_promised_rate if query.objective is Objective.THROUGHPUT else _at_promised_size
 
-    def rank(choice: DesignChoice) -> tuple[float | str, ...]:
+    def rank(choice: DesignChoice) -> Rank:
         return choice.promise is not None and not choice.promise.holds, *_rank(query.objective, choice)
 
-    async def resized(ranked: Sequence[DesignChoice]) -> list[DesignChoice]:
-        # Resize the next design if it would otherwise be better than all resized ones.
-        found: list[DesignChoice] = []
-        for choice in ranked:
-            if found and rank(choice) > min(map(rank, found)):
-                break
-            found.append(await resize(search, query, choice, draws))
-        return found
+    async def resize(choice: DesignChoice) -> DesignChoice:
+        design, rate = choice.design, choice.rate
+        if query.objective is Objective.THROUGHPUT:
+            rate, promise = await promised_rate(search, design, rate, draws)
+            evaluation = await search.at_rate(design, rate)
+            return replace(choice, rate=rate, highest_rate=rate, evaluation=evaluation, promise=promise)
+        limits = query.budget.allows, query.objective.weigh
+        design, promise = await promised_size(search, design, rate, draws, *limits)
+        found = choice if design == choice.design else await _at_rate(search, design, rate)
+        return replace(found, promise=promise)
 
     kinds = [[each for each in choices if each.design.family.split is split] for split in (True, False)]
-    told = await asyncio.gather(*map(resized, kinds))
-    rest = [each for kind, found in zip(kinds, told, strict=True) for each in kind[len(found) :]]
-    return [*sorted(chain.from_iterable(told), key=rank), *sorted(rest, key=rank)]
-
-
-async def _at_promised_rate(search: RateSearch, _: PlanQuery, choice: DesignChoice, draws: Draws) -> DesignChoice:
-    """Change the rate of a design to the highest at which enough draws meet the SLO."""
-    optimistic = await replace(search, draw=draws.optimistic).highest(choice.design, search.grid.step(choice.rate))
-    start = optimistic.step
-    found = None if start is None else await promised_step(search, choice.design, start, draws)
-    if found is None:
-        missed = await missed_draws(search, choice.design, choice.rate, draws.all)
-        return replace(choice, promise=draws.promise(missed, choice.design, 1.0))
-    step, missed = found
-    rate, evaluation = search.grid.rate(step), await search.at(choice.design, step)
-    promise = draws.promise(missed, choice.design, optimistic.rate / rate)
-    return replace(choice, rate=rate, highest_rate=rate, evaluation=evaluation, promise=promise)
-
-
-async def _at_promised_size(search: RateSearch, query: PlanQuery, choice: DesignChoice, draws: Draws) -> DesignChoice:
-    """Change the size of a design so that enough draws meet the SLO at its rate; keep it if none does."""
-    weigh, allows, families = query.objective.weigh, query.budget.allows, [choice.design.family]
-    sized = {choice.design: await missed_draws(search, choice.design, choice.rate, draws.all)}
-    kept = choice.design if draws.enough(sized[choice.design]) else None
-    for factor in _LARGER if kept is None else _SMALLER:
-        design = await cheapest(search, families, choice.rate * factor, allows, weigh)
-        if design is None:
-            break
-        if design not in sized:
-            sized[design] = await missed_draws(search, design, choice.rate, draws.all)
-        enough = draws.enough(sized[design])
-        if enough:
-            kept = design
-        if enough is (factor > 1.0):
-            break
-    if kept is None:
-        return replace(choice, promise=draws.promise(sized[choice.design], choice.design, 1.0))
-    resized = choice if kept == choice.design else await _at_rate(search, kept, choice.rate)
-    alone = replace(search, draw=draws.optimistic)
-    optimistic = await cheapest(alone, families, choice.rate, allows, weigh) or choice.design
-    cost, least = weigh(kept)[0], weigh(optimistic)[0]
-    return replace(resized, promise=draws.promise(sized[kept], optimistic, cost / least if least else 1.0))
+    told = await asyncio.gather(*(resized(kind, resize, rank) for kind in kinds))
+    return sorted(chain.from_iterable(told), key=lambda choice: (choice.promise is None, *rank(choice)))
 
 
 def _at_capacity(capacity: MaxRate) -> DesignChoice | None:
@@ -297,7 +255,7 @@ async def _break_even(search: RateSearch, query: PlanQuery, choices: Sequence[De
     return await break_even(search, kinds, top, query.objective.weigh)
 
 
-def _rank(objective: Objective, choice: DesignChoice) -> tuple[float | str, ...]:
+def _rank(objective: Objective, choice: DesignChoice) -> Rank:
     design = choice.design
     if objective is Objective.THROUGHPUT:
         return -choice.rate, design.price_per_h, design.tdp_w, design.family.split, design.machines, design.name

@@ -9,17 +9,24 @@ are exchangeable, the last is in one of the n + 1 ranks with equal probability.
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from statistics import NormalDist
+from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from twofold.errors import require
-from twofold.planning.design import Design
+from twofold.planning.design import Allows, Design
 from twofold.planning.evaluation import Trial
 from twofold.planning.rates import RateSearch
+from twofold.planning.search import cheapest
 from twofold.planning.workload import WHOLE
 
+T = TypeVar("T")
+Rank = tuple[float | str, ...]
+# Multiples of the rate for which a design is sized: smaller while enough draws meet the SLO, larger until they do.
+_SMALLER, _LARGER = (0.95, 0.9, 0.85), (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
 _LEVEL = 0.95  # of the interval of a promise
 _CLOSE = 1e-9  # 0.7 · 10 is more than 7 in floating point
 
@@ -121,3 +128,55 @@ async def promised_step(search: RateSearch, design: Design, start: int, draws: D
         told[middle] = await missed_draws(search, design, search.grid.rate(middle), told[above])
         kept, above = (middle, above) if draws.enough(told[middle]) else (kept, middle)
     return kept, told[kept]
+
+
+async def promised_rate(search: RateSearch, design: Design, rate: float, draws: Draws) -> tuple[float, Promise]:
+    """Change the rate of a design to the highest at which enough draws meet the SLO; keep `rate` if there is none."""
+    optimistic = await replace(search, draw=draws.optimistic).highest(design, search.grid.step(rate))
+    found = None if optimistic.step is None else await promised_step(search, design, optimistic.step, draws)
+    if found is None:
+        return rate, draws.promise(await missed_draws(search, design, rate, draws.all), design, 1.0)
+    step, missed = found
+    promised = search.grid.rate(step)
+    return promised, draws.promise(missed, design, optimistic.rate / promised)
+
+
+async def promised_size(
+    search: RateSearch,
+    design: Design,
+    rate: float,
+    draws: Draws,
+    allows: Allows,
+    weigh: Callable[[Design], tuple[float, ...]],
+) -> tuple[Design, Promise]:
+    """Change the size of a design so that enough draws meet the SLO at `rate`; keep it if no size does."""
+    families = [design.family]
+    sized = {design: await missed_draws(search, design, rate, draws.all)}
+    kept = design if draws.enough(sized[design]) else None
+    for factor in _LARGER if kept is None else _SMALLER:
+        other = await cheapest(search, families, rate * factor, allows, weigh)
+        if other is None:
+            break
+        if other not in sized:
+            sized[other] = await missed_draws(search, other, rate, draws.all)
+        enough = draws.enough(sized[other])
+        if enough:
+            kept = other
+        if enough is (factor > 1.0):
+            break
+    if kept is None:
+        return design, draws.promise(sized[design], design, 1.0)
+    alone = replace(search, draw=draws.optimistic)
+    optimistic = await cheapest(alone, families, rate, allows, weigh) or design
+    cost, least = weigh(kept)[0], weigh(optimistic)[0]
+    return kept, draws.promise(sized[kept], optimistic, cost / least if least else 1.0)
+
+
+async def resized(ranked: Sequence[T], resize: Callable[[T], Awaitable[T]], rank: Callable[[T], Rank]) -> list[T]:
+    """Resize the best design, and the next ones while they would otherwise be better; return all, the best first."""
+    found: list[T] = []
+    for choice in ranked:
+        if found and rank(choice) > min(map(rank, found)):
+            break
+        found.append(await resize(choice))
+    return [*sorted(found, key=rank), *ranked[len(found) :]]

@@ -17,6 +17,7 @@ app.command()(plan)
 NODE = (
     *("distserve-chat", "--model", "opt-13b", "--performance", "distserve-published", "--objective", "goodput"),
     *("--slo", "ttft=0.2,tpot=0.1", "--duration", 1, "--max-model-len", 2048),
+    *("--draws", 0),
 )
 ROUGH = ("--tolerance", 0.1, "--min-requests", 200, "--max-pipeline", 2)
 FOUR = (*NODE, "--machines", "a100", "--max-gpus", 4)
@@ -56,12 +57,12 @@ def test_one_node_of_four_has_prefill_on_two_and_decode_on_one(planned):
     assert report["effort"]["simulations"] > 20
 
 
-def test_output_has_confidence_and_comparisons(invoke):
-    shown = " ".join(invoke(*FOUR, *ROUGH).stdout.split())
+def test_output_has_draws_and_comparisons(invoke):
+    shown = " ".join(invoke(*FOUR, *ROUGH, "--draws", 3, "--confidence", 0.7).stdout.split())
     for words in (
         "Goodput of one instance",
         "a100@TP2",
-        "confidence",
+        "In 3 of 3 draws that the search did not use, ",
         "× the best colocated design",
         "Algorithm",
         "tokens on 2 accelerators is lowest with tensor parallelism (TP2)",

@@ -25,7 +25,7 @@ def explain(make_problem):
         design = Design(family=family, counts=(count,) * kinds + (1,))
         placed = SimulatedPlacement(design=design, rate=rate, evaluation=evaluation(rate))
         found = PlacementResults(prefills=(), decodes=(), split=(placed,), colocated=())
-        return problem, preference(PlacementPlan(prepared=prepared, placement=found, best=placed, sure=None))
+        return problem, preference(PlacementPlan(prepared=prepared, placement=found, best=placed))
 
     return explained
 

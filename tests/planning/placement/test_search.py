@@ -7,10 +7,19 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from support.analytic_placement import AnalyticPlacement, kind
 from twofold.errors import ConfigurationError
-from twofold.planning.placement.search import best_of, for_rate, most_goodput
+from twofold.planning.placement.search import (
+    best_of,
+    fewest_accelerators,
+    for_rate,
+    most_goodput,
+    most_per_accelerator,
+    promised,
+)
+from twofold.planning.promise import Draws
 
 KINDS = [kind(1), kind(2), kind(4), kind(1, 2), kind(2, 2)]
 SPEEDS = st.lists(st.floats(0.5, 20.0), min_size=len(KINDS), max_size=len(KINDS))
@@ -88,3 +97,40 @@ def test_searches_the_colocated_batchers_of_the_query():
     search = msgspec.structs.replace(cluster.search(TOLERANCE), colocated_batching=(("inlined", None),))
     asyncio.run(most_goodput(search, KINDS, 8))
     assert {trial.design.family.batcher for trial in cluster.asked if not trial.design.family.split} == {"inlined"}
+
+
+class UnevenPlacement(AnalyticPlacement):
+    """A cluster in which draw n of the workload has a load 10% · n above that of the search."""
+
+    async def __call__(self, trial):
+        return await super().__call__(replace(trial, rate=trial.rate * (1.0 + 0.1 * trial.draw)))
+
+
+DRAWS = Draws(confidence=0.75, numbers=(1, 2, 3), whole=False)
+
+
+def test_the_rate_of_the_best_placements_is_that_of_the_worst_draw():
+    search = UnevenPlacement(lambda _: 6.0, lambda _: 3.0).search(TOLERANCE)
+    found = asyncio.run(most_goodput(search, [kind(1)], 6))
+    held = asyncio.run(promised(search, found, most_per_accelerator, DRAWS, 6))
+    for before, after in ((found.split[0], held.split[0]), (found.colocated[0], held.colocated[0])):
+        assert before.per_accelerator / after.per_accelerator == pytest.approx(1.3, rel=2 * TOLERANCE)
+        assert after.promise.holds
+        assert after.promise.margin == pytest.approx(1.3, rel=2 * TOLERANCE)
+
+
+def test_a_rate_needs_more_accelerators_for_the_worst_draw():
+    search = UnevenPlacement(lambda _: 6.0, lambda _: 3.0).search(TOLERANCE)
+    found = asyncio.run(for_rate(search, [kind(1)], 12.0, 60))
+    held = asyncio.run(promised(search, found, fewest_accelerators, DRAWS, 60))
+    assert (found.split[0].accelerators, held.split[0].accelerators) == (6, 9)
+    assert held.split[0].rate == 12.0
+    assert held.split[0].promise.margin == pytest.approx(9 / 6)
+
+
+def test_too_few_accelerators_for_the_worst_draw_are_reported():
+    search = UnevenPlacement(lambda _: 6.0, lambda _: 3.0).search(TOLERANCE)
+    found = asyncio.run(for_rate(search, [kind(1)], 11.5, 7))
+    held = asyncio.run(promised(search, found, fewest_accelerators, DRAWS, 7))
+    assert held.split[0].accelerators == 6
+    assert not held.split[0].promise.holds

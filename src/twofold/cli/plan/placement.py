@@ -6,6 +6,7 @@ from typing import Final
 import typer
 from rich.console import Console
 
+from twofold.cli.plan.query import read_draws
 from twofold.cli.plan.search import open_search
 from twofold.cli.plan.settings import PlanSettings, RunSettings
 from twofold.errors import ConfigurationError, require
@@ -61,6 +62,7 @@ def read_placement_query(problem: Problem, settings: PlanSettings) -> PlacementQ
         rate=rate,
         affinity=None if settings.affinity == "auto" else Affinity(settings.affinity),
         most_stages=settings.max_pipeline,
+        draws=read_draws(problem, settings),
     )
 
 
@@ -105,6 +107,8 @@ def _title(prepared: PreparedPlacement) -> str:
 
 def _deployment(plan: PlacementPlan) -> str:
     best, problem = plan.recommended, plan.prepared.problem
-    choice = DesignChoice(design=best.design, rate=best.rate, highest_rate=best.rate, evaluation=best.evaluation)
+    choice = DesignChoice(
+        design=best.design, rate=best.rate, highest_rate=best.rate, evaluation=best.evaluation, promise=best.promise
+    )
     comment = f"{_title(plan.prepared)}: {best.design.name}, planned by simulation.\n{verdict_text(plan)}"
     return deployment_text(deployment_of(problem, choice, Objective.GOODPUT), comment)

@@ -79,14 +79,19 @@ def read_query(problem: Problem, settings: PlanSettings) -> PlanQuery:
         of_kind=of_kind,
     )
     budget.require_sensible()
-    numbers, whole = tuple(range(1, settings.draws + 1)), not problem.workload.random
     return PlanQuery(
         objective=objective,
         groups=groups,
         budget=budget,
         rate=_checked_rate(objective, settings.rate),
-        draws=Draws(confidence=settings.confidence, numbers=numbers, whole=whole) if numbers else None,
+        draws=read_draws(problem, settings),
     )
+
+
+def read_draws(problem: Problem, settings: PlanSettings) -> Draws | None:
+    """Convert the flags to the draws for checks; None for no check. Raises ConfigurationError for too few draws."""
+    numbers, whole = tuple(range(1, settings.draws + 1)), not problem.workload.random
+    return Draws(confidence=settings.confidence, numbers=numbers, whole=whole) if numbers else None
 
 
 def with_ray_machines(problem: Problem, settings: PlanSettings) -> PlanSettings:

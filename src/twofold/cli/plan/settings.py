@@ -35,9 +35,9 @@ class PlanObjectiveSettings(Settings, panel="Objective"):
     rate: float | None = options.RATE.field()
     reference: str | None = options.REFERENCE.field(unset="dgx-a100; the machine of the profile")
     confidence: float = flag(
-        "Required confidence that another draw of the workload meets the SLO; not for goodput.", 0.95, ge=0.0, le=0.999
+        "Required confidence that another draw of the workload meets the SLO.", 0.95, ge=0.0, le=0.999
     )
-    draws: int = flag("Number of draws to check the best designs on; 0 for none. Not for goodput.", 20, ge=0)
+    draws: int = flag("Number of draws to check the best designs on; 0 for none.", 20, ge=0)
     tolerance: float = flag("Relative tolerance of the highest rates.", 0.02, ge=0.001, le=0.5)
 
 

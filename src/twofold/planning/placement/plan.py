@@ -4,59 +4,33 @@ With equal numbers of accelerators, tensor parallelism has a lower TTFT at low r
 parallelism has a lower TTFT at high request rates (DistServe, section 3.1).
 """
 
-import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from itertools import chain, pairwise
-from statistics import median
 
 import msgspec
-from msgspec.structs import replace
 
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.performance.queueing import quickest_by_rate, stage_times
-from twofold.planning.design import Design, MachineKind
+from twofold.planning.design import MachineKind
 from twofold.planning.placement.instances import Affinity, NodeLinks, instances_of, links_of
 from twofold.planning.placement.search import (
     PlacementResults,
     SimulatedPlacement,
     best_of,
+    fewest_accelerators,
     for_rate,
     most_goodput,
+    most_per_accelerator,
+    most_requests,
+    promised,
     whole_stock,
 )
 from twofold.planning.problem import Problem
+from twofold.planning.promise import Draws, Rank
 from twofold.planning.rates import RateSearch
 from twofold.slo import Slo
-
-DRAWS = 6
-
-
-class Confidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Goodputs of a design for several random seeds of the workload, in ascending order."""
-
-    rates: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        return median(self.rates)
-
-    @property
-    def level(self) -> float:
-        """Probability that the median goodput over all possible seeds is within the range of `rates`.
-
-        `rates` contains the goodput of each simulated seed.
-        """
-        # For n draws from any distribution: 1 − 2^(1−n).
-        return 1.0 - 2.0 ** (1 - len(self.rates))
-
-
-async def confidence(search: RateSearch, design: Design, rate: float, draws: Sequence[int]) -> Confidence:
-    """Find a design's goodput for several random seeds of the workload."""
-    start = search.grid.step(rate)  # tried first
-    told = await asyncio.gather(*(replace(search, draw=draw).highest(design, start) for draw in draws))
-    return Confidence(rates=tuple(sorted(each.rate for each in told)))
 
 
 class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +42,7 @@ class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None  # without: goodput per accelerator of one machine type, or of the whole stock of several
     affinity: Affinity | None = None  # None: decided by the link bandwidths
     most_stages: int | None = None
+    draws: Draws | None = None  # to check the best placements on; None for no check
 
     @property
     def accelerators(self) -> int:
@@ -97,7 +72,6 @@ class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
     prepared: PreparedPlacement
     placement: PlacementResults
     best: SimulatedPlacement  # in several copies if the rate requires them
-    sure: Confidence | None  # in the goodput of `best`; None if the workload is not random
 
     @property
     def gain(self) -> float:
@@ -156,19 +130,21 @@ async def make_placement(search: RateSearch, prepared: PreparedPlacement) -> Pla
     query, most = prepared.query, prepared.query.accelerators
     one_node = most <= prepared.node
     anywhere = prepared.affinity is Affinity.HIGH
+    rank: Callable[[SimulatedPlacement], Rank]
     if query.mixed:
-        placement = await whole_stock(search, prepared.kinds, query.stock)
+        placement, rank = await whole_stock(search, prepared.kinds, query.stock), most_requests
     elif query.rate is not None and (anywhere or one_node):
         placement = await for_rate(search, prepared.kinds, query.rate, most, shared=one_node)
+        rank = fewest_accelerators
     else:
         node = None if anywhere and not one_node else prepared.node
-        placement = await most_goodput(search, prepared.kinds, most, node=node)
+        placement, rank = await most_goodput(search, prepared.kinds, most, node=node), most_per_accelerator
+    if query.draws is not None:
+        placement = await promised(search, placement, rank, query.draws, most)
     best = best_of(placement)
     if query.rate is not None and best.rate < query.rate:
         best = _copied(best, query)
-    draws = range(DRAWS) if prepared.problem.workload.random else ()
-    sure = await confidence(search, best.design, best.rate, draws) if draws else None
-    return PlacementPlan(prepared=prepared, placement=placement, best=best, sure=sure)
+    return PlacementPlan(prepared=prepared, placement=placement, best=best)
 
 
 def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlacement:

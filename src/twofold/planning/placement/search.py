@@ -1,15 +1,17 @@
 """DistServe's placement search (OSDI'24, section 4): simulates each phase alone, then combinations of both."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.planning.design import Design, Family, MachineKind
 from twofold.planning.evaluation import Evaluation
 from twofold.planning.placement.candidates import PhaseGoodput, balanced, divided, goodputs, replicated
+from twofold.planning.promise import Draws, Promise, Rank, promised_rate, promised_size, resized
 from twofold.planning.rates import RateSearch
 from twofold.planning.search import by_accelerators, cheapest
 
@@ -22,6 +24,7 @@ class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
     design: Design
     rate: float
     evaluation: Evaluation
+    promise: Promise | None = None  # without one, the placement meets the SLO on the draw of the search
     copies: int = 1  # needed for the requested rate
 
     @property
@@ -77,7 +80,7 @@ async def for_rate(
             *(cheapest(search, [family], rate, allows, by_accelerators) for family in families)
         )
         placed = await asyncio.gather(*(_at(search, design, rate) for design in designs if design is not None))
-        return tuple(sorted(placed, key=_fewest))
+        return tuple(sorted(placed, key=fewest_accelerators))
 
     return PlacementResults(
         prefills=prefills,
@@ -99,8 +102,8 @@ async def whole_stock(search: RateSearch, kinds: Sequence[MachineKind], stock: M
     return PlacementResults(
         prefills=prefills,
         decodes=decodes,
-        split=tuple(sorted(split, key=_most)),
-        colocated=tuple(sorted(colocated, key=_most)),
+        split=tuple(sorted(split, key=most_requests)),
+        colocated=tuple(sorted(colocated, key=most_requests)),
     )
 
 
@@ -124,7 +127,7 @@ async def _highest(search: RateSearch, designs: Sequence[Design]) -> tuple[Simul
         for each in await search.highest_of(designs)
         if each.kept is not None
     ]
-    return tuple(sorted(placed, key=lambda each: (-each.per_accelerator, each.accelerators, each.design.name)))
+    return tuple(sorted(placed, key=most_per_accelerator))
 
 
 async def _at(search: RateSearch, design: Design, rate: float) -> SimulatedPlacement:
@@ -175,9 +178,42 @@ async def _all_colocated(search: RateSearch, kinds: Sequence[MachineKind], stock
     return designs
 
 
-def _most(placed: SimulatedPlacement) -> tuple[float | str, ...]:
+async def promised(
+    search: RateSearch,
+    placement: PlacementResults,
+    rank: Callable[[SimulatedPlacement], Rank],
+    draws: Draws,
+    most_accelerators: int,
+) -> PlacementResults:
+    """Resize the best split and colocated placements so that enough draws meet the SLO."""
+
+    def allows(design: Design) -> bool:
+        return design.accelerators <= most_accelerators
+
+    def ranked(placed: SimulatedPlacement) -> Rank:
+        return placed.promise is not None and not placed.promise.holds, *rank(placed)
+
+    async def resize(placed: SimulatedPlacement) -> SimulatedPlacement:
+        design, rate = placed.design, placed.rate
+        if rank is fewest_accelerators:
+            design, promise = await promised_size(search, design, rate, draws, allows, by_accelerators)
+        else:
+            rate, promise = await promised_rate(search, design, rate, draws)
+        return replace(await _at(search, design, rate), promise=promise)
+
+    split, colocated = await asyncio.gather(
+        *(resized(each, resize, ranked) for each in (placement.split, placement.colocated))
+    )
+    return replace(placement, split=tuple(split), colocated=tuple(colocated))
+
+
+def most_per_accelerator(placed: SimulatedPlacement) -> Rank:
+    return -placed.per_accelerator, placed.accelerators, placed.design.name
+
+
+def most_requests(placed: SimulatedPlacement) -> Rank:
     return -placed.rate, placed.accelerators, placed.design.name
 
 
-def _fewest(placed: SimulatedPlacement) -> tuple[float | str, ...]:
+def fewest_accelerators(placed: SimulatedPlacement) -> Rank:
     return placed.accelerators, placed.design.price_per_h, placed.design.name

@@ -9,11 +9,13 @@ from rich.text import Text
 from twofold import __version__
 from twofold.cluster.spec import ClusterSpec
 from twofold.instance import Role
+from twofold.planning.advice import promise_text
 from twofold.planning.deployment import slo_argument
 from twofold.planning.evaluator import Effort
 from twofold.planning.placement.candidates import PhaseGoodput
 from twofold.planning.placement.plan import ParallelismPreference, PlacementPlan, preference
 from twofold.planning.placement.search import SimulatedPlacement
+from twofold.planning.promise import Promise
 from twofold.reporting.output import JsonReport, same_fields, table
 from twofold.reporting.plan.table import effort_text
 from twofold.reporting.simulation.statistics import phase_accuracy
@@ -50,7 +52,7 @@ def verdict_text(plan: PlacementPlan) -> str:
         f"{best.per_accelerator:.3g} per accelerator."
     )
     preferred, reason = preference(plan), f"{plan.algorithm}: {plan.prepared.links.reason}."
-    sentences = (lead, first, _sure(plan), _against(plan), reason, "" if preferred is None else preferred.text)
+    sentences = (lead, first, _promised(plan), _against(plan), reason, "" if preferred is None else preferred.text)
     return " ".join(filter(None, sentences))
 
 
@@ -61,16 +63,12 @@ def _do_not_split(plan: PlacementPlan) -> str:
     return f"Do not split: {other} has {1 / plan.gain:.2f}× the goodput per accelerator of the best split design."
 
 
-def _sure(plan: PlacementPlan) -> str:
-    sure, design = plan.sure, plan.best.design
-    if sure is None:
+def _promised(plan: PlacementPlan) -> str:
+    placed, query = plan.recommended, plan.prepared.query
+    if placed.promise is None:
         return ""
-    least, most = (each / design.accelerators for each in (sure.rates[0], sure.rates[-1]))
-    median = sure.median / design.accelerators
-    return (
-        f"Over {len(sure.rates)} draws of the workload the median goodput is {median:.3g}, between {least:.3g} and "
-        f"{most:.3g} with {sure.level:.0%} confidence."
-    )
+    by_rate = query.rate is None or placed.rate != query.rate
+    return promise_text(placed.promise, placed.design.name, placed.rate, by_rate=by_rate)
 
 
 def _against(plan: PlacementPlan) -> str:
@@ -136,6 +134,7 @@ class PlacedReport(msgspec.Struct, frozen=True, kw_only=True):
     accelerators: int
     per_accelerator: float
     copies: int  # that the plan uses
+    promise: Promise | None
     cluster: ClusterSpec
 
 
@@ -152,7 +151,6 @@ class PlacementReport(JsonReport, frozen=True, kw_only=True):
     rate: float | None
     recommended: PlacedReport  # colocated if splitting does not pay
     best: PlacedReport  # split
-    confidence: tuple[float, ...] | None
     prefill_parallelism: ParallelismPreference | None
     phases: tuple[PhaseReport, ...]
     split: tuple[PlacedReport, ...]
@@ -184,7 +182,6 @@ class PlacementReport(JsonReport, frozen=True, kw_only=True):
             rate=plan.prepared.query.rate,
             recommended=report(plan.recommended),
             best=report(plan.best),
-            confidence=None if plan.sure is None else plan.sure.rates,
             prefill_parallelism=preference(plan),
             phases=tuple(_phase_report(each) for each in (*placement.prefills, *placement.decodes)),
             split=tuple(map(report, placement.split)),

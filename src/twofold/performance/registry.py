@@ -22,6 +22,16 @@ def auto(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceMod
     return (fitted if measured else roofline)(model, machine, tensor_parallel)
 
 
+def aiconfigurator_sglang(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:
+    """Return the performance model from measured operator times of SGLang."""
+    return aiconfigurator(model, machine, tensor_parallel, backend="sglang")
+
+
+def aiconfigurator_trtllm(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:
+    """Return the performance model from measured operator times of TensorRT-LLM."""
+    return aiconfigurator(model, machine, tensor_parallel, backend="trtllm")
+
+
 def distserve_published_vllm(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:
     """Return DistServe's performance model of vLLM."""
     # Only for LLMs that DistServe published, on A100-80GB.
@@ -33,15 +43,15 @@ PERFORMANCE_MODELS: dict[str, Factory] = {
     "fitted": fitted,
     "roofline": roofline,
     "aiconfigurator": aiconfigurator,
-    "aiconfigurator-sglang": partial(aiconfigurator, backend="sglang"),
-    "aiconfigurator-trtllm": partial(aiconfigurator, backend="trtllm"),
+    "aiconfigurator-sglang": aiconfigurator_sglang,
+    "aiconfigurator-trtllm": aiconfigurator_trtllm,
     "splitwise-published": splitwise_published,
     "distserve-published": distserve_published,
     "distserve-published-vllm": distserve_published_vllm,
 }
 
-# Models of instances with expert parallelism.
-EXPERT_PARALLEL = tuple(name for name in PERFORMANCE_MODELS if name.startswith("aiconfigurator"))
+# Models of instances with expert parallelism, and their engines.
+EXPERT_PARALLEL = {"aiconfigurator": "vllm", "aiconfigurator-sglang": "sglang", "aiconfigurator-trtllm": "trtllm"}
 
 PipelineFactory = Callable[[Model, Machine, int, int], PerformanceModel]
 
@@ -71,7 +81,7 @@ def performance_model(
         known = ", ".join(EXPERT_PARALLEL)
         require(name in EXPERT_PARALLEL, f"{name} has no times of expert parallelism: use one of {known}")
         check_expert_parallel(machine, tensor_parallel, expert_parallel, pipeline_parallel)
-        return factory(model, machine, tensor_parallel, expert_parallel=expert_parallel)
+        return aiconfigurator(model, machine, tensor_parallel, EXPERT_PARALLEL[name], expert_parallel)
     if pipeline_parallel == 1:
         return factory(model, machine, tensor_parallel)
     if name not in _PIPELINES:

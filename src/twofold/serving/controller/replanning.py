@@ -165,8 +165,9 @@ async def search(job: SearchJob) -> SearchResult:
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-m", "twofold.serving.controller.replanning")
     try:
+        # In a session of its own, the search would compete with the gateway in spite of its low priority.
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            *command, stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=os.setpgrp
         )
     except OSError as error:
         raise SearchError(f"the search could not be started: {error.strerror}") from error

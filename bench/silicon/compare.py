@@ -164,7 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=("agg", "disagg"), default="agg", help="colocated or disaggregated")
     parser.add_argument("--rows", type=int, help="rows of the sample (default: all)")
-    parser.add_argument("--requests", type=int, default=600, help="most requests of a simulation")
+    parser.add_argument("--requests", type=int, default=600, help="simulate all rounds up to this number of requests")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of rows")
     parser.add_argument("--json", type=Path, help="file for all results")
     given = parser.parse_args()

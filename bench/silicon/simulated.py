@@ -130,7 +130,7 @@ def simulated(row: SiliconRow, tables: Mapping[Role, OperatorTables], overhead: 
 
 
 def _mean(values: Sequence[float | None], clients: int) -> float:
-    """Return the mean of the benchmark's requests, whose rounds but the first and the last are those simulated."""
+    """Return the mean over all rounds of the benchmark; its middle rounds are like the middle rounds simulated."""
     rounds = [
         fmean(value for value in values[start : start + clients] if value is not None)
         for start in range(0, len(values), clients)

@@ -183,7 +183,7 @@ def compare_endpoint(
     for replay in range(replays):
         for number, load in enumerate(loads):
             tried: list[_Replay] = []
-            while len(tried) < tries and not (tried and tried[-1].drift <= _STEADY):
+            for _ in range(tries):
                 on_load(f"{twin.design.name}, {load.name}, replay {replay + 1} of {replays}")
                 live = summarize(send_load(load), slo=slo)
                 after = slowdowns()
@@ -191,6 +191,8 @@ def compare_endpoint(
                 drift = max(abs(late / early - 1.0) for early, late in both)
                 tried.append(_Replay(drift, Slowness(*map(fmean, both)), live))
                 before = after
+                if drift <= _STEADY:
+                    break
             replayed[number].append(min(tried, key=lambda each: each.drift))
     return [
         _compared(twin, load, [each.slowness for each in found], [each.live for each in found], slo)

@@ -159,6 +159,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return next((choice for choice in self.choices if choice.design.family.split), None)
 
     @property
+    def best_of_both(self) -> list[DesignChoice]:
+        """The best split and the best colocated design, if they exist."""
+        return [choice for choice in (self.best_split, self.best_colocated) if choice is not None]
+
+    @property
     def best_colocated(self) -> DesignChoice | None:
         return next((choice for choice in self.choices if not choice.design.family.split), None)
 

@@ -122,15 +122,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def performance(self, kind: MachineKind) -> PerformanceModel:
         machine = self.catalog.machine(kind.name)
         model = self.catalog.model(self.template.model)
-        return performance_of(
-            self.template,
-            model,
-            machine,
-            self.tensor_parallel_on(kind),
-            kind.pipeline_parallel,
-            kind.expert_parallel,
-            across=kind.machines > 1,
-        )
+        return performance_of(self.template, model, machine, *self._parallelism(kind), across=kind.machines > 1)
 
     def tensor_parallel_on(self, kind: MachineKind) -> int:
         return kind.tensor_parallel or self.tensor_parallel or self.catalog.machine(kind.name).count
@@ -160,8 +152,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def kv_capacity_tokens(self, kind: MachineKind) -> int:
         """Return the KV capacity of an instance in tokens. Raises ConfigurationError if the LLM does not fit."""
         model, machine = self.catalog.model(self.template.model), self.catalog.machine(kind.name)
-        parallel = self.tensor_parallel_on(kind), kind.pipeline_parallel, kind.expert_parallel
-        return capacity_tokens(self.template, model, machine, *parallel)
+        return capacity_tokens(self.template, model, machine, *self._parallelism(kind))
 
     def require_sensible(self) -> None:
         """Raise ConfigurationError if the required SLO attainment or the workload duration is out of range."""
@@ -169,6 +160,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"--attainment must be more than 0 and at most 1, not {self.attainment:g}")
         if not 0.0 < self.workload.duration_s < float("inf"):
             raise ConfigurationError(f"--duration must be more than 0 seconds, not {self.workload.duration_s:g}")
+
+    def _parallelism(self, kind: MachineKind) -> tuple[int, int, int | None]:
+        return self.tensor_parallel_on(kind), kind.pipeline_parallel, kind.expert_parallel
 
     def _nearby(self, family: Family) -> ClusterSpec:
         if not family.shared:

@@ -112,7 +112,7 @@ DRAWS = Draws(confidence=0.75, numbers=(1, 2, 3), whole=False)
 def test_the_rate_of_the_best_placements_is_that_of_the_worst_draw():
     search = UnevenPlacement(lambda _: 6.0, lambda _: 3.0).search(TOLERANCE)
     found = asyncio.run(most_goodput(search, [kind(1)], 6))
-    held = asyncio.run(promised(search, found, most_per_accelerator, DRAWS, 6))
+    held = asyncio.run(promised(search, found, most_per_accelerator, DRAWS))
     for before, after in ((found.split[0], held.split[0]), (found.colocated[0], held.colocated[0])):
         assert before.per_accelerator / after.per_accelerator == pytest.approx(1.3, rel=2 * TOLERANCE)
         assert after.promise.holds
@@ -122,7 +122,7 @@ def test_the_rate_of_the_best_placements_is_that_of_the_worst_draw():
 def test_a_rate_needs_more_accelerators_for_the_worst_draw():
     search = UnevenPlacement(lambda _: 6.0, lambda _: 3.0).search(TOLERANCE)
     found = asyncio.run(for_rate(search, [kind(1)], 12.0, 60))
-    held = asyncio.run(promised(search, found, fewest_accelerators, DRAWS, 60))
+    held = asyncio.run(promised(search, found, fewest_accelerators, DRAWS, most_accelerators=60))
     assert (found.split[0].accelerators, held.split[0].accelerators) == (6, 9)
     assert held.split[0].rate == 12.0
     assert held.split[0].promise.margin == pytest.approx(9 / 6)
@@ -131,6 +131,6 @@ def test_a_rate_needs_more_accelerators_for_the_worst_draw():
 def test_too_few_accelerators_for_the_worst_draw_are_reported():
     search = UnevenPlacement(lambda _: 6.0, lambda _: 3.0).search(TOLERANCE)
     found = asyncio.run(for_rate(search, [kind(1)], 11.5, 7))
-    held = asyncio.run(promised(search, found, fewest_accelerators, DRAWS, 7))
+    held = asyncio.run(promised(search, found, fewest_accelerators, DRAWS, most_accelerators=7))
     assert held.split[0].accelerators == 6
     assert not held.split[0].promise.holds

@@ -91,8 +91,8 @@ async def _search(search: OpenSearch, query: PlanQuery, *, with_curves: bool) ->
         if evaluation.met and trial.draw == 0 and query.budget.allows(trial.design)
     ]
     front = await front_of(search.rates, plan.choices, points)
-    best = [choice for choice in (plan.best_split, plan.best_colocated) if choice is not None]
-    curves = {choice.design.name: await rate_curve(search.rates, choice) for choice in best} if with_curves else {}
+    shown = plan.best_of_both if with_curves else ()
+    curves = {choice.design.name: await rate_curve(search.rates, choice) for choice in shown}
     return PlanResult(
         plan=plan,
         advice=advise(plan, search.rates.grid.tolerance),

@@ -131,16 +131,17 @@ async def make_placement(search: RateSearch, prepared: PreparedPlacement) -> Pla
     one_node = most <= prepared.node
     anywhere = prepared.affinity is Affinity.HIGH
     rank: Callable[[SimulatedPlacement], Rank]
+    sized = False  # whether placements are sized for a rate
     if query.mixed:
         placement, rank = await whole_stock(search, prepared.kinds, query.stock), most_requests
     elif query.rate is not None and (anywhere or one_node):
         placement = await for_rate(search, prepared.kinds, query.rate, most, shared=one_node)
-        rank = fewest_accelerators
+        rank, sized = fewest_accelerators, True
     else:
         node = None if anywhere and not one_node else prepared.node
         placement, rank = await most_goodput(search, prepared.kinds, most, node=node), most_per_accelerator
     if query.draws is not None:
-        placement = await promised(search, placement, rank, query.draws, most)
+        placement = await promised(search, placement, rank, query.draws, most_accelerators=most if sized else None)
     best = best_of(placement)
     if query.rate is not None and best.rate < query.rate:
         best = _copied(best, query)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.planning.design import Design, Family, MachineKind
+from twofold.planning.design import Allows, Design, Family, MachineKind
 from twofold.planning.evaluation import Evaluation
 from twofold.planning.placement.candidates import PhaseGoodput, balanced, divided, goodputs, replicated
 from twofold.planning.promise import Draws, Promise, Rank, promised_rate, promised_size, resized
@@ -72,8 +72,7 @@ async def for_rate(
     found = replicated(prefills, decodes, rate, most_accelerators, shared=shared)
     families = [each.design.family for each in found[:BREADTH]]
 
-    def allows(design: Design) -> bool:
-        return design.accelerators <= most_accelerators
+    allows = _within(most_accelerators)
 
     async def fewest(families: Sequence[Family]) -> tuple[SimulatedPlacement, ...]:
         designs = await asyncio.gather(
@@ -183,28 +182,34 @@ async def promised(
     placement: PlacementResults,
     rank: Callable[[SimulatedPlacement], Rank],
     draws: Draws,
-    most_accelerators: int,
+    *,
+    most_accelerators: int | None = None,
 ) -> PlacementResults:
-    """Resize the best split and colocated placements so that enough draws meet the SLO."""
+    """Change the best split and colocated placements so that enough draws meet the SLO.
 
-    def allows(design: Design) -> bool:
-        return design.accelerators <= most_accelerators
+    If `most_accelerators` is given, their sizes change up to this limit; otherwise, their rates change.
+    """
 
     def ranked(placed: SimulatedPlacement) -> Rank:
         return placed.promise is not None and not placed.promise.holds, *rank(placed)
 
     async def resize(placed: SimulatedPlacement) -> SimulatedPlacement:
         design, rate = placed.design, placed.rate
-        if rank is fewest_accelerators:
-            design, promise = await promised_size(search, design, rate, draws, allows, by_accelerators)
-        else:
+        if most_accelerators is None:
             rate, promise = await promised_rate(search, design, rate, draws)
+        else:
+            allows = _within(most_accelerators)
+            design, promise = await promised_size(search, design, rate, draws, allows, by_accelerators)
         return replace(await _at(search, design, rate), promise=promise)
 
     split, colocated = await asyncio.gather(
         *(resized(each, resize, ranked) for each in (placement.split, placement.colocated))
     )
     return replace(placement, split=tuple(split), colocated=tuple(colocated))
+
+
+def _within(most_accelerators: int) -> Allows:
+    return lambda design: design.accelerators <= most_accelerators
 
 
 def most_per_accelerator(placed: SimulatedPlacement) -> Rank:

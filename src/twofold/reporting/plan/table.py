@@ -70,15 +70,14 @@ def plan_tables(plan: Plan, advice: Advice, front: Sequence[ParetoPoint], effort
     for what, groups in (("Cannot meet the SLO", plan.without), ("No room in the budget", plan.no_room)):
         if groups:
             parts.append(Text(f"{what}: {', '.join(groups)}."))
-    shown = [choice for choice in (plan.best_split, plan.best_colocated) if choice is not None]
-    parts += [*map(_margins, shown), _front(front), *_errors(plan.choices)]
-    parts += [Text(f"Extrapolated for {text}") for text in extrapolation_texts(shown)]
+    parts += [*map(_margins, plan.best_of_both), _front(front), *_errors(plan.choices)]
+    parts += [Text(f"Extrapolated for {text}") for text in extrapolation_texts(plan.best_of_both)]
     parts.append(Text(effort_text(effort)))
     return Group(*parts)
 
 
 def extrapolation_texts(choices: Iterable[DesignChoice]) -> Iterator[str]:
-    """Describe the sizes in the simulations of designs beyond those that were measured."""
+    """Describe the prompts and batches in the simulations of designs that are larger than any measured."""
     for choice in choices:
         evaluation = choice.evaluation
         for text in extrapolations(evaluation.pools, evaluation.longest_prompt):

@@ -1,6 +1,7 @@
 """Latency metrics of a simulation, their percentiles, and the errors of the performance models used."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -188,15 +189,15 @@ def _worst(errors: Sequence[ModelAccuracy], phase: Phase) -> float | None:
 
 
 def extrapolations(pools: Iterable[PoolResult], longest_prompt: int) -> list[str]:
-    """Describe the sizes of a simulation beyond those that its performance models were fitted to."""
-    found: dict[str, None] = {}
-    for pool in pools:
-        measured, batch = pool.error.measured, pool.mean_batch or 0.0
-        if measured is None:
-            continue
-        on = f"on {pool.machine}"
-        if pool.role != Role.DECODE and longest_prompt > measured.prompt_tokens:
-            found[f"prompts of up to {longest_prompt:,} tokens; measured up to {measured.prompt_tokens:,} {on}"] = None
-        if pool.role != Role.PREFILL and batch > measured.sequences:
-            found[f"batches of {batch:.0f} in the mean; measured up to {measured.sequences:,} {on}"] = None
-    return list(found)
+    """Describe the prompts and batches of a simulation that are larger than its performance models were fitted to."""
+    return list(dict.fromkeys(chain.from_iterable(_extrapolations(pool, longest_prompt) for pool in pools)))
+
+
+def _extrapolations(pool: PoolResult, longest: int) -> Iterator[str]:
+    measured, batch = pool.error.measured, pool.mean_batch or 0.0
+    if measured is None:
+        return
+    if pool.role != Role.DECODE and longest > measured.prompt_tokens:
+        yield f"prompts of up to {longest:,} tokens; measured up to {measured.prompt_tokens:,} on {pool.machine}"
+    if pool.role != Role.PREFILL and batch > measured.sequences:
+        yield f"batches of {batch:.0f} in the mean; measured up to {measured.sequences:,} on {pool.machine}"

@@ -2,11 +2,15 @@
 
     pip install 'twofold[aiconfigurator]'
     python bench/silicon/compare.py --rows 900
-    python bench/silicon/compare.py --mode disagg
+    python bench/silicon/compare.py --mode disagg --inferencex nvidia-master.yaml
 
-Each deployment is simulated as it was run, with the operator times of its engine. Four constants of each engine are
+Each deployment is simulated as it was run, with the operator times of its engine. Five constants of each engine are
 fitted to a third of the rows: seconds of an iteration, seconds of an iteration for each sequence, seconds of a request
-before its first token, and the same for each client. The errors are those of mean TTFT and mean TPOT in the other rows.
+before its first token, the same for each client, and the share of draft tokens that are accepted. The errors are those
+of mean TTFT and mean TPOT in the other rows.
+
+The file nvidia-master.yaml, in `.github/configs` of github.com/SemiAnalysisAI/InferenceX, lists the deployments with
+speculative decoding. Without it, none is simulated with speculative decoding.
 """
 
 import argparse
@@ -17,24 +21,35 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from inferencex import Speculation
+from msgspec.structs import replace
+from recipes import Recipe, recipe
 from rich.console import Console
 from rich.table import Table
-from rows import SiliconRow, silicon_rows
+from rows import SiliconRow, contradicted, silicon_rows
 from scipy.optimize import linprog
-from simulated import EngineOverhead, Timings, simulated, tables_of
+from simulated import Engine, EngineOverhead, Timings, engines_of, simulated
 
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.performance.aiconfigurator import OperatorTables
+from twofold.performance.aiconfigurator import EngineLayout
 
 PASSES = 2  # of the fit, each with simulations
+LEAST_OPERATORS = 0.5  # factor of the operators' times
+ACCEPTANCES = [each / 100 for each in range(40, 100, 2)]  # of a draft token
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """A measured deployment and its simulation."""
 
     row: SiliconRow
+    layouts: dict[str, EngineLayout]  # by role
+    options: Recipe
     simulated: Timings
+
+    @property
+    def draft_tokens(self) -> int:
+        return next(iter(self.layouts.values())).draft_tokens
 
     @property
     def ttft_error(self) -> float:
@@ -55,18 +70,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deployment(NamedTuple):
-    """A row with the operator times of its engine."""
+    """A row with its engine of each role."""
 
     row: SiliconRow
-    tables: dict[Role, OperatorTables]
+    engines: dict[Role, Engine]
 
 
-def least_relative(
-    parts: Sequence[Sequence[float]], wanted: Sequence[float], lowest: Sequence[float] = ()
-) -> list[float]:
+def least_relative(parts: Sequence[Sequence[float]], wanted: Sequence[float], lowest: float = 0.0) -> list[float]:
     """Fit factors of the parts of each measurement to `wanted`, by the least mean absolute relative error.
 
-    Each element of `parts` has a fixed part first, then the parts to be multiplied, by at least `lowest` (default: 0).
+    Each element of `parts` has a fixed part first, then the parts to be multiplied, the first of them by at least
+    `lowest`.
     """
     measured = np.array(wanted)
     fixed, free = np.split(np.array(parts) / measured[:, None], [1], axis=1)
@@ -76,19 +90,27 @@ def least_relative(
     above = np.hstack([free, -np.eye(count)])
     below = np.hstack([-free, -np.eye(count)])
     costs = np.concatenate([np.zeros(factors), np.ones(count)])
-    bounds = [(low, None) for low in (*(lowest or [0.0] * factors), *[0.0] * count)]
+    bounds = [(lowest, None)] + [(0.0, None)] * (factors - 1 + count)
     found = linprog(costs, A_ub=np.vstack([above, below]), b_ub=np.concatenate([rest, -rest]), bounds=bounds)
     return [float(factor) for factor in found.x[:factors]]
 
 
 def fit(known: Sequence[Compared], before: EngineOverhead) -> EngineOverhead:
     """Fit the overhead of an engine to simulations with the overhead `before`."""
-    decodes = [each.row.sequences(each.row.roles[-1]) for each in known]
-    tpots = [each.simulated.mean_tpot_s for each in known]
-    # Iterations get longer by the changes of the two constants that they contain.
-    parts = [(tpot, 1.0, sequences) for tpot, sequences in zip(tpots, decodes, strict=True)]
-    lowest = (-before.step_s, -before.sequence_s)
-    step_s, sequence_s = least_relative(parts, [each.row.silicon_tpot_ms / 1e3 for each in known], lowest)
+    acceptance = min(ACCEPTANCES, key=lambda each: _misses(known, before, replace(before, acceptance=each)))
+    found = replace(before, acceptance=acceptance)
+    tpots = [each.row.silicon_tpot_ms / 1e3 for each in known]
+    # The constants that the iterations contain; the rest of their time is that of the operators.
+    parts = []
+    for each in known:
+        tokens, decodes = found.tokens(each.draft_tokens), each.row.sequences(each.row.roles[-1])
+        whole_s = each.simulated.mean_tpot_s * before.tokens(each.draft_tokens)
+        operators_s = (whole_s - before.step_s - before.sequence_s * decodes) / before.operators
+        parts.append((max(operators_s, 0.0) / tokens, 1.0 / tokens, decodes / tokens))
+    # Both fits minimise the mean error; use the one with the lower median error.
+    scaled = least_relative([(0.0, *part) for part in parts], tpots, LEAST_OPERATORS)
+    added = [1.0, *least_relative(parts, tpots)]
+    operators, step_s, sequence_s = min(scaled, added, key=lambda factors: _median_error(parts, factors, tpots))
     clients = [each.row.sequences(each.row.roles[0]) for each in known]
     outside = [before.request_s + before.client_s * count for count in clients]
     ttfts = [
@@ -96,27 +118,53 @@ def fit(known: Sequence[Compared], before: EngineOverhead) -> EngineOverhead:
         for each, before_s, count in zip(known, outside, clients, strict=True)
     ]
     request_s, client_s = least_relative(ttfts, [each.row.silicon_ttft_ms / 1e3 for each in known])
-    return EngineOverhead(
-        step_s=before.step_s + step_s, sequence_s=before.sequence_s + sequence_s, request_s=request_s, client_s=client_s
+    return replace(
+        found, operators=operators, step_s=step_s, sequence_s=sequence_s, request_s=request_s, client_s=client_s
     )
+
+
+def _median_error(parts: Sequence[Sequence[float]], factors: Sequence[float], wanted: Sequence[float]) -> float:
+    return float(np.median(np.abs(np.array(parts) @ np.array(factors) / np.array(wanted) - 1)))
+
+
+def _misses(known: Sequence[Compared], before: EngineOverhead, after: EngineOverhead) -> float:
+    """Return the median error of TPOT with speculative decoding as in `after`."""
+    errors = [
+        abs((1 + each.tpot_error) * before.tokens(each.draft_tokens) / after.tokens(each.draft_tokens) - 1)
+        for each in known
+        if each.draft_tokens
+    ]
+    return float(np.median(errors)) if errors else 0.0
 
 
 def compare(deployments: Iterable[Deployment], overhead: Callable[[str], EngineOverhead], most: int) -> list[Compared]:
     return [
-        Compared(row=row, simulated=simulated(row, tables, overhead(row.backend), most)) for row, tables in deployments
+        Compared(
+            row=row,
+            layouts={role.value: engine.layout for role, engine in engines.items()},
+            options=recipe(row),
+            simulated=simulated(row, engines, overhead(row.backend), most),
+        )
+        for row, engines in deployments
     ]
 
 
-def covered(rows: Iterable[SiliconRow]) -> list[Deployment]:
-    found = ((row, tables_of(row)) for row in rows)
-    return [Deployment(row, tables) for row, tables in found if tables is not None]
+def covered(rows: Iterable[SiliconRow], draft_tokens: Callable[[SiliconRow], int]) -> list[Deployment]:
+    found = ((row, engines_of(row, draft_tokens(row))) for row in rows)
+    return [Deployment(row, engines) for row, engines in found if engines is not None]
 
 
 def run(given: argparse.Namespace) -> Report:
     rows = [row for row in silicon_rows() if row.mode == given.mode and row.complete]
+    faster = contradicted(rows)
+    speculation = given.inferencex and Speculation(given.inferencex)
     random.Random(given.seed).shuffle(rows)
     rows = rows[: given.rows]
-    known = covered(rows)
+
+    def draft_tokens(row: SiliconRow) -> int:
+        return speculation.depth(row, faster=row.id in faster) if speculation else 0
+
+    known = covered(rows, draft_tokens)
     fitted, rest = ([each for each in known if each.row.fitted is third] for third in (True, False))
     overheads = {each.row.backend: EngineOverhead() for each in known}
     for _ in range(PASSES):
@@ -133,16 +181,20 @@ def show(report: Report) -> None:
     console = Console(width=120)
     share = report.covered / report.rows
     console.print(f"{report.rows} rows, of which {report.covered} ({share:.0%}) have operator times")
+    drafted = sum(each.draft_tokens > 0 for each in report.compared)
+    console.print(f"of {len(report.compared)} rows that nothing was fitted to, {drafted} decode speculatively")
     for engine, overhead in report.overheads.items():
         console.print(
-            f"{engine}: {overhead.step_s * 1e3:.2f} ms an iteration, "
+            f"{engine}: operators ×{overhead.operators:.2f}, {overhead.step_s * 1e3:.2f} ms an iteration, "
             f"{overhead.sequence_s * 1e6:.0f} µs for each sequence; {overhead.request_s * 1e3:.0f} ms a request, "
-            f"{overhead.client_s * 1e3:.1f} ms for each client"
+            f"{overhead.client_s * 1e3:.1f} ms for each client; {overhead.acceptance:.0%} of draft tokens accepted"
         )
+    drafts = {each.row.id: each.draft_tokens for each in report.compared}
     groups: tuple[tuple[str, Callable[[SiliconRow], str]], ...] = (
         ("", lambda _: "all"),
         ("engine", lambda row: row.backend),
         ("system", lambda row: row.system),
+        ("speculation", lambda row: f"draft tokens {drafts[row.id]}"),
         ("model", lambda row: f"{row.model_path.rpartition('/')[2]} {row.backend}"),
     )
     drawn = Table("", "rows", *(f"{name} {what}" for name in ("TPOT", "TTFT") for what in ("median", "mean", "P90")))
@@ -166,6 +218,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="rows of the sample (default: all)")
     parser.add_argument("--requests", type=int, default=600, help="simulate all rounds up to this number of requests")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of rows")
+    parser.add_argument("--inferencex", type=Path, help="configurations of InferenceX: nvidia-master.yaml")
     parser.add_argument("--json", type=Path, help="file for all results")
     given = parser.parse_args()
     try:

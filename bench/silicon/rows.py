@@ -3,8 +3,10 @@
 import csv
 import hashlib
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -20,7 +22,19 @@ _MODELS = {
     "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Meta-Llama-3.1-8B",
     "zhipuai/GLM-5": "zai-org/GLM-5",
 }
+BLACKWELL = ("b200_sxm", "b300_sxm", "gb200", "gb300")
+GPT_OSS = "openai/gpt-oss-120b"
+_FASTER = 1.25  # factor between TPOTs of the same deployment
 _PREFIXES = {Role.MIXED: "", Role.PREFILL: "prefill_", Role.DECODE: "decode_"}  # of the columns of a role
+
+
+class Parallelism(NamedTuple):
+    """Sizes of the groups of accelerators of one worker."""
+
+    tensor: int  # of the attention
+    data: int  # of the attention
+    expert_tensor: int
+    expert: int
 
 
 class SiliconRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +45,7 @@ class SiliconRow(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     model_path: str
     system: str
+    precision: str | None = None  # such as fp8
     mode: str  # agg or disagg
     isl: int
     osl: int
@@ -72,10 +87,35 @@ class SiliconRow(msgspec.Struct, frozen=True, kw_only=True):
         counted = self.mode == "agg" or (self.prefill_num_workers and self.decode_num_workers)
         return bool(self.concurrency and counted)
 
+    @property
+    def of_inferencex(self) -> bool:
+        """Whether the benchmark is InferenceX. Others are measurements by the authors of the package."""
+        return self.silicon_data_source.startswith(("db-dump", "source_file=2026"))
+
+    def parallelism(self, role: Role) -> Parallelism:
+        """Return the parallelism of a worker of a role."""
+        names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+        tensor, data, expert_tensor, expert = (self._size(role, name) for name in names)
+        # InferenceX names the accelerators of a server twice if they share the experts, as in TP8 with EP8. The sample
+        # has the product: TP64, or 64 ranks of attention.
+        if self.of_inferencex and role is Role.MIXED and expert > 1 and (expert_tensor > 1 or tensor == data > 1):
+            width = expert_tensor if expert_tensor > 1 else tensor
+            tensor, data = (1, width) if data > 1 else (width, 1)
+            expert_tensor, expert = 1, width
+        return Parallelism(tensor, data, expert_tensor, expert)
+
+    @property
+    def deployment(self) -> tuple[object, ...]:
+        """All fields of the deployment. DeepSeek-R1 and V3 have the same architecture."""
+        model = self.model_path.replace("DeepSeek-R1", "DeepSeek-V3")
+        engine = (self.backend, model, self.system, self.precision)
+        load = (self.isl, self.osl, self.concurrency)
+        return engine + load + tuple((self.ranks(role), self.parallelism(role)) for role in self.roles)
+
     def ranks(self, role: Role) -> int:
         """Return the number of ranks of the attention of a role; each has its own requests."""
         workers = self._size(role, "num_workers") if role is not Role.MIXED else 1
-        return workers * self._size(role, "attention_dp_size")
+        return workers * self.parallelism(role).data
 
     def sequences(self, role: Role) -> int:
         """Return the number of requests in flight on one rank of a role."""
@@ -89,24 +129,29 @@ class SiliconRow(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the row belongs to the third to which constants are fitted."""
         return hashlib.sha256(self.id.encode()).digest()[0] % 3 == 0
 
-    def layouts(self, role: Role) -> Iterator[EngineLayout]:
-        """Yield the engines of a role that the row may mean, the likeliest first.
+    def layouts(self, role: Role, kv: str | None, draft_tokens: int) -> Iterator[EngineLayout]:
+        """Yield the engines of a role that the row may mean, with KV of precision `kv`, the likeliest first.
 
         The sample names the precision of a deployment, and not which weights have it.
         """
+        sizes = self.parallelism(role)
         known = EngineLayout(
             model=_MODELS.get(self.model_path, self.model_path),
             system=self.system,
             backend=self.backend,
-            tensor_parallel=self._size(role, "tp_size"),
+            tensor_parallel=sizes.tensor,
             pipeline_parallel=self._size(role, "pp_size"),
-            attention_data_parallel=self._size(role, "attention_dp_size"),
-            expert_tensor_parallel=getattr(self, _PREFIXES[role] + "moe_tp_size") or None,
-            expert_parallel=self._size(role, "moe_ep_size"),
+            attention_data_parallel=sizes.data,
+            expert_tensor_parallel=sizes.expert_tensor if getattr(self, _PREFIXES[role] + "moe_tp_size") else None,
+            expert_parallel=sizes.expert,
+            draft_tokens=draft_tokens,
         )
         gemm, experts = self.gemm_quant_mode, self.moe_quant_mode
-        for quantizations in ((gemm, experts), (gemm, None), (None, experts), (None, None)):
-            yield replace(known, gemm=quantizations[0], experts=quantizations[1])
+        if self.model_path == GPT_OSS:  # only its experts are quantized, with MXFP4
+            gemm, experts = None, "w4a8_mxfp4_mxfp8" if self.system in BLACKWELL else None
+        for attention in dict.fromkeys((kv, None)):
+            for weights in ((gemm, experts), (gemm, None), (None, experts), (None, None)):
+                yield replace(known, gemm=weights[0], experts=weights[1], attention=attention)
 
 
 def silicon_rows() -> Iterator[SiliconRow]:
@@ -114,3 +159,19 @@ def silicon_rows() -> Iterator[SiliconRow]:
     text = files("aiconfigurator_core").joinpath("systems/silicon_sample.csv").read_text(encoding="utf-8")
     for row in csv.DictReader(text.splitlines()):
         yield msgspec.convert({name: value for name, value in row.items() if value}, SiliconRow, strict=False)
+
+
+def contradicted(rows: Sequence[SiliconRow]) -> set[str]:
+    """Return the ids of rows with a much shorter TPOT than another row of the same deployment at the same concurrency.
+
+    Their servers probably decoded speculatively, which the sample does not tell.
+    """
+    by_deployment = defaultdict[object, list[SiliconRow]](list)
+    for row in rows:
+        by_deployment[row.deployment].append(row)
+    return {
+        row.id
+        for same in by_deployment.values()
+        for row in same
+        if row.silicon_tpot_ms * _FASTER < max(each.silicon_tpot_ms for each in same)
+    }

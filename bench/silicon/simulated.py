@@ -1,13 +1,16 @@
 """Simulation of a measured deployment as it was run: closed loop, lengths drawn as the benchmark draws them."""
 
 import math
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from statistics import fmean
+from typing import NamedTuple
 
 import msgspec
+from batchers import ReceivesAtIntervals, WaitsForTokens
+from drawn import ROUNDS, drawn_lengths, rounds
 from msgspec.structs import replace
+from recipes import Recipe, recipe
 from rows import SiliconRow
 
 from twofold.cluster.spec import ClusterSpec, PoolSpec
@@ -15,30 +18,33 @@ from twofold.errors import ConfigurationError
 from twofold.fidelity.service import Clients, timelines_of
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.instance import Role
-from twofold.performance.aiconfigurator import OperatorTables, operator_tables
+from twofold.performance.aiconfigurator import EngineLayout, OperatorTables, operator_tables
 from twofold.performance.base import NO_POWER, PerformanceModel
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.registry import PERFORMANCE_MODELS
 from twofold.request import Request
+from twofold.scheduling.batchers import BATCHERS
 from twofold.timeline import Moment
 
-SHORTEST = 0.8  # of the length that the benchmark names: it draws lengths uniformly from there
-ROUNDS = 10  # requests of each client in the benchmark
-SIMULATED_ROUNDS = 4  # of which the middle ones stand for all between the first and the last
-BUDGET = {"vllm": 8192, "sglang": 16384, "trtllm": 8192}  # tokens of a batch
 # By default, SGLang runs prompts in iterations of their own, and before decodes.
-BATCHERS = {"vllm": "chunked-prefill", "sglang": "prefill-first", "trtllm": "chunked-prefill"}
+BATCHER = {"vllm": "chunked-prefill", "sglang": "prefill-first", "trtllm": "chunked-prefill"}
 NAME = "silicon"
 MACHINES = {Role.MIXED: "dgx-h100", Role.PREFILL: "dgx-h100", Role.DECODE: "dgx-h200"}  # stand for the ranks of a role
 
 
 class EngineOverhead(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of an engine outside the measured operators."""
+    """Time of an engine outside the measured operators, and success of its speculative decoding."""
 
+    operators: float = 1.0  # factor of the measured operators, some of which overlap
     step_s: float = 0.0  # of an iteration
     sequence_s: float = 0.0  # of each sequence in an iteration
     request_s: float = 0.0  # of a request, before its first token
     client_s: float = 0.0  # the same, for each client
+    acceptance: float = 0.7  # of a draft token, if all before it were accepted
+
+    def tokens(self, draft_tokens: int) -> float:
+        """Return the mean tokens of a sequence in one iteration."""
+        return sum(self.acceptance**accepted for accepted in range(draft_tokens + 1))
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,43 +55,56 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowModel(PerformanceModel):
-    """Performance model of one deployment: measured operators, and the overhead of the engine."""
+    """Performance model of one deployment: measured operators, and the overhead of the engine.
 
-    def __init__(self, tables: OperatorTables, overhead: EngineOverhead) -> None:
+    With speculative decoding, the time of a decode iteration is divided by the tokens that it gives each sequence.
+    """
+
+    def __init__(self, engine: "Engine", overhead: EngineOverhead) -> None:
         self.name, self.power = NAME, NO_POWER
         self.error = ModelAccuracy(prefill=None, decode=None, basis="measured operators")
-        self._tables, self._overhead = tables, overhead
+        self._tables, self._overhead = engine.tables, overhead
+        self._tokens = overhead.tokens(engine.layout.draft_tokens)
 
     def prefill_s(self, tokens: int, squares: int) -> float:
-        return self._tables.prefill_s(tokens, squares) + self._overhead.step_s
+        return self._overhead.operators * self._tables.prefill_s(tokens, squares) + self._overhead.step_s
 
     def decode_cost(self, sequences: int) -> DecodeCost:
         cost, overhead = self._tables.decode_cost(sequences), self._overhead
-        return DecodeCost(cost.base_s + overhead.step_s + overhead.sequence_s * sequences, cost.context_s)
+        base_s = overhead.operators * cost.base_s + overhead.step_s + overhead.sequence_s * sequences
+        return DecodeCost(base_s / self._tokens, overhead.operators * cost.context_s / self._tokens)
 
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         overhead = self._overhead
-        seconds = self._tables.mixed_s(tokens, squares, sequences, context)
+        seconds = overhead.operators * self._tables.mixed_s(tokens, squares, sequences, context)
         return seconds + overhead.step_s + overhead.sequence_s * sequences
 
 
-def tables_of(row: SiliconRow) -> dict[Role, OperatorTables] | None:
-    """Return the operator times of a row's engine of each role, or None if the package lacks some."""
-    found = {role: _tables(row, role) for role in row.roles}
-    known = {role: tables for role, tables in found.items() if tables is not None}
+class Engine(NamedTuple):
+    """The engine of one role of a deployment."""
+
+    layout: EngineLayout
+    tables: OperatorTables
+
+
+def engines_of(row: SiliconRow, draft_tokens: int) -> dict[Role, Engine] | None:
+    """Return a row's engine of each role, or None if the package lacks operator times of one."""
+    found = {role: _engine(row, role, draft_tokens) for role in row.roles}
+    known = {role: engine for role, engine in found.items() if engine is not None}
     return known if len(known) == len(found) else None
 
 
-def _tables(row: SiliconRow, role: Role) -> OperatorTables | None:
-    for layout in row.layouts(role):
+def _engine(row: SiliconRow, role: Role, draft_tokens: int) -> Engine | None:
+    options = recipe(row)
+    for layout in row.layouts(role, options.kv, draft_tokens):
         try:
-            return operator_tables(layout)
+            return Engine(layout, operator_tables(layout))
         except ConfigurationError:
             continue
     return None
 
 
-def simulated(row: SiliconRow, tables: Mapping[Role, OperatorTables], overhead: EngineOverhead, most: int) -> Timings:
+def simulated(row: SiliconRow, engines: Mapping[Role, Engine], overhead: EngineOverhead, most: int) -> Timings:
     """Simulate a deployment with all requests of the benchmark, or with fewer rounds if they are more than `most`.
 
     Ranks have requests of their own, so a part of the deployment is simulated that has whole ranks of each role.
@@ -93,10 +112,10 @@ def simulated(row: SiliconRow, tables: Mapping[Role, OperatorTables], overhead: 
     ranks = {role: row.ranks(role) for role in row.roles}
     parts = math.gcd(*ranks.values())
     clients = max(1, round((row.concurrency or 1) / parts))
-    rounds = ROUNDS if ROUNDS * clients <= most else SIMULATED_ROUNDS
-    requests = list(drawn(row, rounds * clients))
+    requests = list(drawn(row, rounds(clients, most) * clients))
     longest = row.isl + row.osl
-    models = {MACHINES[role]: RowModel(tables[role], overhead) for role in row.roles}
+    models = {MACHINES[role]: RowModel(engines[role], overhead) for role in row.roles}
+    options = recipe(row)
     PERFORMANCE_MODELS[NAME] = lambda _, machine, __: models[machine.name]
     pools = tuple(
         PoolSpec(
@@ -105,7 +124,7 @@ def simulated(row: SiliconRow, tables: Mapping[Role, OperatorTables], overhead: 
             role=role,
             tensor_parallel=1,
             instances=1,
-            batcher=BATCHERS[row.backend] if role is Role.MIXED else None,
+            batcher=_batcher(row.backend, options) if role is Role.MIXED else None,
         )
         for role, count in ranks.items()
     )
@@ -114,8 +133,8 @@ def simulated(row: SiliconRow, tables: Mapping[Role, OperatorTables], overhead: 
         model="llama-3.1-8b",
         performance=NAME,
         router="jsq",
-        max_num_batched_tokens=BUDGET[row.backend],
-        max_num_seqs=clients,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=min(clients, options.max_num_seqs or clients),
         kv_capacity_tokens=2 * longest * clients,
     )
     timelines = sorted(
@@ -129,19 +148,30 @@ def simulated(row: SiliconRow, tables: Mapping[Role, OperatorTables], overhead: 
     )
 
 
+def _batcher(backend: str, options: Recipe) -> str:
+    """Return the name of the engine's batcher with these options, after adding it to the registry."""
+    if options.receive_every > 1:
+        name = f"received-{options.receive_every}"
+        BATCHERS[name] = type(name, (ReceivesAtIntervals,), {"interval": options.receive_every})
+    elif options.wait is not None:
+        name = f"waiting-{options.wait.iterations}-{options.wait.share}"
+        BATCHERS[name] = type(name, (WaitsForTokens,), msgspec.structs.asdict(options.wait))
+    else:
+        name = BATCHER[backend]
+    return name
+
+
 def _mean(values: Sequence[float | None], clients: int) -> float:
     """Return the mean over all rounds of the benchmark; its middle rounds are like the middle rounds simulated."""
-    rounds = [
+    means = [
         fmean(value for value in values[start : start + clients] if value is not None)
         for start in range(0, len(values), clients)
     ]
-    return (rounds[0] + (ROUNDS - 2) * fmean(rounds[1:-1]) + rounds[-1]) / ROUNDS
+    return (means[0] + (ROUNDS - 2) * fmean(means[1:-1]) + means[-1]) / ROUNDS
 
 
 def drawn(row: SiliconRow, count: int) -> Iterator[Request]:
-    stream = random.Random(row.id)
-    for number in range(count):
-        prompt, output = (stream.randint(max(1, round(SHORTEST * most)), most) for most in (row.isl, row.osl))
+    for number, (prompt, output) in enumerate(drawn_lengths(row.id, row.isl, row.osl, count)):
         yield Request(id=str(number), arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
 
 

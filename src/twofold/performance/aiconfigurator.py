@@ -68,6 +68,7 @@ class EngineLayout(msgspec.Struct, frozen=True, kw_only=True):
     gemm: str | None = None  # quantization; None: that of the checkpoint
     experts: str | None = None  # quantization of experts; None: that of the checkpoint
     attention: str | None = None  # of attention and KV; None: that of the checkpoint, or else bfloat16
+    draft_tokens: int = 0  # of each iteration, from multi-token prediction
 
     @property
     def spread(self) -> str:
@@ -216,6 +217,7 @@ def _compile(layout: EngineLayout) -> Any:  # noqa: ANN401  (the package has no 
                 moe_quant_mode=layout.experts,
                 fmha_quant_mode=attention,
                 kvcache_quant_mode=attention,
+                nextn=layout.draft_tokens,
             )
             engine.predict_prefill_latency(1, 1)
             engine.predict_decode_latency(1, 1)

@@ -4,13 +4,14 @@
     python bench/silicon/compare.py --rows 900
     python bench/silicon/compare.py --mode disagg --inferencex nvidia-master.yaml
 
-Each deployment is simulated as it was run, with the operator times of its engine. Five constants of each engine are
-fitted to a third of the rows: seconds of an iteration, seconds of an iteration for each sequence, seconds of a request
-before its first token, the same for each client, and the share of draft tokens that are accepted. The errors are those
-of mean TTFT and mean TPOT in the other rows.
+Each deployment is simulated as it was run, with the operator times of its engine. Six constants of each engine are
+fitted to a third of the rows: a factor of these times, seconds of an iteration, seconds of an iteration for each
+sequence, seconds of a request before its first token, the same for each client, and the share of draft tokens that are
+accepted. The errors are those of mean TTFT and mean TPOT in the other rows.
 
 The file nvidia-master.yaml, in `.github/configs` of github.com/SemiAnalysisAI/InferenceX, lists the deployments with
-speculative decoding. Without it, none is simulated with speculative decoding.
+speculative decoding. Without it, none is simulated with speculative decoding. If it has a deployment both with and
+without, a measurement counts as speculative if the sample has another of this deployment with a much longer TPOT.
 """
 
 import argparse

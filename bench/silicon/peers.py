@@ -41,16 +41,20 @@ def workers(compared: Row, role: str) -> int:
 
 
 def sizes(layout: Row) -> dict[str, int]:
-    experts = layout.get("expert_tensor_parallel")
-    expert = layout.get("expert_parallel", 1)
-    width = layout.get("tensor_parallel", 1) * layout.get("attention_data_parallel", 1)
+    width = layout["tensor_parallel"] * layout["attention_data_parallel"]
     return {
-        "tp_size": layout.get("tensor_parallel", 1),
-        "pp_size": layout.get("pipeline_parallel", 1),
-        "attention_dp_size": layout.get("attention_data_parallel", 1),
-        "moe_tp_size": experts or width // expert,
-        "moe_ep_size": expert,
+        "tp_size": layout["tensor_parallel"],
+        "pp_size": layout["pipeline_parallel"],
+        "attention_dp_size": layout["attention_data_parallel"],
+        "moe_tp_size": layout["expert_tensor_parallel"] or width // layout["expert_parallel"],
+        "moe_ep_size": layout["expert_parallel"],
     }
+
+
+def precisions(layout: Row) -> dict[str, str]:
+    """Return the precisions that a layout has; the others are those of the checkpoint."""
+    names = {"gemm_quant_mode": "gemm", "moe_quant_mode": "experts", "kvcache_quant_mode": "attention"}
+    return {name: layout[field] for name, field in names.items() if layout[field]}
 
 
 def estimated(compared: Row) -> Times:
@@ -58,8 +62,7 @@ def estimated(compared: Row) -> Times:
     row, layouts = compared["row"], compared["layouts"]
     first = next(iter(layouts.values()))
     lengths = {name: round((1 + SHORTEST) / 2 * row[name]) for name in ("isl", "osl")}
-    engine = {"backend_name": first["backend"], "gemm_quant_mode": first.get("gemm")}
-    engine |= {"moe_quant_mode": first.get("experts"), "kvcache_quant_mode": first.get("attention")}
+    engine = {"backend_name": first["backend"], **precisions(first)}
     if "mixed" in layouts:
         widths = sizes(first)
         deployed: dict[str, Any] = {
@@ -86,8 +89,6 @@ def replayed(compared: Row, most: int, folder: Path) -> Times:
     trace.write_text("".join(requests(row, clients * rounds(round(clients / ranks), most))))
     names = {"tp_size": "tensor", "pp_size": "pipeline", "attention_dp_size": "attention_data"}
     names |= {"moe_tp_size": "moe_tensor", "moe_ep_size": "moe_expert"}
-    precisions = {"gemm_quant_mode": first.get("gemm"), "moe_quant_mode": first.get("experts")}
-    precisions["kvcache_quant_mode"] = first.get("attention")
     config = {
         "traffic": {
             "source": {"type": "trace", "format": "mooncake", "paths": [str(trace)], "block_size": BLOCK},
@@ -98,7 +99,7 @@ def replayed(compared: Row, most: int, folder: Path) -> Times:
             "model": first["model"],
             "hardware": first["system"],
             "backend": first["backend"],
-            **{name: value for name, value in precisions.items() if value},
+            **precisions(first),
             "workers": {
                 ROLES[role]: {
                     "parallelism": {
@@ -107,7 +108,7 @@ def replayed(compared: Row, most: int, folder: Path) -> Times:
                     },
                     "scheduler": {
                         "max_batched_tokens": options["max_num_batched_tokens"],
-                        "max_sequences": options.get("max_num_seqs") or clients,
+                        "max_sequences": options["max_num_seqs"] or clients,
                     },
                     "kv_cache": {"prefix_caching": False},
                 }

@@ -148,6 +148,7 @@ def simulated(row: SiliconRow, engines: Mapping[Role, Engine], overhead: EngineO
     )
 
 
+@cache
 def _batcher(backend: str, options: Recipe) -> str:
     """Return the name of the engine's batcher with these options, after adding it to the registry."""
     if options.receive_every > 1:

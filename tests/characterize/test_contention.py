@@ -18,11 +18,15 @@ TOKEN_S, GAP_S = 0.002, 0.05
 
 
 class Pair:
-    """Two instances that slow each other down: prefills by `prompts`, decodes by `decodes`."""
+    """Two instances that slow each other down: prefills by `prompts`, decodes by `decodes`.
+
+    On colocated instances, a prompt delays the decode on its own instance.
+    """
 
     engine = "pair"
 
-    def __init__(self, prompts, decodes, max_model_len=4096):
+    def __init__(self, prompts, decodes, max_model_len=4096, *, colocated=False):
+        self.colocated = colocated
         self.slower = {"prompts": prompts, "decodes": decodes}
         self.limits = TargetLimits(max_model_len=max_model_len)
 
@@ -37,7 +41,7 @@ class Pair:
         pass
 
     def _split(self, streams):
-        """Several requests decode on one instance; a prompt is computed on the other meanwhile."""
+        """Several requests decode, and one instance computes a prompt meanwhile."""
         *decodes, prompt = streams
         decode = decodes[0]
         began = self._times(decode, 1.0, [1.0] * prompt.after_tokens).token_times_s[prompt.after_tokens - 1]
@@ -46,7 +50,12 @@ class Pair:
         for _ in range(decode.output_tokens):
             times.append(now)
             now += GAP_S * (self.slower["decodes"] if began <= now < began + ttft_s else 1.0)
-        return [*[StreamTimes(0.0, times)] * len(decodes), StreamTimes(began, [began + ttft_s])]
+        found = [StreamTimes(0.0, times)] * len(decodes)
+        if self.colocated:
+            early = [now for now in times if now <= began + GAP_S]
+            late = [began + ttft_s + GAP_S * number for number in range(len(times) - len(early))]
+            found[0] = StreamTimes(0.0, early + late)
+        return [*found, StreamTimes(began, [began + ttft_s])]
 
     def _times(self, stream, slower, gaps):
         first_s = stream.prompt_tokens * TOKEN_S * slower
@@ -55,7 +64,8 @@ class Pair:
 
 @pytest.mark.parametrize("roles", [{Role.MIXED: 2}, SPLIT])
 def test_both_phases_are_measured(roles):
-    found = with_contention(ALONE, Pair(prompts=1.2, decodes=1.4), roles).shared_host
+    pair = Pair(prompts=1.2, decodes=1.4, colocated=Role.MIXED in roles)
+    found = with_contention(ALONE, pair, roles).shared_host
     assert found.cores == 2
     assert (found.prefill.crowded, found.decode.crowded) == pytest.approx((1.2, 1.4), rel=0.02)
 

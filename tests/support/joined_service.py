@@ -11,6 +11,7 @@ from pathlib import Path
 from support.flags import ENGINE
 from support.running_service import named
 from twofold.bench.services import free_port, stop, wait_ready
+from twofold.errors import ConfigurationError
 from twofold.security.key import write_key
 
 TWOFOLD = [sys.executable, "-m", "twofold.cli.main"]
@@ -45,7 +46,11 @@ class JoinedService:
         return self._start(1, [*command, "--model", str(model or self.model), *address, *flags], log)
 
     def wait(self):
-        assert wait_ready(self.service, self.url), self.logged("serve.log")
+        try:
+            ready = wait_ready(self.service, self.url)
+        except ConfigurationError as error:
+            raise AssertionError(f"{error}: {self._all_logged()}") from error
+        assert ready, self._all_logged()
 
     def wait_logged(self, log, text, after=0, tries=6000):
         """Wait until `text` is in a log file."""
@@ -57,6 +62,9 @@ class JoinedService:
 
     def logged(self, log):
         return (self.folder / log).read_text()
+
+    def _all_logged(self):
+        return "\n".join(f"{path.name}:\n{path.read_text()}" for path in sorted(self.folder.glob("*.log")))
 
     def close(self):
         for process in reversed(self.processes):

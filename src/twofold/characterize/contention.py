@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean, geometric_mean
 from typing import Final, NamedTuple
 
@@ -10,8 +11,8 @@ from twofold.characterize.target import ProbeStream, StreamTimes, Target
 from twofold.instance import Role
 from twofold.performance.profile import MeasuredProfile
 
-_PROMPTS: Final = (200, 500, 900)  # tokens
-_CONTEXT: Final = 64  # tokens
+_PROMPTS: Final = (199, 499, 907)  # tokens
+_CONTEXT: Final = 61  # tokens
 _GAPS: Final = 32  # decode iterations of a measurement
 _SETTLE: Final = 8  # decode iterations before and after a prompt
 _LONGER: Final = 1.5  # a prefill beside decodes takes at most this many times as long as alone
@@ -46,29 +47,51 @@ def with_contention(profile: MeasuredProfile, target: Target, counts: Mapping[Ro
 
 
 def _colocated(target: Target, instances: int) -> Iterator[Contention]:
-    """Compare prompts and decodes on one instance with as many as there are instances; one ratio for each prompt."""
+    """Compare prompts and decodes on one instance with as many as there are instances; one ratio for each prompt.
+
+    The other instances decode, or one of them computes a prompt: their mean slows the decodes of a service under load.
+    """
     for tokens in _prompts(target):
         # Close in time, because the speed of a shared host changes within seconds.
         one_s, every_s = (_ttft_s(target, tokens, count) for count in (1, instances))
         one, every = (fmean(_gaps(target.run((_decode(_GAPS),) * count))) for count in (1, instances))
-        yield Contention(every_s / one_s, every / one)
+        found = _together(target, tokens, 1, instances, one_s, one)
+        # The decode on the instance that computes the prompt waits for the prompt.
+        _, *others = sorted(found.gaps, key=len)
+        yield Contention(every_s / one_s, geometric_mean((every, _mean_gap(others, every))) / one)
 
 
 def _disaggregated(target: Target, counts: Mapping[Role, int]) -> Iterator[Contention]:
     """Compare prompts and decodes alone with prompts that are sent while other requests decode."""
     streams = _STREAMS * counts[Role.DECODE]
     for tokens in _prompts(target):
-        ttft_s, gaps = _ttft_s(target, tokens, 1), _gaps(target.run((_decode(_GAPS),) * streams))
-        outputs = 3 * _SETTLE + math.ceil(_LONGER * ttft_s / fmean(gaps))
-        running = (_decode(min(outputs, target.limits.max_model_len - 2 * _CONTEXT)),) * streams
-        prompt = ProbeStream(prompt_tokens=tokens, output_tokens=1, after_tokens=_SETTLE)
-        times = target.run(running + (prompt,) * counts[Role.PREFILL])
-        decodes, prompts = times[:streams], times[streams:]
-        began, ended = max(each.sent_s for each in prompts), min(each.token_times_s[0] for each in prompts)
-        beside = [after - before for before, after in steps_together(decodes) if began <= before and after <= ended]
-        yield Contention(
-            fmean(each.ttft_s for each in prompts) / ttft_s, fmean(beside) / fmean(gaps) if beside else 1.0
-        )
+        ttft_s, gap_s = _ttft_s(target, tokens, 1), fmean(_gaps(target.run((_decode(_GAPS),) * streams)))
+        found = _together(target, tokens, counts[Role.PREFILL], streams, ttft_s, gap_s)
+        yield Contention(found.ttft_s / ttft_s, _mean_gap(found.gaps, gap_s) / gap_s)
+
+
+class _Together(NamedTuple):
+    """Mean TTFT of prompts that are sent while other requests decode, and the gaps of each of these meanwhile."""
+
+    ttft_s: float
+    gaps: list[list[float]]
+
+
+def _together(target: Target, tokens: int, prompts: int, streams: int, ttft_s: float, gap_s: float) -> _Together:
+    outputs = 3 * _SETTLE + math.ceil(_LONGER * ttft_s / gap_s)
+    running = (_decode(min(outputs, target.limits.max_model_len - 2 * _CONTEXT)),) * streams
+    prompt = ProbeStream(prompt_tokens=tokens, output_tokens=1, after_tokens=_SETTLE)
+    times = target.run(running + (prompt,) * prompts)
+    decodes, computed = times[:streams], times[streams:]
+    began, ended = max(each.sent_s for each in computed), min(each.token_times_s[0] for each in computed)
+    steps = (pairwise(each.token_times_s) for each in decodes)
+    gaps = [[after - before for before, after in each if began <= before and after <= ended] for each in steps]
+    return _Together(fmean(each.ttft_s for each in computed), gaps)
+
+
+def _mean_gap(gaps: Sequence[Sequence[float]], default: float) -> float:
+    found = [gap for each in gaps for gap in each]
+    return fmean(found) if found else default
 
 
 def _prompts(target: Target) -> list[int]:

@@ -11,8 +11,8 @@ A probe is a group of requests that measures one property of an instance:
     idle      one prompt after an idle time                   by how much longer its prefill takes
     transfer  one request to a disaggregated service          delay of the second token due to the KV transfer
 
-Most prompt lengths and batch sizes are not powers of two, because kernels are often tuned for powers of two. Requests
-that decode together have contexts of different lengths, as in a workload.
+Most prompt lengths are primes, because kernels compute in tiles: a prompt that fills its tiles takes less time than
+most prompts of a workload. Requests that decode together have contexts of different lengths, as in a workload.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,14 +24,14 @@ import msgspec
 from twofold.bench.prompts import unlike_lengths
 from twofold.characterize.target import ProbeStream, TargetLimits
 
-_PROMPTS: Final = (2, 8, 24, 48, 96, 160, 256, 400, 640, 1000, 1500, 2000, 3000, 4000, 6000, 8000, 12000, 16000, 24000)
-_TOGETHER: Final = ((32, 6), (128, 7), (400, 5), (700, 6), (1000, 9))  # (prompt tokens, prompts)
+_PROMPTS: Final = (2, 7, 23, 47, 97, 163, 257, 401, 641, 997, 1499, 1999, 3001, 4001, 5987, 7993, 12007, 16001, 23993)
+_TOGETHER: Final = ((31, 6), (127, 7), (401, 5), (701, 6), (997, 9))  # (prompt tokens, prompts)
 _BATCHES: Final = (1, 2, 3, 5, 7, 11, 17, 24, 33, 47, 65, 96, 130, 190, 255)
-_CONTEXTS: Final = (64, 512, 2000)
+_CONTEXTS: Final = (61, 509, 1999)
 _BESIDE: Final = (1, 4, 15, 40)  # decodes beside which prompts are sent
-_INJECTED: Final = (16, 64, 200, 500, 1000, 2000)
+_INJECTED: Final = (17, 67, 199, 499, 997, 1999)
 _IDLE: Final = (0.5, 2.0, 8.0)  # seconds
-_IDLE_PROMPT: Final = 24  # tokens; one of `_PROMPTS`
+_IDLE_PROMPT: Final = 23  # tokens; one of `_PROMPTS`
 _GAPS: Final = 24  # decode iterations that a probe measures
 _SETTLE: Final = 6  # decode iterations before and after a prompt is sent
 _TOKENS_PER_S: Final = 1000  # prefilled by a slow instance
@@ -54,9 +54,9 @@ class ProbeKind(StrEnum):
 
 # Probes of an instance's speed: (kind, mean prompt tokens, requests, output tokens)
 _SPEED: Final = (
-    (ProbeKind.PREFILL, 100, 1, 1),
-    (ProbeKind.PREFILL, 300, 1, 1),
-    (ProbeKind.PREFILL, 900, 1, 1),
+    (ProbeKind.PREFILL, 101, 1, 1),
+    (ProbeKind.PREFILL, 307, 1, 1),
+    (ProbeKind.PREFILL, 907, 1, 1),
     (ProbeKind.DECODE, 200, 1, 16),
     (ProbeKind.DECODE, 300, 4, 16),
 )
@@ -161,7 +161,7 @@ def _mixed(limits: TargetLimits) -> Iterator[SweepProbe]:
             injected.append(ProbeStream(prompt_tokens=prompt, output_tokens=1, after_tokens=output))
             output += chunks_of(prompt, limits, batch) + _SETTLE
         while injected:
-            context = min(256, _longest(limits, output))
+            context = min(257, _longest(limits, output))
             together = [context] * batch + [injected[-1].prompt_tokens]
             if context > 0 and injected[-1].prompt_tokens <= _longest(limits, 1) and _fits(limits, together, output):
                 running = _unlike(context, batch, output, limits)
@@ -171,7 +171,7 @@ def _mixed(limits: TargetLimits) -> Iterator[SweepProbe]:
 
 
 def _cached(limits: TargetLimits) -> Iterator[SweepProbe]:
-    tokens = min(1000, _longest(limits, 1))
+    tokens = min(997, _longest(limits, 1))
     again = ProbeStream(prompt_tokens=tokens, output_tokens=1, after_tokens=1, prompt=0)
     yield SweepProbe(kind=ProbeKind.CACHED, streams=(msgspec.structs.replace(again, after_tokens=0), again))
 

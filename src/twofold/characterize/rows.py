@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
 import msgspec
@@ -45,7 +45,7 @@ def _prefill(probe: SweepProbe, times: Sequence[StreamTimes], _: TargetLimits) -
 def _decode(probe: SweepProbe, times: Sequence[StreamTimes], _: TargetLimits) -> Iterator[dict[str, object]]:
     gaps = [after - before for before, after in steps_together(times)]
     if len(gaps) >= _FEWEST_GAPS:
-        yield {**_sizes(probe.running), "token_time": _ms(median(gaps))}
+        yield {**_sizes(probe.running), "token_time": _ms(fmean(gaps))}
 
 
 def steps_together(times: Sequence[StreamTimes]) -> list[tuple[float, float]]:

@@ -1,6 +1,8 @@
 """Mailboxes between processes: message order, malformed frames, encryption."""
 
 import logging
+import socket
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -238,6 +240,34 @@ def test_frames_without_a_valid_stamp_are_dropped(guarded):
         guarded.raw.send_multipart(frames)
     assert guarded.received(4) == []
     assert guarded.inbox.dropped == 4
+
+
+def test_a_connection_that_another_server_broke_is_opened_again(tmp_path):
+    """ZeroMQ itself never reconnects after an answer in another protocol."""
+    context, lost = zmq.Context(), []
+    guard = Guard(context, ClusterKey(b"\x01" * 32))
+    outbox = Outbox(context, guard, "p")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        outbox.send(address, LAST)
+        connection, _ = other.accept()
+        with connection, suppress(ConnectionResetError):
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(200))
+            while connection.recv(4096):
+                pass
+    inbox = Inbox(context, f"ipc://{tmp_path}/i.sock", ToWorker, guard=guard, outside=address, on_lost=lost.append)
+    came = []
+    for _ in range(300):
+        outbox.send(address, LAST)
+        came += inbox.receive(0.1)
+        if came:
+            break
+    assert came[0] == LAST
+    assert lost == ["p"]
+    outbox.close()
+    inbox.close()
+    guard.close()
+    context.term()
 
 
 def test_a_broadcast_message_is_encoded_once_and_delivered_unchanged(tmp_path):

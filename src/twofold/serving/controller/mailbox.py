@@ -148,11 +148,21 @@ class Outbox:
             )
         with self._lock:
             connection = self._connections.get(address) or self._open(address)
-            if self._guard is not None:
-                stamp = Stamp(self._sender, connection.stream, connection.sent)
-                connection.socket.send(self._encoder.encode(stamp), zmq.SNDMORE)
-            connection.socket.send(frame)
+            try:
+                self._put(connection, frame)
+            except zmq.Again:
+                # ZeroMQ never reconnects after a protocol error, for example when another server had this address.
+                # The receiver finds out by the number of the next message whether messages were lost.
+                connection.socket.close(linger=0)
+                connection = self._open(address, connection.stream, connection.sent)
+                self._put(connection, frame)
             connection.sent += 1
+
+    def _put(self, connection: "_Connection", frame: bytes) -> None:
+        if self._guard is not None:
+            stamp = Stamp(self._sender, connection.stream, connection.sent)
+            connection.socket.send(self._encoder.encode(stamp), zmq.SNDMORE | zmq.NOBLOCK)
+        connection.socket.send(frame, zmq.NOBLOCK)
 
     def _frame_of(self, message: Message) -> bytes:
         last, frame = self._last  # the same message may go to several inboxes
@@ -175,17 +185,17 @@ class Outbox:
                 connection.socket.close(linger=int(linger_s * 1000))
             self._connections.clear()
 
-    def _open(self, address: str) -> "_Connection":
+    def _open(self, address: str, stream: int | None = None, sent: int = 0) -> "_Connection":
         socket = self._context.socket(zmq.PUSH)
         socket.set_hwm(0)
         if self._guard is not None:
             self._guard.call(socket, address)
         socket.connect(address)
-        connection = self._connections[address] = _Connection(socket, secrets.randbits(63))
+        stream = secrets.randbits(63) if stream is None else stream
+        connection = self._connections[address] = _Connection(socket, stream, sent)
         return connection
 
 
 class _Connection:
-    def __init__(self, socket: zmq.Socket[bytes], stream: int) -> None:
-        self.socket, self.stream = socket, stream
-        self.sent = 0
+    def __init__(self, socket: zmq.Socket[bytes], stream: int, sent: int) -> None:
+        self.socket, self.stream, self.sent = socket, stream, sent

@@ -7,7 +7,7 @@ from statistics import fmean, geometric_mean
 from typing import Final, NamedTuple
 
 from twofold.characterize.rows import steps_together
-from twofold.characterize.target import ProbeStream, StreamTimes, Target
+from twofold.characterize.target import ProbeStream, Target
 from twofold.instance import Role
 from twofold.performance.profile import MeasuredProfile
 
@@ -54,7 +54,7 @@ def _colocated(target: Target, instances: int) -> Iterator[Contention]:
     for tokens in _prompts(target):
         # Close in time, because the speed of a shared host changes within seconds.
         one_s, every_s = (_ttft_s(target, tokens, count) for count in (1, instances))
-        one, every = (fmean(_gaps(target.run((_decode(_GAPS),) * count))) for count in (1, instances))
+        one, every = (_gap_s(target, count) for count in (1, instances))
         found = _together(target, tokens, 1, instances, one_s, one)
         # The decode on the instance that computes the prompt waits for the prompt.
         _, *others = sorted(found.gaps, key=len)
@@ -65,7 +65,7 @@ def _disaggregated(target: Target, counts: Mapping[Role, int]) -> Iterator[Conte
     """Compare prompts and decodes alone with prompts that are sent while other requests decode."""
     streams = _STREAMS * counts[Role.DECODE]
     for tokens in _prompts(target):
-        ttft_s, gap_s = _ttft_s(target, tokens, 1), fmean(_gaps(target.run((_decode(_GAPS),) * streams)))
+        ttft_s, gap_s = _ttft_s(target, tokens, 1), _gap_s(target, streams)
         found = _together(target, tokens, counts[Role.PREFILL], streams, ttft_s, gap_s)
         yield Contention(found.ttft_s / ttft_s, _mean_gap(found.gaps, gap_s) / gap_s)
 
@@ -106,5 +106,6 @@ def _ttft_s(target: Target, tokens: int, count: int) -> float:
     return fmean(each.ttft_s for each in target.run((ProbeStream(prompt_tokens=tokens, output_tokens=1),) * count))
 
 
-def _gaps(times: Sequence[StreamTimes]) -> list[float]:
-    return [after - before for before, after in steps_together(times)]
+def _gap_s(target: Target, streams: int) -> float:
+    times = target.run((_decode(_GAPS),) * streams)
+    return fmean(after - before for before, after in steps_together(times))

@@ -154,7 +154,7 @@ class Outbox:
                 # ZeroMQ never reconnects after a protocol error, for example when another server had this address.
                 # The receiver finds out by the number of the next message whether messages were lost.
                 connection.socket.close(linger=0)
-                connection = self._open(address, connection.stream, connection.sent)
+                connection.socket = self._connect(address)
                 self._put(connection, frame)
             connection.sent += 1
 
@@ -185,17 +185,20 @@ class Outbox:
                 connection.socket.close(linger=int(linger_s * 1000))
             self._connections.clear()
 
-    def _open(self, address: str, stream: int | None = None, sent: int = 0) -> "_Connection":
+    def _open(self, address: str) -> "_Connection":
+        connection = self._connections[address] = _Connection(self._connect(address), secrets.randbits(63))
+        return connection
+
+    def _connect(self, address: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.PUSH)
         socket.set_hwm(0)
         if self._guard is not None:
             self._guard.call(socket, address)
         socket.connect(address)
-        stream = secrets.randbits(63) if stream is None else stream
-        connection = self._connections[address] = _Connection(socket, stream, sent)
-        return connection
+        return socket
 
 
 class _Connection:
-    def __init__(self, socket: zmq.Socket[bytes], stream: int, sent: int) -> None:
-        self.socket, self.stream, self.sent = socket, stream, sent
+    def __init__(self, socket: zmq.Socket[bytes], stream: int) -> None:
+        self.socket, self.stream = socket, stream
+        self.sent = 0

@@ -13,7 +13,7 @@ import argparse
 import json
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -24,10 +24,9 @@ from aisimulate.config.cli import CorePredictionConfig
 from aisimulate.legacy_cli.api import cli_estimate
 from aisimulate.predict import run_prediction
 from aisimulate.stack import resolve_runner_factory
+from aisimulate_input import NO_CACHE, ROLES, trace_lines, trace_source
 from drawn import SHORTEST, drawn_lengths, rounds
 
-BLOCK = 512  # tokens of a block of the trace
-ROLES = {"mixed": "aggregated", "prefill": "prefill", "decode": "decode"}  # AISimulate's names
 Row = dict[str, Any]  # of the report: a deployment with its layouts and options
 Times = tuple[float, float]  # mean TTFT and mean TPOT in milliseconds
 
@@ -86,14 +85,12 @@ def replayed(compared: Row, most: int, folder: Path) -> Times:
     first, clients = next(iter(layouts.values())), concurrency(compared)
     ranks = max(workers(compared, role) * sizes(layout)["attention_dp_size"] for role, layout in layouts.items())
     trace = folder / "trace.jsonl"
-    trace.write_text("".join(requests(row, clients * rounds(round(clients / ranks), most))))
+    lengths = drawn_lengths(row["id"], row["isl"], row["osl"], clients * rounds(round(clients / ranks), most))
+    trace.write_text("".join(trace_lines((0.0, *each) for each in lengths)))
     names = {"tp_size": "tensor", "pp_size": "pipeline", "attention_dp_size": "attention_data"}
     names |= {"moe_tp_size": "moe_tensor", "moe_ep_size": "moe_expert"}
     config = {
-        "traffic": {
-            "source": {"type": "trace", "format": "mooncake", "paths": [str(trace)], "block_size": BLOCK},
-            "load": {"type": "concurrency", "concurrency": clients},
-        },
+        "traffic": {"source": trace_source(trace), "load": {"type": "concurrency", "concurrency": clients}},
         "engine": {
             "mode": "aggregated" if "mixed" in layouts else "disaggregated",
             "model": first["model"],
@@ -110,7 +107,7 @@ def replayed(compared: Row, most: int, folder: Path) -> Times:
                         "max_batched_tokens": options["max_num_batched_tokens"],
                         "max_sequences": options["max_num_seqs"] or clients,
                     },
-                    "kv_cache": {"prefix_caching": False},
+                    "kv_cache": NO_CACHE,
                 }
                 for role, layout in layouts.items()
             },
@@ -120,14 +117,6 @@ def replayed(compared: Row, most: int, folder: Path) -> Times:
         CorePredictionConfig.model_validate(config), stack="engine", runner_factory=resolve_runner_factory("engine")
     )
     return found.summary["mean_ttft_ms"], found.summary["mean_tpot_ms"]
-
-
-def requests(row: Row, count: int) -> Iterator[str]:
-    """Yield the lines of a trace in Mooncake's format, of prompts that share no prefix."""
-    blocks = 0
-    for prompt, output in drawn_lengths(row["id"], row["isl"], row["osl"], count):
-        ids = list(range(blocks, blocks := blocks + -(-prompt // BLOCK)))
-        yield json.dumps({"timestamp": 0, "input_length": prompt, "output_length": output, "hash_ids": ids}) + "\n"
 
 
 def predicted(compared: Row, most: int, folder: Path) -> dict[str, Times | None]:

@@ -13,8 +13,7 @@ import argparse
 import asyncio
 import json
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
+from aisimulate_input import NO_CACHE, ROLES, trace_lines, trace_source
 from rich.console import Console
 from rich.table import Table
 
@@ -48,15 +47,14 @@ from twofold.workload.trace import FORMATS, write_trace
 MODELS = {"llama-3.1-70b": "meta-llama/Meta-Llama-3.1-70B", "deepseek-v3": "deepseek-ai/DeepSeek-V3"}
 SYSTEMS = {"dgx-h200": "h200_sxm", "dgx-b200": "b200_sxm"}
 PERFORMANCE = {"vllm": "aiconfigurator", "sglang": "aiconfigurator-sglang"}
-SLO = Slo(ttft_s=2.0, tpot_s=0.05)
+TTFT_S, TPOT_S = 2.0, 0.05
+SLO = Slo(ttft_s=TTFT_S, tpot_s=TPOT_S)
 ATTAINED = 0.9
 MACHINES, WIDTH = 2, 8
-BLOCK = 512  # tokens of a block of AISimulate's trace
 MEMORY = 0.9  # share for weights and KV, the default of AISimulate
 WORKLOAD, TRACE = "azure-conv", "requests.jsonl"
-EVALUATION = {"sla": {"ttft_ms": 2000.0, "itl_ms": 50.0}}
+EVALUATION = {"sla": {"ttft_ms": TTFT_S * 1e3, "itl_ms": TPOT_S * 1e3}}
 GRID = RateGrid(0.05)
-ROLES = {Role.MIXED: "aggregated", Role.PREFILL: "prefill", Role.DECODE: "decode"}  # AISimulate's names
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,17 +189,18 @@ class Peer:
         self._command, self._trials, self._folder, self._count = command, trials, folder, len(requests)
         self._own = len(requests) / requests[-1].arrival_s  # requests/s of the trace
         self._trace = folder / "aisimulate.jsonl"
-        self._trace.write_text("".join(_lines(requests)))
+        lines = trace_lines((each.arrival_s, each.prompt_tokens, each.output_tokens) for each in requests)
+        self._trace.write_text("".join(lines))
 
     def recommended(self, question: Question, rate: float) -> dict[str, Any]:
         """Return the engine that AISimulate recommends for `rate` requests/s, as in its configuration."""
-        output = self._folder / f"{question.model}-{question.machine}-{question.backend}"
+        output = self._folder / "recommended"
         config = {
             "traffic": self._traffic(rate),
             "engine": {
                 **question.engine,
                 "mode": {"choices": ["aggregated", "disaggregated"]},
-                "workers": {name: {"kv_cache": {"prefix_caching": False}} for name in ROLES.values()},
+                "workers": {name: {"kv_cache": NO_CACHE} for name in ROLES.values()},
             },
             "evaluation": EVALUATION,
             "optimization": {"target": "goodput", "constraints": {"max_candidate_gpus": MACHINES * WIDTH}},
@@ -209,7 +208,7 @@ class Peer:
         }
         self._run("recommend", config, output)
         best = min((output / "recommendations").glob("*.yaml"))
-        engine: dict[str, Any] = yaml.safe_load(best.read_text())["engine"]
+        engine: dict[str, Any] = msgspec.yaml.decode(best.read_bytes())["engine"]
         return engine
 
     def attained(self, engine: dict[str, Any], rate: float) -> float:
@@ -219,43 +218,29 @@ class Peer:
         return float(found["goodput_completed_requests"]) / self._count
 
     def _traffic(self, rate: float) -> dict[str, Any]:
-        return {
-            "source": {"type": "trace", "format": "mooncake", "paths": [str(self._trace)], "block_size": BLOCK},
-            "load": {"type": "trace_timestamps", "speedup": rate / self._own},
-        }
+        return {"source": trace_source(self._trace), "load": {"type": "trace_timestamps", "speedup": rate / self._own}}
 
     def _run(self, action: str, config: dict[str, Any], output: Path, *flags: str) -> str:
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=self._folder, delete=False) as file:
-            yaml.safe_dump(config, file)
-        command = [str(self._command), action, "--config", file.name, "--output-dir", str(output), "--overwrite"]
+        file = self._folder / f"{action}.yaml"
+        file.write_bytes(msgspec.yaml.encode(config))
+        command = [str(self._command), action, "--config", str(file), "--output-dir", str(output), "--overwrite"]
         done = subprocess.run([*command, *flags], capture_output=True, text=True, check=False, cwd=self._folder)
         if done.returncode:
             raise ConfigurationError(f"AISimulate failed: {(done.stderr or done.stdout)[-800:]}")
         return done.stdout
 
 
-def _lines(requests: Sequence[Request]) -> Iterator[str]:
-    """Yield a trace in Mooncake's format, of prompts that share no prefix."""
-    blocks = 0
-    for each in requests:
-        ids = list(range(blocks, blocks := blocks + -(-each.prompt_tokens // BLOCK)))
-        sizes = {"input_length": each.prompt_tokens, "output_length": each.output_tokens, "hash_ids": ids}
-        yield json.dumps({"timestamp": round(each.arrival_s * 1e3), **sizes}) + "\n"
-
-
 def engine_of(question: Question, design: Design) -> dict[str, Any]:
     """Return AISimulate's configuration of a design of Twofold."""
-    workers = {
-        ROLES[each.role]: {"parallelism": each.parallelism, "kv_cache": {"prefix_caching": False}} for each in design
-    }
+    workers = {ROLES[each.role]: {"parallelism": each.parallelism, "kv_cache": NO_CACHE} for each in design}
     return {**question.engine, "mode": "aggregated" if len(design) == 1 else "disaggregated", "workers": workers}
 
 
 def design_of(engine: dict[str, Any]) -> Design:
     """Return the design in a configuration of AISimulate."""
     found = []
-    for role, name in ROLES.items():
-        if name in engine["workers"]:
+    for role in Role:
+        if (name := ROLES[role]) in engine["workers"]:
             sizes = engine["workers"][name]["parallelism"]
             if sizes.get("pipeline", 1) > 1 or (sizes["moe_tensor"] > 1 and sizes["moe_expert"] > 1):
                 raise ConfigurationError(f"Twofold does not simulate {sizes}")
@@ -287,8 +272,7 @@ def specs_of(question: Question, design: Design) -> list[ClusterSpec]:
 
 def answered(question: Question, peer: Peer, requests: Sequence[Request], folder: Path) -> Outcome:
     """Plan with both planners, and find the highest rate of both answers in both simulators."""
-    store = folder / f"plan-{question.model}-{question.machine}-{question.backend}.sqlite"
-    own, spec, rate = planned(question, folder / TRACE, store)
+    own, spec, rate = planned(question, folder / TRACE, folder / "plan.sqlite")
     theirs = peer.recommended(question, rate)
     answers = []
     for planner, engine in (("Twofold", engine_of(question, own)), ("AISimulate", theirs)):

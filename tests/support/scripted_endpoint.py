@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -140,12 +141,16 @@ def endpoint(script: Script = well_behaved, **settings: object) -> Iterator[Scri
         app.router.add_post("/v1/chat/completions", scripted.complete)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        scripted.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        loops.append(asyncio.get_running_loop())
+        listening = socket.create_server(("127.0.0.1", 0))
+        await web.SockSite(runner, listening).start()
+        scripted.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        loop = asyncio.get_running_loop()
+        loops.append(loop)
         started.set()
         await finish.wait()
+        # Python 3.11 leaks a socket that it accepted, but has not made a connection of, when the server closes.
+        loop.remove_reader(listening)
+        await asyncio.sleep(0)
         await runner.cleanup()
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)

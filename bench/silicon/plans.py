@@ -5,8 +5,8 @@
 Each question is a model, a machine and an engine: the most requests per second within a TTFT of 2 s and a TPOT of 50 ms
 for 90% of the requests, on two machines of eight accelerators. Both planners get the same requests: lengths of the
 Azure conversation trace, Poisson arrivals. AISimulate recommends a design for a given rate, so it gets the rate that
-Twofold's plan reaches. Then each simulator finds the highest rate of each design. Needs the extra `aiconfigurator`, and
-a Python environment of its own with `pip install aisimulate`.
+Twofold's plan reaches. Then each simulator finds the highest rate of each design, with the batch sizes that its planner
+chose. Needs the extra `aiconfigurator`, and a Python environment of its own with `pip install aisimulate`.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from aisimulate_input import NO_CACHE, ROLES, trace_lines, trace_source
 from rich.console import Console
 from rich.table import Table
 
-from twofold.cluster.spec import TOKEN_BUDGET, ClusterSpec, PoolSpec
+from twofold.cluster.spec import SATURATING, TOKEN_BUDGET, ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError, TwofoldError
 from twofold.fidelity.service import timelines_of
 from twofold.hardware.catalog import load_catalog
@@ -35,7 +35,7 @@ from twofold.planning.design import Budget
 from twofold.planning.evaluator import EvaluationStore, Evaluator, Keys
 from twofold.planning.executors.local import LocalExecutor, cores
 from twofold.planning.plan import PlanQuery, make_plan
-from twofold.planning.problem import COLOCATED, Problem, parse_families, with_parallelism
+from twofold.planning.problem import Problem, parse_families, with_parallelism
 from twofold.planning.rates import RateGrid, RateSearch
 from twofold.planning.search import Objective
 from twofold.planning.workload import WHOLE, WorkloadArguments
@@ -52,6 +52,7 @@ SLO = Slo(ttft_s=TTFT_S, tpot_s=TPOT_S)
 ATTAINED = 0.9
 MACHINES, WIDTH = 2, 8
 MEMORY = 0.9  # share for weights and KV, the default of AISimulate
+SEQUENCES = 512  # of a batch, the default of Twofold
 WORKLOAD, TRACE = "azure-conv", "requests.jsonl"
 EVALUATION = {"sla": {"ttft_ms": TTFT_S * 1e3, "itl_ms": TPOT_S * 1e3}}
 GRID = RateGrid(0.05)
@@ -76,12 +77,14 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
     tensor: int
     attention_data: int = 1
     expert: int = 1
+    max_num_batched_tokens: int
 
     @property
     def name(self) -> str:
         data = f"×DP{self.attention_data}" if self.attention_data > 1 else ""
         experts = f"-EP{self.expert}" if self.expert > 1 else ""
-        return f"{self.replicas}×TP{self.tensor}{data}{experts} {self.role}"
+        tokens = "" if self.role is Role.DECODE else f", {self.max_num_batched_tokens} tokens"
+        return f"{self.replicas}×TP{self.tensor}{data}{experts} {self.role}{tokens}"
 
     @property
     def parallelism(self) -> dict[str, int]:
@@ -95,7 +98,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
             "moe_tensor": width // self.expert,
         }
 
-    def pool(self, machine: str, batcher: str | None) -> PoolSpec:
+    def pool(self, machine: str) -> PoolSpec:
         return PoolSpec(
             machines=-(-self.replicas * self.tensor * self.attention_data // WIDTH),
             machine=machine,
@@ -103,7 +106,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
             tensor_parallel=self.tensor,
             expert_parallel=self.expert if self.expert > 1 else None,
             instances=self.replicas * self.attention_data,
-            batcher=batcher if self.role is Role.MIXED else None,
+            batcher="chunked-prefill" if self.role is Role.MIXED else None,
         )
 
 
@@ -143,6 +146,8 @@ def planned(question: Question, requests: Path, store: Path) -> tuple[Design, Cl
         evaluator = Evaluator(executor, stored, Keys(problem).of)
         search = RateSearch(evaluate=evaluator, bound=AnalyticBounds(problem), grid=GRID, draw=WHOLE)
         best = asyncio.run(make_plan(search, query)).best
+    spec = problem.spec(best.design)
+    tokens = TOKEN_BUDGET if spec.max_num_batched_tokens == SATURATING else spec.max_num_batched_tokens
     design = tuple(
         Workers(
             role=role,
@@ -150,10 +155,11 @@ def planned(question: Question, requests: Path, store: Path) -> tuple[Design, Cl
             tensor=kind.tensor_parallel or kind.accelerators,
             attention_data=1 if kind.expert_parallel is None else kind.instances,
             expert=kind.expert_parallel or 1,
+            max_num_batched_tokens=tokens,
         )
         for (kind, count), role in zip(best.design.parts(), best.design.family.role_of, strict=True)
     )
-    return design, problem.spec(best.design), best.highest_rate
+    return design, spec, best.highest_rate
 
 
 def highest(attained: Callable[[float], float], start: float) -> float:
@@ -188,6 +194,7 @@ class Peer:
     def __init__(self, command: Path, trials: int, requests: Sequence[Request], folder: Path) -> None:
         self._command, self._trials, self._folder, self._count = command, trials, folder, len(requests)
         self._own = len(requests) / requests[-1].arrival_s  # requests/s of the trace
+        self._longest = max(each.prompt_tokens + each.output_tokens for each in requests)
         self._trace = folder / "aisimulate.jsonl"
         lines = trace_lines((each.arrival_s, each.prompt_tokens, each.output_tokens) for each in requests)
         self._trace.write_text("".join(lines))
@@ -199,6 +206,7 @@ class Peer:
             "traffic": self._traffic(rate),
             "engine": {
                 **question.engine,
+                "context_length": self._longest,
                 "mode": {"choices": ["aggregated", "disaggregated"]},
                 "workers": {name: {"kv_cache": NO_CACHE} for name in ROLES.values()},
             },
@@ -213,6 +221,7 @@ class Peer:
 
     def attained(self, engine: dict[str, Any], rate: float) -> float:
         """Return the SLO attainment that AISimulate predicts."""
+        engine = {**engine, "context_length": self._longest}
         config = {"traffic": self._traffic(rate), "engine": engine, "evaluation": EVALUATION}
         found = json.loads(self._run("predict", config, self._folder / "predicted", "--format", "json"))
         return float(found["goodput_completed_requests"]) / self._count
@@ -232,7 +241,14 @@ class Peer:
 
 def engine_of(question: Question, design: Design) -> dict[str, Any]:
     """Return AISimulate's configuration of a design of Twofold."""
-    workers = {ROLES[each.role]: {"parallelism": each.parallelism, "kv_cache": NO_CACHE} for each in design}
+    workers = {
+        ROLES[each.role]: {
+            "parallelism": each.parallelism,
+            "scheduler": {"max_batched_tokens": each.max_num_batched_tokens, "max_sequences": SEQUENCES},
+            "kv_cache": NO_CACHE,
+        }
+        for each in design
+    }
     return {**question.engine, "mode": "aggregated" if len(design) == 1 else "disaggregated", "workers": workers}
 
 
@@ -241,7 +257,7 @@ def design_of(engine: dict[str, Any]) -> Design:
     found = []
     for role in Role:
         if (name := ROLES[role]) in engine["workers"]:
-            sizes = engine["workers"][name]["parallelism"]
+            sizes, scheduler = engine["workers"][name]["parallelism"], engine["workers"][name]["scheduler"]
             if sizes.get("pipeline", 1) > 1 or (sizes["moe_tensor"] > 1 and sizes["moe_expert"] > 1):
                 raise ConfigurationError(f"Twofold does not simulate {sizes}")
             found.append(
@@ -251,23 +267,21 @@ def design_of(engine: dict[str, Any]) -> Design:
                     tensor=sizes["tensor"],
                     attention_data=sizes["attention_data"],
                     expert=sizes["moe_expert"],
+                    max_num_batched_tokens=scheduler["max_batched_tokens"],
                 )
             )
     return tuple(found)
 
 
-def specs_of(question: Question, design: Design) -> list[ClusterSpec]:
-    """Return the clusters of a design in Twofold: one for each batching to try."""
-    return [
-        ClusterSpec(
-            pools=tuple(each.pool(question.machine, batcher) for each in design),
-            model=question.model,
-            performance=PERFORMANCE[question.backend],
-            max_num_batched_tokens=budget or TOKEN_BUDGET,
-            memory_utilization=MEMORY,
-        )
-        for batcher, budget in (COLOCATED if len(design) == 1 else ((None, None),))
-    ]
+def spec_of(question: Question, design: Design) -> ClusterSpec:
+    """Return the cluster of a design in Twofold."""
+    return ClusterSpec(
+        pools=tuple(each.pool(question.machine) for each in design),
+        model=question.model,
+        performance=PERFORMANCE[question.backend],
+        max_num_batched_tokens=design[0].max_num_batched_tokens,  # of prefill or mixed workers
+        memory_utilization=MEMORY,
+    )
 
 
 def answered(question: Question, peer: Peer, requests: Sequence[Request], folder: Path) -> Outcome:
@@ -282,8 +296,8 @@ def answered(question: Question, peer: Peer, requests: Sequence[Request], folder
             design = None
         here = None
         if design is not None:
-            specs = [spec] if planner == "Twofold" else specs_of(question, design)
-            here = max(highest(partial(attained_here, each, requests), rate) for each in specs)
+            cluster = spec if planner == "Twofold" else spec_of(question, design)
+            here = highest(partial(attained_here, cluster, requests), rate)
         answers.append(
             Answer(
                 planner=planner,
@@ -323,7 +337,7 @@ def show(outcomes: Sequence[Outcome | str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--aisimulate", type=Path, required=True, help="AISimulate's command")
-    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--trials", type=int, default=20, help="designs that AISimulate tries")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--machines", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))

@@ -38,6 +38,9 @@ def measure(settings: CharacterizeSettings, catalog: Catalog) -> list[Characteri
     power = None if settings.is_endpoint else find_power(settings.device)
     caps = () if power is None else tuple((power, cap) for cap in settings.power_caps)
     require(len(caps) == len(settings.power_caps), "--power-caps needs NVML or RAPL, and neither is found here")
+    for source, cap in caps:  # refuse a cap before anything is measured
+        with capped(source, cap):
+            pass
     target, model = _open(settings, catalog)
     try:
         found = [_measured(settings, target, model, power, None)]

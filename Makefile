@@ -18,9 +18,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: setup  ## Make a small model, serve it split and colocated, replay a real workload, compare.
 	$(BIN)/python demo/main.py
 
-# Two at a time; tests that share a service, or anything else that takes long to make, run one after the other.
+# Three at a time, because many wait; tests that share a service, or anything else that takes long to make, run one after the other.
 test: setup  ## All tests.
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 data: setup  ## Public traces and profiles, into data/: tests and benchmarks that need them are skipped without (tools/data.toml).
 	$(BIN)/python tools/data.py

@@ -7,7 +7,8 @@
 Each deployment is simulated as it was run, with the operator times of its engine. Six constants of each engine are
 fitted to a third of the rows: a factor of these times, seconds of an iteration, seconds of an iteration for each
 sequence, seconds of a request before its first token, the same for each client, and the share of draft tokens that are
-accepted. The errors are those of mean TTFT and mean TPOT in the other rows.
+accepted. With --by-model, the same rows also give a factor of the operator times of each engine's models. The errors
+are those of mean TTFT and mean TPOT in the other rows.
 
 The file nvidia-master.yaml, in `.github/configs` of github.com/SemiAnalysisAI/InferenceX, lists the deployments with
 speculative decoding. Without it, none is simulated with speculative decoding. If it has a deployment both with and
@@ -16,6 +17,7 @@ without, a measurement counts as speculative if the sample has another of this d
 
 import argparse
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +40,7 @@ from twofold.performance.aiconfigurator import EngineLayout
 PASSES = 2  # of the fit, each with simulations
 LEAST_OPERATORS = 0.5  # factor of the operators' times
 ACCEPTANCES = [each / 100 for each in range(40, 100, 2)]  # of a draft token
+FEWEST = 3  # rows of a model that has a factor of its own
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +70,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     rows: int  # that tell all that was run
     covered: int  # with operator times
     overheads: dict[str, EngineOverhead]  # by engine
+    factors: dict[str, dict[str, float]]  # of the operators, by engine and model
     compared: list[Compared]  # rows that nothing was fitted to
 
 
@@ -138,13 +142,26 @@ def _misses(known: Sequence[Compared], before: EngineOverhead, after: EngineOver
     return float(np.median(errors)) if errors else 0.0
 
 
-def compare(deployments: Iterable[Deployment], overhead: Callable[[str], EngineOverhead], most: int) -> list[Compared]:
+def model_factors(known: Iterable[Compared]) -> dict[str, dict[str, float]]:
+    """Return the median ratio of measured and simulated TPOT, by engine and architecture."""
+    ratios = defaultdict[str, defaultdict[str, list[float]]](lambda: defaultdict(list))
+    for each in known:
+        ratios[each.row.backend][each.row.architecture].append(1 / (1 + each.tpot_error))
+    return {
+        engine: {name: float(np.median(found)) for name, found in by_model.items() if len(found) >= FEWEST}
+        for engine, by_model in ratios.items()
+    }
+
+
+def compare(
+    deployments: Iterable[Deployment], overhead: Callable[[SiliconRow], EngineOverhead], most: int
+) -> list[Compared]:
     return [
         Compared(
             row=row,
             layouts={role.value: engine.layout for role, engine in engines.items()},
             options=recipe(row),
-            simulated=simulated(row, engines, overhead(row.backend), most),
+            simulated=simulated(row, engines, overhead(row), most),
         )
         for row, engines in deployments
     ]
@@ -168,14 +185,23 @@ def run(given: argparse.Namespace) -> Report:
     known = covered(rows, draft_tokens)
     fitted, rest = ([each for each in known if each.row.fitted is third] for third in (True, False))
     overheads = {each.row.backend: EngineOverhead() for each in known}
+    factors: dict[str, dict[str, float]] = {}
+
+    def overhead(row: SiliconRow) -> EngineOverhead:
+        engine = overheads[row.backend]
+        factor = factors.get(row.backend, {}).get(row.architecture, 1.0)
+        return replace(engine, operators=engine.operators * factor)
+
     for _ in range(PASSES):
-        found = compare(fitted, overheads.__getitem__, given.requests)
+        found = compare(fitted, overhead, given.requests)
         overheads = {
             engine: fit([each for each in found if each.row.backend == engine], overhead)
             for engine, overhead in sorted(overheads.items())
         }
-    compared = compare(rest, overheads.__getitem__, given.requests)
-    return Report(rows=len(rows), covered=len(known), overheads=overheads, compared=compared)
+    if given.by_model:
+        factors = model_factors(compare(fitted, overhead, given.requests))
+    compared = compare(rest, overhead, given.requests)
+    return Report(rows=len(rows), covered=len(known), overheads=overheads, factors=factors, compared=compared)
 
 
 def show(report: Report) -> None:
@@ -190,6 +216,8 @@ def show(report: Report) -> None:
             f"{overhead.sequence_s * 1e6:.0f} µs for each sequence; {overhead.request_s * 1e3:.0f} ms a request, "
             f"{overhead.client_s * 1e3:.1f} ms for each client; {overhead.acceptance:.0%} of draft tokens accepted"
         )
+    for engine, by_model in sorted(report.factors.items()):
+        console.print(f"{engine}: {', '.join(f'{name} ×{factor:.2f}' for name, factor in sorted(by_model.items()))}")
     drafts = {each.row.id: each.draft_tokens for each in report.compared}
     groups: tuple[tuple[str, Callable[[SiliconRow], str]], ...] = (
         ("", lambda _: "all"),
@@ -220,6 +248,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=600, help="simulate all rounds up to this number of requests")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of rows")
     parser.add_argument("--inferencex", type=Path, help="configurations of InferenceX: nvidia-master.yaml")
+    parser.add_argument("--by-model", action="store_true", help="fit a factor of each engine's models too")
     parser.add_argument("--json", type=Path, help="file for all results")
     given = parser.parse_args()
     try:

@@ -105,10 +105,14 @@ class SiliconRow(msgspec.Struct, frozen=True, kw_only=True):
         return Parallelism(tensor, data, expert_tensor, expert)
 
     @property
+    def architecture(self) -> str:
+        """Name of the model's architecture: DeepSeek-R1 and V3 have the same."""
+        return self.model_path.replace("DeepSeek-R1", "DeepSeek-V3")
+
+    @property
     def deployment(self) -> tuple[object, ...]:
-        """All fields of the deployment. DeepSeek-R1 and V3 have the same architecture."""
-        model = self.model_path.replace("DeepSeek-R1", "DeepSeek-V3")
-        engine = (self.backend, model, self.system, self.precision)
+        """All fields of the deployment."""
+        engine = (self.backend, self.architecture, self.system, self.precision)
         load = (self.isl, self.osl, self.concurrency)
         return engine + load + tuple((self.ranks(role), self.parallelism(role)) for role in self.roles)
 

@@ -2,11 +2,20 @@
 
 import sys
 
+import msgspec
 import pytest
 
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
-from twofold.performance.aiconfigurator import Curve, EngineLayout, aiconfigurator, catalog_names, operator_tables
+from twofold.performance.aiconfigurator import (
+    BACKENDS,
+    Curve,
+    EngineConstants,
+    EngineLayout,
+    aiconfigurator,
+    catalog_names,
+    operator_tables,
+)
 from twofold.performance.registry import performance_model
 
 core = pytest.importorskip("aiconfigurator_core", reason="needs the extra aiconfigurator")
@@ -61,9 +70,23 @@ def test_the_error_of_the_tables_is_known(tables):
     assert 0.0 <= decode_error < 0.1
 
 
+def test_iterations_contain_the_constants_of_the_engine(tables, catalog, monkeypatch):
+    constants = EngineConstants(operators=0.5, step_s=0.002, sequence_s=0.0001, decode_error=0.1)
+    names = msgspec.structs.replace(catalog_names(), engines={"vllm": constants})
+    monkeypatch.setattr("twofold.performance.aiconfigurator.catalog_names", lambda: names)
+    model = aiconfigurator(catalog.model("qwen3-32b"), catalog.machine("h100"), 2)
+    assert model.error.decode == 0.1
+    assert model.prefill_s(512, 512**2) == pytest.approx(tables.prefill_s(512, 512**2) / 2 + 0.002)
+    found, cost = model.decode_cost(40), tables.decode_cost(40)
+    assert (found.base_s, found.context_s) == pytest.approx((cost.base_s / 2 + 0.006, cost.context_s / 2))
+    mixed_s = tables.mixed_s(512, 512**2, 40, 40_000)
+    assert model.mixed_s(512, 512**2, 40, 40_000) == pytest.approx(mixed_s / 2 + 0.006)
+
+
 def test_names_of_the_catalog(catalog):
     assert set(catalog_names().models) <= set(catalog.models)
     assert set(catalog_names().systems) <= set(catalog.accelerators)
+    assert set(catalog_names().engines) == set(BACKENDS)
 
 
 def test_engines_differ(catalog):

@@ -10,7 +10,8 @@ of attention work S (see `PerformanceModel.prefill_s`), and b decodes that read 
     mixed(n, S, b, C)  = linear(n + b) + attention(√S) + read(b) + slope(b)·C
 
 linear(n) is the time of all operators except attention for n tokens, attention(n) the attention of one prompt of n
-tokens, and read(b) + slope(b)·C the attention of the decodes.
+tokens, and read(b) + slope(b)·C the attention of the decodes. `OperatorModel` adds what an engine spends outside these
+operators, by constants that bench/silicon/compare.py fits to measured deployments.
 """
 
 import logging
@@ -42,12 +43,21 @@ _CHECKED: Final = ((2, 700), (4, 300), (8, 1500), (3, 3000))  # (prompts, tokens
 _DECODES_CHECKED: Final = ((6, 600), (27, 1500), (90, 3000), (200, 900))  # (decodes, context tokens of each)
 
 
+class EngineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Constants of one engine, fitted to measured deployments, and the error in other deployments."""
+
+    operators: float  # factor of the measured operators, some of which overlap
+    step_s: float  # of an iteration
+    sequence_s: float  # of each sequence in an iteration
+    decode_error: float  # median relative error of TPOT
+
+
 class CatalogNames(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Contents of aiconfigurator.toml: names of the catalog in aiconfigurator-core, and errors."""
+    """Contents of aiconfigurator.toml: names of the catalog in aiconfigurator-core, and constants of engines."""
 
     systems: dict[str, str]  # by accelerator
     models: dict[str, str]
-    decode_errors: dict[str, float]  # by engine
+    engines: dict[str, EngineConstants]
 
 
 class EngineLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,27 +273,30 @@ def _missing() -> ConfigurationError:
 
 
 class OperatorModel(PerformanceModel):
-    """Performance model of one instance, from tables of operator times."""
+    """Performance model of one instance, from tables of operator times and constants of the engine."""
 
     def __init__(self, tables: OperatorTables, layout: EngineLayout, model: Model, machine: Machine) -> None:
         self.name = instance_name(f"{EXTRA} {layout.backend}", model, machine, layout.tensor_parallel) + layout.spread
         basis = f"operators of {layout.backend} {tables.version}, measured on {layout.system}"
         if tables.estimated:
             basis += f", some estimated ({', '.join(sorted(tables.estimated))})"
-        decode_error = catalog_names().decode_errors[layout.backend]
-        self.error = ModelAccuracy(prefill=None, decode=decode_error, basis=basis)
-        self._tables = tables
-        used = memory_share(model, machine, layout.tensor_parallel, tables.decode_cost(1).base_s)
+        self._tables, self._engine = tables, catalog_names().engines[layout.backend]
+        self.error = ModelAccuracy(prefill=None, decode=self._engine.decode_error, basis=basis)
+        used = memory_share(model, machine, layout.tensor_parallel, self.decode_cost(1).base_s)
         self.power = instance_power(machine, layout.tensor_parallel, memory_share=used)
 
     def prefill_s(self, tokens: int, squares: int) -> float:
-        return self._tables.prefill_s(tokens, squares)
+        return self._engine.operators * self._tables.prefill_s(tokens, squares) + self._engine.step_s
 
     def decode_cost(self, sequences: int) -> DecodeCost:
-        return self._tables.decode_cost(sequences)
+        cost, engine = self._tables.decode_cost(sequences), self._engine
+        base_s = engine.operators * cost.base_s + engine.step_s + engine.sequence_s * sequences
+        return DecodeCost(base_s, engine.operators * cost.context_s)
 
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
-        return self._tables.mixed_s(tokens, squares, sequences, context)
+        engine = self._engine
+        seconds = engine.operators * self._tables.mixed_s(tokens, squares, sequences, context)
+        return seconds + engine.step_s + engine.sequence_s * sequences
 
 
 @cache

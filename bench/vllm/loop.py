@@ -11,6 +11,8 @@ With --engine torch, `twofold serve` serves both designs. With --engine vllm, th
 vLLM's own NIXL connector pins threads of every instance on a CPU to the machine's last core, so that two
 instances share it. Each instance is measured as it is served, over HTTP, with the client on the second core.
 
+Without --aiperf, Twofold's own client sends the requests: the difference is what AIPerf takes of the two cores.
+
 Exits with 1 if the SLO attainment differs from the prediction by more than 5 points, or the median TTFT or
 TPOT by more than 10%. AIPerf needs a separate Python environment: `pip install aiperf`.
 """
@@ -160,7 +162,9 @@ class Loop:
         return f"http://{HERE}:{port}"
 
     def load(self, url: str, load: OfferedLoad) -> list[Timeline]:
-        """Send the requests of `load` to the service with AIPerf. Raises ConfigurationError on failure."""
+        """Send the requests of `load` to the service. Raises ConfigurationError on failure."""
+        if self.given.aiperf is None:
+            return replay_on(url, load)
         requests = load.requests
         artifacts = self.folder / f"aiperf-{next(self._loads)}"
         # AIPerf shares the two cores with the service, so it runs without monitors of its own. At a low priority, it
@@ -306,7 +310,7 @@ def show(report: Report) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--aiperf", type=Path, required=True, help="AIPerf's command")
+    parser.add_argument("--aiperf", type=Path, help="AIPerf's command (default: requests come from twofold's client)")
     parser.add_argument("--engine", choices=("vllm", "torch"), default="vllm")
     parser.add_argument("--model", type=Path, help="model directory (default: a small model is created)")
     parser.add_argument("--budget", type=float, default=240.0, help="seconds to characterize an instance")

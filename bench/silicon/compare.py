@@ -67,7 +67,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Results of one run."""
 
-    rows: int  # that tell all that was run
+    rows: int  # complete ones, see `SiliconRow.complete`
     covered: int  # with operator times
     overheads: dict[str, EngineOverhead]  # by engine
     factors: dict[str, dict[str, float]]  # of the operators, by engine and model
@@ -187,20 +187,20 @@ def run(given: argparse.Namespace) -> Report:
     overheads = {each.row.backend: EngineOverhead() for each in known}
     factors: dict[str, dict[str, float]] = {}
 
-    def overhead(row: SiliconRow) -> EngineOverhead:
+    def overhead_of(row: SiliconRow) -> EngineOverhead:
         engine = overheads[row.backend]
         factor = factors.get(row.backend, {}).get(row.architecture, 1.0)
         return replace(engine, operators=engine.operators * factor)
 
     for _ in range(PASSES):
-        found = compare(fitted, overhead, given.requests)
+        found = compare(fitted, overhead_of, given.requests)
         overheads = {
             engine: fit([each for each in found if each.row.backend == engine], overhead)
             for engine, overhead in sorted(overheads.items())
         }
     if given.by_model:
-        factors = model_factors(compare(fitted, overhead, given.requests))
-    compared = compare(rest, overhead, given.requests)
+        factors = model_factors(compare(fitted, overhead_of, given.requests))
+    compared = compare(rest, overhead_of, given.requests)
     return Report(rows=len(rows), covered=len(known), overheads=overheads, factors=factors, compared=compared)
 
 

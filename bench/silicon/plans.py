@@ -5,8 +5,8 @@
 Each question is a model, a machine and an engine: the most requests per second within a TTFT of 2 s and a TPOT of 50 ms
 for 90% of the requests, on two machines of eight accelerators. Both planners get the same requests: lengths of the
 Azure conversation trace, Poisson arrivals. AISimulate recommends a design for a given rate, so it gets the rate that
-Twofold's plan reaches. Then each simulator finds the highest rate of each design, with the batch sizes that its planner
-chose. Needs the extra `aiconfigurator`, and a Python environment of its own with `pip install aisimulate`.
+Twofold's plan reaches. Then each simulator finds the highest rate of each design, with the token budget that its
+planner chose. Needs the extra `aiconfigurator`, and a Python environment of its own with `pip install aisimulate`.
 """
 
 import argparse
@@ -52,7 +52,7 @@ SLO = Slo(ttft_s=TTFT_S, tpot_s=TPOT_S)
 ATTAINED = 0.9
 MACHINES, WIDTH = 2, 8
 MEMORY = 0.9  # share for weights and KV, the default of AISimulate
-SEQUENCES = 512  # of a batch, the default of Twofold
+SEQUENCES = 512  # of a batch
 WORKLOAD, TRACE = "azure-conv", "requests.jsonl"
 EVALUATION = {"sla": {"ttft_ms": TTFT_S * 1e3, "itl_ms": TPOT_S * 1e3}}
 GRID = RateGrid(0.05)
@@ -67,6 +67,17 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     def engine(self) -> dict[str, Any]:
         """Fields of AISimulate's engine."""
         return {"model": MODELS[self.model], "hardware": SYSTEMS[self.machine], "backend": self.backend}
+
+    @property
+    def template(self) -> ClusterSpec:
+        """Twofold's cluster, without machines."""
+        return ClusterSpec(
+            pools=(),
+            model=self.model,
+            performance=PERFORMANCE[self.backend],
+            max_num_seqs=SEQUENCES,
+            memory_utilization=MEMORY,
+        )
 
 
 class Workers(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,9 +141,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 def planned(question: Question, requests: Path, store: Path) -> tuple[Design, ClusterSpec, float]:
     """Return Twofold's best design and its highest rate."""
     problem = Problem(
-        template=ClusterSpec(
-            pools=(), model=question.model, performance=PERFORMANCE[question.backend], memory_utilization=MEMORY
-        ),
+        template=question.template,
         workload=WorkloadArguments(workload=str(requests)),
         slo=SLO,
         attainment=ATTAINED,
@@ -275,12 +284,10 @@ def design_of(engine: dict[str, Any]) -> Design:
 
 def spec_of(question: Question, design: Design) -> ClusterSpec:
     """Return the cluster of a design in Twofold."""
-    return ClusterSpec(
+    return msgspec.structs.replace(
+        question.template,
         pools=tuple(each.pool(question.machine) for each in design),
-        model=question.model,
-        performance=PERFORMANCE[question.backend],
         max_num_batched_tokens=design[0].max_num_batched_tokens,  # of prefill or mixed workers
-        memory_utilization=MEMORY,
     )
 
 

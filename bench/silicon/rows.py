@@ -83,7 +83,7 @@ class SiliconRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def complete(self) -> bool:
-        """Whether the row tells all that was run: most rows of disaggregated deployments omit the number of workers."""
+        """Whether the row has a concurrency and numbers of workers. Most disaggregated deployments lack the latter."""
         counted = self.mode == "agg" or (self.prefill_num_workers and self.decode_num_workers)
         return bool(self.concurrency and counted)
 

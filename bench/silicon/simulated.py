@@ -18,8 +18,14 @@ from twofold.errors import ConfigurationError
 from twofold.fidelity.service import Clients, timelines_of
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.instance import Role
-from twofold.performance.aiconfigurator import EngineLayout, OperatorTables, operator_tables
-from twofold.performance.base import NO_POWER, PerformanceModel
+from twofold.performance.aiconfigurator import (
+    EngineConstants,
+    EngineLayout,
+    EngineModel,
+    OperatorTables,
+    operator_tables,
+)
+from twofold.performance.base import NO_POWER
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.registry import PERFORMANCE_MODELS
 from twofold.request import Request
@@ -32,12 +38,9 @@ NAME = "silicon"
 MACHINES = {Role.MIXED: "dgx-h100", Role.PREFILL: "dgx-h100", Role.DECODE: "dgx-h200"}  # stand for the ranks of a role
 
 
-class EngineOverhead(msgspec.Struct, frozen=True, kw_only=True):
+class EngineOverhead(EngineConstants, frozen=True, kw_only=True):
     """Time of an engine outside the measured operators, and success of its speculative decoding."""
 
-    operators: float = 1.0  # factor of the measured operators, some of which overlap
-    step_s: float = 0.0  # of an iteration
-    sequence_s: float = 0.0  # of each sequence in an iteration
     request_s: float = 0.0  # of a request, before its first token
     client_s: float = 0.0  # the same, for each client
     acceptance: float = 0.7  # of a draft token, if all before it were accepted
@@ -54,30 +57,21 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     mean_tpot_s: float
 
 
-class RowModel(PerformanceModel):
+class RowModel(EngineModel):
     """Performance model of one deployment: measured operators, and the overhead of the engine.
 
     With speculative decoding, the time of a decode iteration is divided by the tokens that it gives each sequence.
     """
 
     def __init__(self, engine: "Engine", overhead: EngineOverhead) -> None:
+        super().__init__(engine.tables, overhead)
         self.name, self.power = NAME, NO_POWER
         self.error = ModelAccuracy(prefill=None, decode=None, basis="measured operators")
-        self._tables, self._overhead = engine.tables, overhead
         self._tokens = overhead.tokens(engine.layout.draft_tokens)
 
-    def prefill_s(self, tokens: int, squares: int) -> float:
-        return self._overhead.operators * self._tables.prefill_s(tokens, squares) + self._overhead.step_s
-
     def decode_cost(self, sequences: int) -> DecodeCost:
-        cost, overhead = self._tables.decode_cost(sequences), self._overhead
-        base_s = overhead.operators * cost.base_s + overhead.step_s + overhead.sequence_s * sequences
-        return DecodeCost(base_s / self._tokens, overhead.operators * cost.context_s / self._tokens)
-
-    def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
-        overhead = self._overhead
-        seconds = overhead.operators * self._tables.mixed_s(tokens, squares, sequences, context)
-        return seconds + overhead.step_s + overhead.sequence_s * sequences
+        cost = super().decode_cost(sequences)
+        return DecodeCost(cost.base_s / self._tokens, cost.context_s / self._tokens)
 
 
 class Engine(NamedTuple):

@@ -11,7 +11,7 @@ With --engine torch, `twofold serve` serves both designs. With --engine vllm, th
 vLLM's own NIXL connector pins threads of every instance on a CPU to the machine's last core, so that two
 instances share it. Each instance is measured as it is served, over HTTP, with the client on the second core.
 
-Without --aiperf, Twofold's own client sends the requests: the difference is what AIPerf takes of the two cores.
+Without --aiperf, Twofold's own client sends the requests: the difference is what AIPerf adds to the times.
 
 Exits with 1 if the SLO attainment differs from the prediction by more than 5 points, or the median TTFT or
 TPOT by more than 10%. AIPerf needs a separate Python environment: `pip install aiperf`.

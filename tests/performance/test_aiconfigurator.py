@@ -71,8 +71,8 @@ def test_the_error_of_the_tables_is_known(tables):
 
 
 def test_iterations_contain_the_constants_of_the_engine(tables, catalog, monkeypatch):
-    constants = EngineConstants(operators=0.5, step_s=0.002, sequence_s=0.0001, decode_error=0.1)
-    names = msgspec.structs.replace(catalog_names(), engines={"vllm": constants})
+    constants = EngineConstants(operators=0.5, step_s=0.002, sequence_s=0.0001)
+    names = msgspec.structs.replace(catalog_names(), engines={"vllm": constants}, decode_errors={"vllm": 0.1})
     monkeypatch.setattr("twofold.performance.aiconfigurator.catalog_names", lambda: names)
     model = aiconfigurator(catalog.model("qwen3-32b"), catalog.machine("h100"), 2)
     assert model.error.decode == 0.1
@@ -86,7 +86,7 @@ def test_iterations_contain_the_constants_of_the_engine(tables, catalog, monkeyp
 def test_names_of_the_catalog(catalog):
     assert set(catalog_names().models) <= set(catalog.models)
     assert set(catalog_names().systems) <= set(catalog.accelerators)
-    assert set(catalog_names().engines) == set(BACKENDS)
+    assert set(catalog_names().engines) == set(catalog_names().decode_errors) == set(BACKENDS)
 
 
 def test_engines_differ(catalog):

@@ -10,7 +10,7 @@ of attention work S (see `PerformanceModel.prefill_s`), and b decodes that read 
     mixed(n, S, b, C)  = linear(n + b) + attention(√S) + read(b) + slope(b)·C
 
 linear(n) is the time of all operators except attention for n tokens, attention(n) the attention of one prompt of n
-tokens, and read(b) + slope(b)·C the attention of the decodes. `OperatorModel` adds what an engine spends outside these
+tokens, and read(b) + slope(b)·C the attention of the decodes. `EngineModel` adds what an engine spends outside these
 operators, by constants that bench/silicon/compare.py fits to measured deployments.
 """
 
@@ -44,20 +44,20 @@ _DECODES_CHECKED: Final = ((6, 600), (27, 1500), (90, 3000), (200, 900))  # (dec
 
 
 class EngineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constants of one engine, fitted to measured deployments, and the error in other deployments."""
+    """Time of an engine's iterations outside the measured operators."""
 
-    operators: float  # factor of the measured operators, some of which overlap
-    step_s: float  # of an iteration
-    sequence_s: float  # of each sequence in an iteration
-    decode_error: float  # median relative error of TPOT
+    operators: float = 1.0  # factor of the measured operators, some of which overlap
+    step_s: float = 0.0  # of an iteration
+    sequence_s: float = 0.0  # of each sequence in an iteration
 
 
 class CatalogNames(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Contents of aiconfigurator.toml: names of the catalog in aiconfigurator-core, and constants of engines."""
+    """Contents of aiconfigurator.toml: names of the catalog in aiconfigurator-core; constants and errors of engines."""
 
     systems: dict[str, str]  # by accelerator
     models: dict[str, str]
     engines: dict[str, EngineConstants]
+    decode_errors: dict[str, float]  # median relative error of TPOT, by engine
 
 
 class EngineLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ class OperatorTables:
         return self.linear_s(tokens) + self.attention_s(round(squares**0.5))
 
     def decode_cost(self, sequences: int) -> DecodeCost:
-        return self._decode_costs[sequences] if sequences <= _MOST else self._decode_cost(sequences)
+        return DecodeCost(self.base_s(sequences), self.slope_s(sequences))
 
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         decodes_s = self.read_s(sequences) + self.slope_s(sequences) * context
@@ -140,10 +140,6 @@ class OperatorTables:
         self.slope_s = Curve(batches, slopes)
         self.base_s = Curve(batches, list(_bases(whole, batches, slopes)))
         self.read_s = Curve(batches, list(_bases(reads, batches, slopes)))
-        self._decode_costs = [self._decode_cost(sequences) for sequences in range(_MOST + 1)]
-
-    def _decode_cost(self, sequences: int) -> DecodeCost:
-        return DecodeCost(self.base_s(sequences), self.slope_s(sequences))
 
     def _prefill(self, tokens: int) -> tuple[float, float]:
         """Return the seconds of a prompt of `tokens` tokens, without attention and of attention."""
@@ -272,31 +268,42 @@ def _missing() -> ConfigurationError:
     )
 
 
-class OperatorModel(PerformanceModel):
-    """Performance model of one instance, from tables of operator times and constants of the engine."""
+class EngineModel(PerformanceModel):
+    """Iteration times of one engine, from tables of operator times and constants of the engine."""
+
+    def __init__(self, tables: OperatorTables, constants: EngineConstants) -> None:
+        self._tables, self._constants = tables, constants
+        self._decode_costs = [self._decode_cost(sequences) for sequences in range(_MOST + 1)]
+
+    def prefill_s(self, tokens: int, squares: int) -> float:
+        return self._constants.operators * self._tables.prefill_s(tokens, squares) + self._constants.step_s
+
+    def decode_cost(self, sequences: int) -> DecodeCost:
+        return self._decode_costs[sequences] if sequences <= _MOST else self._decode_cost(sequences)
+
+    def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
+        seconds = self._constants.operators * self._tables.mixed_s(tokens, squares, sequences, context)
+        return seconds + self._constants.step_s + self._constants.sequence_s * sequences
+
+    def _decode_cost(self, sequences: int) -> DecodeCost:
+        cost, constants = self._tables.decode_cost(sequences), self._constants
+        base_s = constants.operators * cost.base_s + constants.step_s + constants.sequence_s * sequences
+        return DecodeCost(base_s, constants.operators * cost.context_s)
+
+
+class OperatorModel(EngineModel):
+    """Performance model of one instance, with the fitted constants of its engine."""
 
     def __init__(self, tables: OperatorTables, layout: EngineLayout, model: Model, machine: Machine) -> None:
         self.name = instance_name(f"{EXTRA} {layout.backend}", model, machine, layout.tensor_parallel) + layout.spread
         basis = f"operators of {layout.backend} {tables.version}, measured on {layout.system}"
         if tables.estimated:
             basis += f", some estimated ({', '.join(sorted(tables.estimated))})"
-        self._tables, self._engine = tables, catalog_names().engines[layout.backend]
-        self.error = ModelAccuracy(prefill=None, decode=self._engine.decode_error, basis=basis)
+        names = catalog_names()
+        super().__init__(tables, names.engines[layout.backend])
+        self.error = ModelAccuracy(prefill=None, decode=names.decode_errors[layout.backend], basis=basis)
         used = memory_share(model, machine, layout.tensor_parallel, self.decode_cost(1).base_s)
         self.power = instance_power(machine, layout.tensor_parallel, memory_share=used)
-
-    def prefill_s(self, tokens: int, squares: int) -> float:
-        return self._engine.operators * self._tables.prefill_s(tokens, squares) + self._engine.step_s
-
-    def decode_cost(self, sequences: int) -> DecodeCost:
-        cost, engine = self._tables.decode_cost(sequences), self._engine
-        base_s = engine.operators * cost.base_s + engine.step_s + engine.sequence_s * sequences
-        return DecodeCost(base_s, engine.operators * cost.context_s)
-
-    def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
-        engine = self._engine
-        seconds = engine.operators * self._tables.mixed_s(tokens, squares, sequences, context)
-        return seconds + engine.step_s + engine.sequence_s * sequences
 
 
 @cache

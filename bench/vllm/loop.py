@@ -11,7 +11,9 @@ With --engine torch, `twofold serve` serves both designs. With --engine vllm, th
 vLLM's own NIXL connector pins threads of every instance on a CPU to the machine's last core, so that two
 instances share it. Each instance is measured as it is served, over HTTP, with the client on the second core.
 
-Without --aiperf, Twofold's own client sends the requests: the difference is what AIPerf adds to the times.
+The profile is measured with Twofold's own client. AIPerf records first tokens later, and takes time of the same cores.
+A few requests to the idle service measure both, and the simulation includes them. Without --aiperf, Twofold's own
+client sends the requests.
 
 Exits with 1 if the SLO attainment differs from the prediction by more than 5 points, or the median TTFT or
 TPOT by more than 10%. AIPerf needs a separate Python environment: `pip install aiperf`.
@@ -23,11 +25,11 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 import msgspec
 import psutil
+from aiperf_client import SETTLE_S, AIPerf
 from characterized import CORES, MAX_MODEL_LEN, characterize, held_out, place, stock_vllm
 from compared import TWOFOLD
 from frame import model_directory, run_and_exit, say
@@ -53,12 +55,10 @@ from twofold.fidelity.comparison import (
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.profile import MeasuredProfile, load_profile
-from twofold.request import FinishReason, Request
+from twofold.request import Request
 from twofold.slo import Slo
-from twofold.timeline import Moment, Timeline
-from twofold.workload.mooncake import MOONCAKE
+from twofold.timeline import Timeline
 from twofold.workload.source import workload
-from twofold.workload.trace import write_trace
 
 DESIGNS = (ServiceDesign(colocated=2), ServiceDesign(prefill=1, decode=1))
 # 65 million parameters: with fewer, AIPerf and the gateway take much of the two cores.
@@ -66,7 +66,6 @@ MODEL = ("--hidden-size", "640", "--layers", "10", "--heads", "10", "--kv-heads"
 STOCK = "stock"
 LONGEST = 1024  # tokens of the longest request
 SEARCHED = 500  # requests
-SETTLE_S = 900.0
 WARM_UPS = 8
 PASSES = 9  # of the probes before and after each load
 KV_TOKENS = 40_000  # of 1 GiB: 26 kB for a token
@@ -90,7 +89,7 @@ class Loop:
         self.given, self.folder = given, folder
         self.model = model_directory(given.model, folder, *MODEL)
         self.stock = stock_vllm(self.model, folder, given.max_num_batched_tokens, needed=given.engine == "vllm")
-        self._loads = count()
+        self._aiperf = None if given.aiperf is None else AIPerf(given.aiperf, self.model, folder)
 
     def instance(self, design: ServiceDesign) -> str:
         """Return the name of the instances of a design: an engine of Twofold's workers, or `stock`."""
@@ -163,30 +162,20 @@ class Loop:
 
     def load(self, url: str, load: OfferedLoad) -> list[Timeline]:
         """Send the requests of `load` to the service. Raises ConfigurationError on failure."""
-        if self.given.aiperf is None:
+        if self._aiperf is None:
             return replay_on(url, load)
-        requests = load.requests
-        artifacts = self.folder / f"aiperf-{next(self._loads)}"
-        # AIPerf shares the two cores with the service, so it runs without monitors of its own. At a low priority, it
-        # would wait for a core while all instances are busy, and record tokens late and in bursts.
-        command = [str(self.given.aiperf), "profile", "--ui", "none"]
-        command += ["--model", SERVED_NAME, "--url", url]
-        command += ["--no-gpu-telemetry", "--no-server-metrics", "--workers-max", "1", "--record-processors", "1"]
-        command += ["--stats-interval", "0"]
-        command += ["--endpoint-type", "completions", "--streaming", "--use-server-token-count"]
-        command += ["--tokenizer", str(self.model.absolute()), "--artifact-dir", str(artifacts)]
-        command += ["--input-file", str(self._trace(requests)), "--custom-dataset-type", "mooncake_trace"]
-        command += ["--fixed-schedule", "--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0"]
-        self._run(command)
-        records = (artifacts / "profile_export.jsonl").read_bytes().splitlines()
-        if len(records) != len(requests):
-            raise ConfigurationError(f"AIPerf has results of {len(records)} of {len(requests)} requests")
-        return [msgspec.json.decode(line, type=_Record).timeline() for line in records]
+        return self._aiperf.send(url, load.requests)
 
-    def _trace(self, requests: Sequence[Request]) -> Path:
-        path = self.folder / "trace.jsonl"
-        write_trace(requests, path, MOONCAKE)
-        return path
+    def with_client(self, url: str, profile: MeasuredProfile) -> MeasuredProfile:
+        """Measure what AIPerf adds to the times of an idle service, and return a profile that includes it."""
+        if self._aiperf is None:
+            return profile
+        times = self._aiperf.times(url)
+        say(
+            f"AIPerf adds {_ms(times.delay_s)} to a first token, {_ms(times.request_s)} of CPU time to a request, "
+            f"and {_ms(times.token_s)} to a token"
+        )
+        return times.extend(profile)
 
     def _run(self, command: Sequence[str]) -> str:
         log = self.folder / "step.log"
@@ -199,6 +188,10 @@ class Loop:
         return text
 
 
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f} ms"
+
+
 def pin_worker(gateway: int) -> None:
     """Pin a service's worker to the first core, as in a service of two workers, and all else to the second core."""
     service = psutil.Process(gateway)
@@ -207,45 +200,6 @@ def pin_worker(gateway: int) -> None:
         for thread in process.threads():
             with suppress(ProcessLookupError):  # the thread has ended
                 os.sched_setaffinity(thread.id, {core})
-
-
-class _Metric(msgspec.Struct):
-    value: float
-
-
-class _Metrics(msgspec.Struct):
-    """Metrics of one request in AIPerf's `profile_export.jsonl`; times in milliseconds."""
-
-    time_to_first_token: _Metric
-    request_latency: _Metric
-    input_sequence_length: _Metric
-    output_sequence_length: _Metric
-
-
-class _Metadata(msgspec.Struct):
-    request_start_ns: int
-
-
-class _Record(msgspec.Struct):
-    metadata: _Metadata
-    metrics: _Metrics | None = None
-
-    def timeline(self) -> Timeline:
-        """Return the timeline of the request. Raises ConfigurationError if the request failed."""
-        found, start_s = self.metrics, self.metadata.request_start_ns / 1e9
-        if found is None:
-            raise ConfigurationError("a request of AIPerf failed: see profile_export.jsonl")
-        prompt, output = (int(each.value) for each in (found.input_sequence_length, found.output_sequence_length))
-        return Timeline(
-            request=Request(id=f"{start_s}", arrival_s=start_s, prompt_tokens=prompt, output_tokens=output),
-            moments={
-                Moment.ARRIVED: start_s,
-                Moment.FIRST_TOKEN: start_s + found.time_to_first_token.value / 1e3,
-                Moment.LAST_TOKEN: start_s + found.request_latency.value / 1e3,
-            },
-            output_tokens=output,
-            finish_reason=FinishReason.LENGTH,
-        )
 
 
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
@@ -265,9 +219,10 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
             replay_on(url, OfferedLoad(requests=loop.requests(1.0)[:WARM_UPS]))
             target = EndpointTarget(url, max_num_batched_tokens=given.max_num_batched_tokens)
             alone = profiles[instance]
-            profile = with_contention(alone, target, design.counts)
-            prefill, decode = profile.shared_host.prefill, profile.shared_host.decode
+            contended = with_contention(alone, target, design.counts)
+            prefill, decode = contended.shared_host.prefill, contended.shared_host.decode
             say(f"{design.name}: contention x{prefill.crowded:.2f} with prompts, x{decode.crowded:.2f} without")
+            profile = loop.with_client(url, contended)
             twin = SimulatedEndpoint(design, profile, folder, profile.extend(load_catalog()))
             highest = knee(twin, loop.requests, slo)
             rates = [round(highest * load, 3) for load in given.loads]

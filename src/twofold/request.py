@@ -56,10 +56,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0  # 0 means greedy sampling
     top_p: float = 1.0
     top_k: int = 0  # 0 means all tokens
+    min_p: float = 0.0  # least probability of a token, as a share of the highest probability
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias)
+    bad_words: tuple[str, ...] = ()  # strings that the output must not contain
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # their token ids
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None  # number of most likely tokens to return, besides the sampled token
+    resumed_tokens: int = 0  # output tokens that earlier attempts generated: they are the end of the prompt
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the sampled token depends on the tokens before it, besides the logits."""
+        penalizes = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
+        return bool(penalizes or self.bad_word_ids)
 
     @property
     def greedy(self) -> bool:

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from support.api_client import all_blocks_free, complete_all
+from support.chaos import PENALIZED
 from support.flags import COLOCATED, SPLIT
 from support.reference import greedy_outputs
 
@@ -39,10 +40,20 @@ def test_greedy_output_equals_generate(arch, service, tiny_model_dir):
     assert asyncio.run(all_blocks_free(url))
 
 
-def test_sampled_output_depends_on_the_seed_alone(service):
+def test_repetition_penalty_equals_generate(service, tiny_model_dir):
+    """A decode worker penalizes the tokens of the prompt, which only its prefill worker has computed."""
+    prompts = random_prompts(seed=8)[:24]
+    expected = greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT, repetition_penalty=1.5)
+    how = {"max_tokens": OUTPUT, "temperature": 0, "repetition_penalty": 1.5, "ignore_eos": True}
+    assert asyncio.run(complete_all(service("llama", SPLIT), prompts, at_once=12, **how)) == expected
+    assert expected != greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT), "the penalty must matter"
+
+
+@pytest.mark.parametrize("adjusted", [{}, PENALIZED], ids=["plain", "penalized"])
+def test_sampled_output_depends_on_the_seed_alone(adjusted, service):
     """Split and colocated services sample the same tokens for a seed, for any request order and hand-off mode."""
     prompts = random_prompts(seed=7)[:24]
-    how = {"max_tokens": 24, "temperature": 0.9, "top_p": 0.95, "top_k": 50, "ignore_eos": True}
+    how = {"max_tokens": 24, "temperature": 0.9, "top_p": 0.95, "top_k": 50, "ignore_eos": True, **adjusted}
     runs = [
         asyncio.run(
             complete_all(service("llama", flags), prompts, at_once=at_once, spread_s=spread, **how | {"seed": 11})

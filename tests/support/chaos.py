@@ -16,6 +16,14 @@ from support.api_client import complete, metric, served_name
 from support.running_service import named
 
 DEADLINE_S = 240  # timeout of every request
+# Sampling that depends on the tokens before, which a replay has to restore.
+PENALIZED = {
+    "presence_penalty": 0.7,
+    "frequency_penalty": 0.4,
+    "repetition_penalty": 1.2,
+    "min_p": 0.01,
+    "logit_bias": {"17": 2.0, "18": -3.0},
+}
 HANG_S = DEADLINE_S + 120  # client timeout; a response of any kind must arrive within it
 
 
@@ -45,6 +53,7 @@ class Chaos:
                 "seed": number,
                 "ignore_eos": True,
                 "timeout": DEADLINE_S,
+                **(PENALIZED if number % 2 else {}),
             }
             for number in range(8)
         ]

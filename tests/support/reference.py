@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def greedy_outputs(model_dir: Path, prompts: Sequence[list[int]], output: int) -> list[list[int]]:
-    """Return the greedy output ids of each prompt, computed by transformers in float32."""
+def greedy_outputs(model_dir: Path, prompts: Sequence[list[int]], output: int, **options: float) -> list[list[int]]:
+    """Return the greedy output ids of each prompt, computed by transformers in float32 with options of `generate`."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -23,6 +23,7 @@ def greedy_outputs(model_dir: Path, prompts: Sequence[list[int]], output: int) -
                 min_new_tokens=output,
                 eos_token_id=None,
                 pad_token_id=0,
+                **options,
             )
             outputs.append(made[0, len(prompt) :].tolist())
     return outputs

@@ -76,6 +76,7 @@ class SequenceStep:
     block_table: Sequence[int]  # blocks of the sequence from position 0 on
     sampling: SamplingParams | None  # None: a chunk that does not complete the prompt
     output_index: int = 0  # index of the sampled token in the output
+    history: Sequence[int] = ()  # all tokens before the sampled one, if `sampling` needs them
     # Pairs (shared block, own block): the engine copies the shared block before the iteration.
     copies: Sequence[tuple[int, int]] = ()
 

@@ -63,7 +63,7 @@ class Reserve(Message, frozen=True, kw_only=True):
     request: Request
     sampling: SamplingParams
     source: str
-    prompt_token_ids: list[int] | None = None  # for engines that recompute KV on the decode worker
+    prompt_token_ids: list[int] | None = None  # if the decode worker recomputes KV, or samples by earlier tokens
 
 
 class Abort(Message, frozen=True, kw_only=True):

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from support.engine_driver import drive, token_ids
-from twofold.engine.torch.sampler import SamplingRow, sample
+from twofold.engine.torch.logits import SamplingRow
+from twofold.engine.torch.sampler import sample
 from twofold.request import SamplingParams
 
 VOCABULARY = 16
@@ -74,6 +75,23 @@ def test_top_k_and_top_p_together():
     assert set(draw_many(500, logits, top_k=3)) == {0, 1, 2}
     assert set(draw_many(500, logits, top_k=2, top_p=0.5)) == {0}
     assert set(draw_many(500, logits, top_k=100)) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("min_p", [0.05, 0.3, 1.0])
+def test_min_p_is_relative_to_the_best(min_p):
+    logits = logits_of()
+    probabilities = torch.softmax(logits[0], -1)
+    kept = torch.where(probabilities >= min_p * probabilities.max(), probabilities, 0.0)
+    drawn = draw_many(4000, logits, min_p=min_p)
+    assert set(drawn) <= set(kept.nonzero()[:, 0].tolist())
+    assert chi_square(drawn, (kept / kept.sum()).tolist()) < 45
+
+
+def test_min_p_comes_before_top_p():
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.1, 0.1]]))
+    # Without the last two tokens, the first has 62.5%.
+    assert set(draw_many(500, logits, min_p=0.5, top_p=0.6)) == {0}
+    assert set(draw_many(500, logits, top_p=0.6)) == {0, 1}
 
 
 def test_top_k_of_one_is_greedy():

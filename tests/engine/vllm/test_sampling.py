@@ -3,7 +3,8 @@
 import torch
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
 
-from twofold.engine.torch.sampler import SamplingRow, pick
+from twofold.engine.torch.logits import SamplingRow
+from twofold.engine.torch.sampler import pick
 from twofold.engine.vllm.sampling import KeyedSampling, vllm_sampling
 from twofold.request import SamplingParams
 
@@ -65,6 +66,25 @@ def test_min_tokens_counts_output_of_other_workers():
         params = vllm_sampling(sampling, 3, 9, frozenset({1}))
         one.update_state(update(1, [(0, params, [5] * (3 + output_elsewhere), [])]))
         assert (int(one.apply(logits.clone())[0].argmax()) == 1) is ends
+
+
+def test_penalties_see_tokens_of_other_workers():
+    """Penalties count prompt and output as the request has them, although vLLM treats earlier output as prompt."""
+    sampling = SamplingParams(max_tokens=9, temperature=0.0, presence_penalty=2.0, bad_word_ids=((7, 8),))
+    logits = torch.zeros(1, VOCABULARY)
+    logits[0, 5], logits[0, 8], logits[0, 9] = 4.0, 3.0, 2.5
+    wanted = {
+        (5, 6): 5,  # token 5 of the prompt has no presence penalty
+        (6, 5): 8,  # of the output, it has
+        (5, 7): 5,
+        (6, 5, 7): 9,  # 7 and 8 together are excluded
+    }
+    for tokens, token in wanted.items():
+        for made_here in range(len(tokens)):
+            here = len(tokens) - made_here
+            one, params = processor(), vllm_sampling(sampling, 1, 9, frozenset({1}))
+            one.update_state(update(1, [(0, params, list(tokens[:here]), list(tokens[here:]))]))
+            assert int(one.apply(logits.clone())[0].argmax()) == token, (tokens, made_here)
 
 
 def test_stop_ids_include_eos_unless_ignored():

@@ -59,6 +59,7 @@ def test_an_attempt_resumes_after_the_last_known_token(made_by_each, min_tokens)
         assert generation.request.prompt_tokens == len(generation.prompt_token_ids)
         assert generation.request.output_tokens == generation.sampling.max_tokens == 20 - len(seen)
         assert generation.sampling.min_tokens == max(0, min_tokens - len(seen))
+        assert generation.sampling.resumed_tokens == len(seen)
         assert generation.sampling.seed == 5
         for output in outputs(20, first=100 + len(seen))[:made]:
             seen += request.push(output)

@@ -135,6 +135,21 @@ def test_passes_every_sampling_field_to_the_service():
     assert service.started[1].prompt_token_ids == [byte_level().bos_token_id]
 
 
+def test_passes_penalties_and_excluded_words_to_the_service():
+    service = ScriptedService()
+    values = {"min_p": 0.1, "presence_penalty": -1, "frequency_penalty": 0.5, "repetition_penalty": 1.2}
+    with running_gateway(service) as client:
+        ask(client, **values, logit_bias={"7": -100, "9": 2.5}, bad_words=["fox", " dog"])
+        ask(client, **dict.fromkeys((*values, "logit_bias", "bad_words")))
+    sampling, plain = (each.sampling for each in service.started)
+    assert {name: getattr(sampling, name) for name in values} == values
+    assert sampling.logit_bias == ((7, -100.0), (9, 2.5))
+    # At the start of a text, and after a space.
+    assert {byte_level().decode(ids) for ids in sampling.bad_word_ids} == {"fox", " fox", " dog"}
+    assert not plain.needs_history
+    assert (plain.logit_bias, plain.min_p) == ((), 0.0)
+
+
 def test_stop_strings_match_across_tokens():
     """The text ends before the stop string, but usage includes the stop string's tokens."""
     service = ScriptedService(say("The quick brown fox jumps over the lazy dog.", [5] * 50))

@@ -24,6 +24,16 @@ def refused(response, status=400, param=None):
         *[("temperature", value) for value in (-0.1, 2.1, "1", True, 1e300)],
         *[("top_p", value) for value in (-0.1, 0, 1.1, "1")],
         *[("top_k", value) for value in (-2, 1.5, "1", BIG)],
+        *[("min_p", value) for value in (-0.1, 1.1, "0", True)],
+        *[("presence_penalty", value) for value in (-2.1, 2.1, False, "1")],
+        *[("frequency_penalty", value) for value in (-2.1, 2.1, False, "1")],
+        *[("repetition_penalty", value) for value in (0, -1, 101, True)],
+        *[
+            ("logit_bias", value)
+            for value in ({"a": 1}, {"-1": 1}, {"400": 1}, {"1": 101}, {"1": True}, {"1.5": 1}, [1])
+        ],
+        ("logit_bias", {str(token): 1 for token in range(1025)}),
+        *[("bad_words", value) for value in ("no", [1], [""], ["  "], ["a"] * 129, ["a" * 8193])],
         *[("seed", value) for value in ("1", 1.5, 2**63, True)],
         *[("logprobs", value) for value in (-1, 21, True, "1")],
         *[("min_tokens", value) for value in (-1, 17, "1")],
@@ -66,11 +76,6 @@ def test_rejects_missing_required_fields(client, missing):
         ("echo", True),
         ("best_of", 2),
         ("suffix", "end"),
-        ("logit_bias", {"1": 5}),
-        ("presence_penalty", 0.1),
-        ("frequency_penalty", -1),
-        ("repetition_penalty", 1.1),
-        ("min_p", 0.1),
         ("response_format", {"type": "json_object"}),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
@@ -78,7 +83,6 @@ def test_rejects_missing_required_fields(client, missing):
         ("audio", {"voice": "a"}),
         ("modalities", ["text", "audio"]),
         ("guided_regex", "a*"),
-        ("presence_penalty", False),
     ],
 )
 def test_rejects_unsupported_fields(complete, chat, field, value):
@@ -88,7 +92,7 @@ def test_rejects_unsupported_fields(complete, chat, field, value):
 
 
 def test_accepts_neutral_values_of_unsupported_fields(complete, chat):
-    neutral = {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": None, "tools": [], "user": "me"}
+    neutral = {"length_penalty": 1, "echo": False, "suffix": None, "tools": [], "user": "me"}
     for ask in (complete, chat):
         answer = ask(**neutral, best_of=2, n=2, max_tokens=2, response_format={"type": "text"}, nonsense=[1])
         assert answer.status_code == 200, answer.text

@@ -84,6 +84,14 @@ def test_every_sampling_field_is_explicit():
     assert "kv_transfer_params" not in fields
 
 
+def test_penalties_and_excluded_words_are_passed_on():
+    values = {"min_p": 0.1, "presence_penalty": 0.2, "frequency_penalty": -0.3, "repetition_penalty": 1.4}
+    fields = asked(values | {"logit_bias": ((7, -5.0),), "bad_words": ("no", "never")})
+    assert {name: fields[name] for name in values} == values
+    assert fields["logit_bias"] == {"7": -5.0}
+    assert fields["bad_words"] == ["no", "never"]
+
+
 def test_seed_is_sent_for_sampled_output_only():
     """Only sampled requests have a seed, because vLLM is faster without a seed."""
     assert asked()["seed"] == 5

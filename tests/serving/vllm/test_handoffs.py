@@ -9,6 +9,7 @@ import pytest
 
 from serving.test_disconnects import check_disconnects
 from support.api_client import all_blocks_free, block_counts, complete_all
+from support.chaos import PENALIZED
 from support.vllm_alone import greedy_by_vllm
 from twofold.bench.services import metrics
 
@@ -65,9 +66,25 @@ def test_split_qwen3_equals_one_vllm(vllm_service, vllm_model_dir):
     check(vllm_service("qwen3", *SPLIT, *WAYS["layer-wise"]), "qwen3", vllm_model_dir("qwen3"))
 
 
-def test_sampled_output_is_independent_of_the_split(vllm_service):
+def test_penalties_equal_those_of_one_vllm(vllm_service, vllm_model_dir):
+    """Penalties and biases give vLLM's own output, although the decode worker gets the first token from its peer."""
+    adjusted = {
+        "presence_penalty": 0.7,
+        "frequency_penalty": 0.4,
+        "repetition_penalty": 1.4,
+        "logit_bias": {17: 2.0, 18: -3.0},
+    }
+    some = prompts()[:20]
+    alone = greedy_by_vllm(vllm_model_dir("llama"), some, OUTPUT, **adjusted)
+    how = {"max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True, **adjusted}
+    assert asyncio.run(complete_all(vllm_service("llama", *SPLIT), some, at_once=10, **how)) == alone
+    assert alone != expected("llama", vllm_model_dir("llama"))[:20], "the penalties must matter"
+
+
+@pytest.mark.parametrize("adjusted", [{}, PENALIZED], ids=["plain", "penalized"])
+def test_sampled_output_is_independent_of_the_split(adjusted, vllm_service):
     """Split and colocated workers generate equal sampled outputs."""
-    how = {"max_tokens": OUTPUT, "temperature": 0.9, "top_p": 0.95, "seed": 4, "ignore_eos": True}
+    how = {"max_tokens": OUTPUT, "temperature": 0.9, "top_p": 0.95, "seed": 4, "ignore_eos": True, **adjusted}
     made = [
         asyncio.run(complete_all(vllm_service("llama", *flags), prompts(), at_once=20, **how))
         for flags in (SPLIT, ("--colocated", "1"))

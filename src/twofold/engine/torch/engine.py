@@ -9,8 +9,9 @@ from twofold.engine.base import OnLayer, Sampled, SequenceStep
 from twofold.engine.torch.batch import LayerHooks, PackedBatch
 from twofold.engine.torch.kernels import Scratch
 from twofold.engine.torch.loader import LoadedModel
+from twofold.engine.torch.logits import SamplingRow
 from twofold.engine.torch.pool import KvPool, LayerNotifier, copy_blocks
-from twofold.engine.torch.sampler import SamplingRow, sample
+from twofold.engine.torch.sampler import sample
 
 
 # Batching and chunking change results only by rounding: greedy output is identical in float32, but may differ in
@@ -81,4 +82,4 @@ class TorchEngine:
 
 def _row(step: SequenceStep) -> SamplingRow:
     assert step.sampling is not None  # noqa: S101  (for the type checker: this step samples)
-    return SamplingRow(step.sampling, step.start + len(step.token_ids), step.output_index)
+    return SamplingRow(step.sampling, step.start + len(step.token_ids), step.output_index, step.history)

@@ -1,13 +1,14 @@
 """Sampling of tokens from logits. A request gets the same tokens in any batch and any process."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from twofold.engine.base import Sampled
+from twofold.engine.torch.logits import SamplingRow, adjusted, adjusts
 from twofold.request import SamplingParams
 
 # Nucleus sampling tries this many best tokens before it sorts the whole vocabulary.
@@ -16,33 +17,23 @@ _LIKELY = 256
 _COLDEST = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
-    """The sampling parameters of one row of logits."""
-
-    sampling: SamplingParams
-    position: int  # of the new token in the sequence, counted from 0
-    output_index: int  # of the new token in the output, counted from 0
-
-
 def sample(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[int]) -> list[Sampled]:
     """Sample a token, with log probabilities if requested, for each row of `logits` [rows, vocabulary]."""
     picked = pick(logits, rows, eos_token_ids)
     wanted = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
     if not wanted:
         return [Sampled(token) for token in picked]
-    # The model's own log probabilities, without temperature and without masking of stop ids for `min_tokens`.
+    # The model's own log probabilities, without temperature, penalties and excluded tokens.
     logprobs = dict(zip(wanted, _logprobs(logits, picked, rows, wanted), strict=True))
     return [logprobs.get(i) or Sampled(token) for i, token in enumerate(picked)]
 
 
 def pick(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[int]) -> list[int]:
     """Sample a token id for each row of `logits`, without log probabilities."""
-    ruled_out = {i: ids for i, row in enumerate(rows) if (ids := _ruled_out(row, eos_token_ids))}
-    if ruled_out:
-        logits = logits.clone()
-        for i, ids in ruled_out.items():
-            logits[i, ids] = float("-inf")
+    changed = {i: adjusted(logits[i], row, eos_token_ids) for i, row in enumerate(rows) if adjusts(row)}
+    if changed:
+        logits = logits.to(torch.float32, copy=True)
+        logits[list(changed)] = torch.stack(list(changed.values()))
     picked: list[int] = logits.argmax(dim=-1).tolist()
     for i, row in enumerate(rows):
         if not row.sampling.greedy:
@@ -50,19 +41,13 @@ def pick(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[in
     return picked
 
 
-def _ruled_out(row: SamplingRow, eos_token_ids: Sequence[int]) -> list[int]:
-    """Return the stop token ids that must not be sampled before `min_tokens` output tokens."""
-    sampling = row.sampling
-    if row.output_index >= sampling.min_tokens:
-        return []
-    return [*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)]
-
-
 def _draw(logits: Tensor, row: SamplingRow) -> int:
-    """Sample a token with temperature, top_k and top_p, by the Gumbel-max trick."""
+    """Sample a token with temperature, min_p, top_k and top_p, by the Gumbel-max trick."""
     sampling = row.sampling
     numbers = logits.float()
     scores = (numbers - numbers.max()) / max(sampling.temperature, _COLDEST)
+    if sampling.min_p > 0.0:
+        scores = scores.masked_fill(scores < math.log(sampling.min_p), float("-inf"))  # the highest score is 0
     noise = _gumbel(sampling.seed, row.position, len(scores)).to(scores.device)
     if sampling.top_k == 0 and sampling.top_p >= 1.0:
         return int((scores + noise).argmax())

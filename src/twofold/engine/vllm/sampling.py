@@ -8,24 +8,26 @@ from vllm.sampling_params import SamplingParams as VllmSampling
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.interface import MoveDirectionality
 
-from twofold.engine.torch.sampler import SamplingRow, pick
+from twofold.engine.torch.logits import SamplingRow
+from twofold.engine.torch.sampler import pick
 from twofold.request import SamplingParams
 
 SAMPLING = "twofold_sampling"  # key in a request's extra_args
 
 
 class SampledRequest:
-    """A request with a temperature above 0 or with `min_tokens`."""
+    """A request whose next token is not the one with the highest logit of the model."""
 
     def __init__(self, extra: dict[str, Any], prompt: list[int], output: list[int]) -> None:
         self._sampling: SamplingParams = extra["sampling"]
         self._given: int = extra["prompt_tokens"]
         self.eos_token_ids: tuple[int, ...] = extra["eos_token_ids"]
-        self._before, self._output = len(prompt), output  # vLLM appends the output tokens to this list
+        self._prompt, self._output = prompt, output  # vLLM appends the output tokens to the second list
 
     def row(self) -> SamplingRow:
-        position = self._before + len(self._output)
-        return SamplingRow(self._sampling, position, position - self._given)
+        position = len(self._prompt) + len(self._output)
+        history = [*self._prompt, *self._output] if self._sampling.needs_history else ()
+        return SamplingRow(self._sampling, position, position - self._given, history)
 
 
 # vLLM's random generator depends on earlier requests, so vLLM decodes greedily, and this logits processor masks all
@@ -33,8 +35,8 @@ class SampledRequest:
 class KeyedSampling(LogitsProcessor):
     """vLLM logits processor that samples a token and masks the remaining tokens.
 
-    The processor handles requests with a temperature above 0 or with `min_tokens`. The random numbers depend
-    only on the seed and the token position.
+    The processor handles requests that `is_keyed` selects. The random numbers depend only on the seed and the token
+    position.
     """
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
@@ -69,13 +71,19 @@ class KeyedSampling(LogitsProcessor):
         return logits
 
 
+def is_keyed(sampling: SamplingParams) -> bool:
+    """Return whether a request's tokens may differ from those with the model's highest logits."""
+    plain = sampling.greedy and not sampling.min_tokens and not sampling.logit_bias
+    return not plain or sampling.needs_history
+
+
 def vllm_sampling(
     sampling: SamplingParams, prompt_tokens: int, max_tokens: int, eos_token_ids: frozenset[int]
 ) -> VllmSampling:
     """Return vLLM's sampling parameters for a request."""
     extra = None  # input of `KeyedSampling`
     # `prompt_tokens` is the request's prompt length; vLLM's prompt may also contain output from another worker.
-    if not sampling.greedy or sampling.min_tokens:
+    if is_keyed(sampling):
         extra = {
             SAMPLING: {"sampling": sampling, "prompt_tokens": prompt_tokens, "eos_token_ids": tuple(eos_token_ids)}
         }

@@ -95,7 +95,10 @@ class LiveRequest:
             request=attempt,
             prompt_token_ids=generation.prompt_token_ids + self._tokens,
             sampling=msgspec.structs.replace(
-                sampling, max_tokens=sampling.max_tokens - made, min_tokens=max(0, sampling.min_tokens - made)
+                sampling,
+                max_tokens=sampling.max_tokens - made,
+                min_tokens=max(0, sampling.min_tokens - made),
+                resumed_tokens=made,
             ),
         )
 

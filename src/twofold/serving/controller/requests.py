@@ -166,11 +166,12 @@ class LiveRequests:
             self._reserve(generation, placed)
 
     def _reserve(self, generation: Generation, placed: PlacedRequest) -> None:
+        needs_prompt = self._recomputes or generation.sampling.needs_history
         reserve = Reserve(
             request=generation.request,
             sampling=generation.sampling,
             source=placed.route.prefill,
-            prompt_token_ids=generation.prompt_token_ids if self._recomputes else None,
+            prompt_token_ids=generation.prompt_token_ids if needs_prompt else None,
         )
         self._workers.send(placed.route.decode, reserve)
 

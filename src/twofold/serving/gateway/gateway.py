@@ -36,6 +36,9 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     generations: int = 2048
     stop_strings: int = 16
     stop_characters: int = 1024
+    bad_words: int = 128
+    bad_word_characters: int = 8192  # of all together
+    biased_tokens: int = 1024
 
 
 @dataclass(frozen=True, slots=True)

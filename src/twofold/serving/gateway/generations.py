@@ -121,10 +121,18 @@ def _sampling(gateway: Gateway, fields: GenerationFields, prompt_tokens: int) ->
     stop_token_ids = tuple(fields.stop_token_ids or ())
     if max(stop_token_ids, default=0) >= model.vocab_size:
         raise invalid("stop_token_ids", f"{max(stop_token_ids)} is not in the vocabulary of {model.vocab_size} tokens")
+    bad_words = _bad_words(fields, gateway.limits)
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=1.0 if fields.temperature is None else fields.temperature,
         top_p=1.0 if fields.top_p is None else fields.top_p,
+        min_p=fields.min_p or 0.0,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=fields.repetition_penalty or 1.0,
+        logit_bias=_logit_bias(fields, gateway),
+        bad_words=bad_words,
+        bad_word_ids=gateway.require_tokenizer("bad_words").spellings(bad_words) if bad_words else (),
         # A top_k above the vocabulary size keeps all tokens.
         top_k=min(max(fields.top_k or 0, 0), model.vocab_size),
         min_tokens=min_tokens,
@@ -132,6 +140,27 @@ def _sampling(gateway: Gateway, fields: GenerationFields, prompt_tokens: int) ->
         stop_token_ids=stop_token_ids,
         logprobs=fields.wanted_logprobs,
     )
+
+
+def _logit_bias(fields: GenerationFields, gateway: Gateway) -> tuple[tuple[int, float], ...]:
+    bias, limit, vocabulary = fields.logit_bias or {}, gateway.limits.biased_tokens, gateway.service.model.vocab_size
+    if len(bias) > limit:
+        raise invalid("logit_bias", f"{len(bias)} tokens are more than the limit of {limit}")
+    if max(bias, default=0) >= vocabulary:
+        raise invalid("logit_bias", f"{max(bias)} is not in the vocabulary of {vocabulary} tokens")
+    return tuple(bias.items())
+
+
+def _bad_words(fields: GenerationFields, limits: RequestLimits) -> tuple[str, ...]:
+    words = tuple(fields.bad_words or ())
+    if len(words) > limits.bad_words:
+        raise invalid("bad_words", f"{len(words)} words are more than the limit of {limits.bad_words}")
+    if not all(map(str.strip, words)):
+        raise invalid("bad_words", "a word is empty")
+    characters = sum(map(len, words))
+    if characters > limits.bad_word_characters:
+        raise invalid("bad_words", f"{characters} characters are more than the limit of {limits.bad_word_characters}")
+    return words
 
 
 def _check_fields(gateway: Gateway, fields: GenerationFields, prompts: int) -> None:

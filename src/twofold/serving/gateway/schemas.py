@@ -1,7 +1,7 @@
 """Request bodies of the API. Types are checked strictly: a number in a string is an error.
 
-Null selects the default, and unknown fields are ignored. Known but unsupported fields, such as `logit_bias`,
-are accepted only with values that do not affect the answer.
+Null selects the default, and unknown fields are ignored. Known but unsupported fields, such as `suffix`, are
+accepted only with values that do not affect the answer.
 """
 
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -21,13 +21,11 @@ def invalid(field: str, reason: str, *, status: int = 400, code: str | None = No
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": (),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (),
     "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),  # without functions both mean text
     "functions": ([],),
     "guided_choice": (),
@@ -35,16 +33,12 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "guided_json": (),
     "guided_regex": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logits_processors": ([],),
-    "min_p": (0,),
     "modalities": (["text"],),
     "prediction": (),
-    "presence_penalty": (0,),
     "prompt_embeds": (),
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "suffix": ("",),
@@ -88,6 +82,8 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=MAX_INT)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 CacheKey = Annotated[str, Meta(max_length=64)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
 Ttl = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,5}[smh]$")]
 Prompt = str | list[str | TokenId | list[TokenId]]
 
@@ -120,6 +116,12 @@ class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=MAX_INT)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: dict[TokenId, Bias] | None = None
+    bad_words: list[str] | None = None
     seed: Seed | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -180,6 +180,11 @@ class TextTokenizer:
         except (TemplateError, TypeError, ValueError) as error:
             # Templates reject unexpected message sequences, such as two user messages in a row.
             raise RequestError(f"messages: rejected by the model's chat template: {error}", param="messages") from error
+
+    def spellings(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the token ids of each word, at the start of a text and after a space."""
+        forms = (form for word in words for form in (word, f" {word.lstrip()}"))
+        return tuple(dict.fromkeys(tuple(self._encode(form, add_special_tokens=False)) for form in forms))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))

@@ -153,10 +153,10 @@ def completion_body(
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
         "ignore_eos": sampling.ignore_eos,
         "stop_token_ids": sampling.stop_token_ids,
         "stream": stream,
@@ -164,6 +164,10 @@ def completion_body(
     }
     if not sampling.greedy:
         fields["seed"] = seed
+    if sampling.logit_bias:
+        fields["logit_bias"] = dict(sampling.logit_bias)
+    if sampling.bad_words:
+        fields["bad_words"] = sampling.bad_words
     if sampling.logprobs is not None:
         fields["logprobs"] = sampling.logprobs
         fields["return_tokens_as_token_ids"] = True

@@ -120,6 +120,7 @@ class BatchLoop:
             block_table=tuple(scheduler.blocks_of(item.request_id)),
             sampling=sequence.sampling if item.samples else None,
             output_index=sequence.generated,
+            history=sequence.token_ids if item.samples and sequence.sampling.needs_history else (),
             copies=() if copy is None else (copy,),
         )
 

@@ -1,0 +1,75 @@
+"""Changes to the logits of a request before sampling: bias, penalties, and excluded tokens, in vLLM's order."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofold.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """The sampling parameters of one row of logits."""
+
+    sampling: SamplingParams
+    position: int  # of the new token in the sequence, counted from 0
+    output_index: int  # of the new token in the output of this attempt, counted from 0
+    history: Sequence[int] = ()  # all tokens before the new one, if `sampling.needs_history`
+
+    @property
+    def output(self) -> Sequence[int]:
+        """The output tokens before the new one, including those of earlier attempts."""
+        return self.history[self.position - self.output_index - self.sampling.resumed_tokens :]
+
+
+def adjusts(row: SamplingRow) -> bool:
+    """Return whether `adjusted` changes the logits of a row."""
+    sampling = row.sampling
+    return sampling.needs_history or bool(sampling.logit_bias) or row.output_index < sampling.min_tokens
+
+
+def adjusted(logits: Tensor, row: SamplingRow, eos_token_ids: Sequence[int]) -> Tensor:
+    """Return a copy of a row of logits, [vocabulary] in float32, with the changes that its sampling asks for."""
+    changed = logits.to(torch.float32, copy=True)
+    for token_id, bias in row.sampling.logit_bias:
+        changed[token_id] += bias
+    _penalize(changed, row)
+    excluded = [*_early_ends(row, eos_token_ids), *_bad_ends(row)]
+    changed[excluded] = float("-inf")
+    return changed
+
+
+def _penalize(logits: Tensor, row: SamplingRow) -> None:
+    """Apply the penalties: repetition to tokens of prompt and output, the others to tokens of the output alone."""
+    sampling = row.sampling
+    if sampling.repetition_penalty != 1.0:
+        seen = _index(logits, set(row.history))
+        scores, penalty = logits[seen], sampling.repetition_penalty
+        logits[seen] = torch.where(scores > 0, scores / penalty, scores * penalty)
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        counts = Counter(row.output)
+        times = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)
+        logits[_index(logits, counts)] -= sampling.frequency_penalty * times + sampling.presence_penalty
+
+
+def _index(logits: Tensor, token_ids: Iterable[int]) -> Tensor:
+    return torch.tensor(list(token_ids), dtype=torch.int64, device=logits.device)
+
+
+def _early_ends(row: SamplingRow, eos_token_ids: Sequence[int]) -> list[int]:
+    """Return the stop token ids that must not be sampled before `min_tokens` output tokens."""
+    sampling = row.sampling
+    if row.output_index >= sampling.min_tokens:
+        return []
+    return [*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)]
+
+
+def _bad_ends(row: SamplingRow) -> Iterator[int]:
+    """Yield the last tokens of bad words whose other tokens end the output."""
+    output = row.output
+    for *before, last in row.sampling.bad_word_ids:
+        if len(before) <= len(output) and list(output[len(output) - len(before) :]) == before:
+            yield last

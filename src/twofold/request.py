@@ -46,6 +46,22 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     retain_s: float = 0.0  # instances cache the computed blocks for at least this time if memory allows
 
 
+class ConstraintKind(StrEnum):
+    """Languages of constraints on an output, named as vLLM's `structured_outputs`."""
+
+    JSON = "json"  # a JSON schema
+    REGEX = "regex"
+    CHOICE = "choice"  # a JSON list of strings
+    GRAMMAR = "grammar"  # Lark or GBNF
+
+
+class Constraint(msgspec.Struct, frozen=True):
+    """Constraint on an output: the whole text must match it."""
+
+    kind: ConstraintKind
+    text: str
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters, named as in OpenAI and vLLM. Equal seeds give equal outputs on every worker and in every
     batch.
@@ -67,13 +83,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None  # number of most likely tokens to return, besides the sampled token
+    constraint: Constraint | None = None
     resumed_tokens: int = 0  # output tokens that earlier attempts generated: they are the end of the prompt
 
     @property
     def needs_history(self) -> bool:
         """Whether the sampled token depends on the tokens before it, besides the logits."""
         penalizes = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
-        return bool(penalizes or self.bad_word_ids)
+        return bool(penalizes or self.bad_word_ids or self.constraint is not None)
 
     @property
     def greedy(self) -> bool:

@@ -24,6 +24,8 @@ PENALIZED = {
     "min_p": 0.01,
     "logit_bias": {"17": 2.0, "18": -3.0},
 }
+# An output that does not end early, unlike those of most constraints.
+CONSTRAINED = {"structured_outputs": {"regex": "([a-z]{1,9} ){60}"}}
 HANG_S = DEADLINE_S + 120  # client timeout; a response of any kind must arrive within it
 
 
@@ -38,7 +40,7 @@ class Fault(StrEnum):
 class Chaos:
     """Test tool that kills, stops and pauses workers of a service while clients check streamed completions."""
 
-    def __init__(self, process, url, roles, *, clients=5, seed=1):
+    def __init__(self, process, url, roles, *, clients=5, seed=1, constrains=True):
         self.process, self.url, self.roles, self.clients = process, url, roles, clients
         self.draw = random.Random(seed)
         self.over = False
@@ -54,6 +56,7 @@ class Chaos:
                 "ignore_eos": True,
                 "timeout": DEADLINE_S,
                 **(PENALIZED if number % 2 else {}),
+                **(CONSTRAINED if constrains and number % 4 > 1 else {}),
             }
             for number in range(8)
         ]

@@ -88,6 +88,7 @@ class Sampled:
     token_id: int
     logprob: float | None = None  # natural logarithm, without temperature
     top_logprobs: tuple[tuple[int, float], ...] = ()
+    error: str | None = None  # why no token could be sampled; `token_id` has no meaning then
 
 
 OnLayer = Callable[[int], None]  # called in the order of layers, before the iteration ends

@@ -30,7 +30,7 @@ def row(prompt, output, resumed=0, **values):
 def test_presence_and_frequency_count_the_output_alone(seed, prompt, output, presence, frequency):
     logits = logits_of(seed)
     changed = adjusted(logits, row(prompt, output, presence_penalty=presence, frequency_penalty=frequency), ())
-    wanted = [logits[i] - frequency * output.count(i) - presence * (i in output) for i in range(VOCABULARY)]
+    wanted = [score - frequency * output.count(i) - presence * (i in output) for i, score in enumerate(logits.tolist())]
     assert changed.tolist() == pytest.approx(wanted, abs=1e-5)
 
 

@@ -76,13 +76,11 @@ def test_rejects_missing_required_fields(client, missing):
         ("echo", True),
         ("best_of", 2),
         ("suffix", "end"),
-        ("response_format", {"type": "json_object"}),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("functions", [{}]),
         ("audio", {"voice": "a"}),
         ("modalities", ["text", "audio"]),
-        ("guided_regex", "a*"),
     ],
 )
 def test_rejects_unsupported_fields(complete, chat, field, value):

@@ -2,10 +2,12 @@
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from twofold.engine.base import OnLayer, Sampled, SequenceStep
+from twofold.engine.grammar import GrammarError, GrammarMatchers
 from twofold.engine.torch.batch import LayerHooks, PackedBatch
 from twofold.engine.torch.kernels import Scratch
 from twofold.engine.torch.loader import LoadedModel
@@ -19,12 +21,14 @@ from twofold.engine.torch.sampler import sample
 class TorchEngine:
     """Engine that runs a Hugging Face transformers model with a paged KV cache on one device."""
 
-    def __init__(self, model: LoadedModel, pool: KvPool) -> None:
+    def __init__(self, model: LoadedModel, pool: KvPool, grammars: GrammarMatchers | None = None) -> None:
+        # `grammars` follows constrained requests; without it, they fail.
         if model.layout(pool.layout.block_size) != pool.layout:
             raise ValueError("the layout of the pool is that of another model")
         self._loaded, self._model, self._pool = model, model.model, pool
         self.layout, self.num_blocks = pool.layout, pool.num_blocks
         self.samples = model.samples  # False: this rank does not sample, and its results are all None
+        self._grammars = grammars
         self._scratch = Scratch()
         self._announcer = LayerNotifier(pool.device)
         if pool.device.type == "cuda":
@@ -52,10 +56,35 @@ class TorchEngine:
             sampled, rows = batch.sampled()
             logits = self._forward(batch, rows)
             if sampled and self.samples:
-                picked = sample(logits, [_row(steps[i]) for i in sampled], self._loaded.eos_token_ids)
-                for i, result in zip(sampled, picked, strict=True):
-                    results[i] = result
+                self._sample([steps[i] for i in sampled], sampled, logits, results)
         self._announcer.finish()
+
+    def _sample(
+        self, steps: Sequence[SequenceStep], places: Sequence[int], logits: torch.Tensor, results: list[Sampled | None]
+    ) -> None:
+        """Sample a token for each step and row of logits, and put the results into their places."""
+        rows: list[SamplingRow] = []
+        kept: list[int] = []
+        for number, (step, place) in enumerate(zip(steps, places, strict=True)):
+            try:
+                rows.append(self._row(step))
+                kept.append(number)
+            except GrammarError as error:  # the other requests of the batch go on
+                results[place] = Sampled(0, error=f"the output cannot be constrained: {error}")
+        picked = sample(logits if len(kept) == len(steps) else logits[kept], rows, self._loaded.eos_token_ids)
+        for number, result in zip(kept, picked, strict=True):
+            results[places[number]] = result
+
+    def _row(self, step: SequenceStep) -> SamplingRow:
+        sampling = step.sampling
+        assert sampling is not None  # noqa: S101  (for the type checker: this step samples)
+        row = SamplingRow(sampling, step.start + len(step.token_ids), step.output_index, step.history)
+        if sampling.constraint is None:
+            return row
+        if self._grammars is None:
+            raise GrammarError("this worker has no tokenizer")
+        allowed = self._grammars.allowed(step.request_id, sampling.constraint, row.output)
+        return replace(row, allowed=allowed)
 
     def _copy(self, steps: Sequence[SequenceStep]) -> None:
         """Copy shared blocks before sequences write to them (copy on write)."""
@@ -78,8 +107,3 @@ class TorchEngine:
         )
         logits: torch.Tensor = output.logits[0]
         return logits if self._keeps_rows else logits[rows]
-
-
-def _row(step: SequenceStep) -> SamplingRow:
-    assert step.sampling is not None  # noqa: S101  (for the type checker: this step samples)
-    return SamplingRow(step.sampling, step.start + len(step.token_ids), step.output_index, step.history)

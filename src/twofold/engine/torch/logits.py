@@ -1,9 +1,10 @@
-"""Changes to the logits of a request before sampling: bias, penalties, and excluded tokens, in vLLM's order."""
+"""Changes to the logits of a request before sampling: bias, penalties, and excluded tokens."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ class SamplingRow:
     position: int  # of the new token in the sequence, counted from 0
     output_index: int  # of the new token in the output of this attempt, counted from 0
     history: Sequence[int] = ()  # all tokens before the new one, if `sampling.needs_history`
+    allowed: bytes | None = None  # of a constrained request: a bit for each token, see `GrammarMatchers.allowed`
 
     @property
     def output(self) -> Sequence[int]:
@@ -28,18 +30,37 @@ class SamplingRow:
 def adjusts(row: SamplingRow) -> bool:
     """Return whether `adjusted` changes the logits of a row."""
     sampling = row.sampling
-    return sampling.needs_history or bool(sampling.logit_bias) or row.output_index < sampling.min_tokens
+    return (
+        sampling.needs_history
+        or row.allowed is not None
+        or bool(sampling.logit_bias)
+        or row.output_index < sampling.min_tokens
+    )
 
 
 def adjusted(logits: Tensor, row: SamplingRow, eos_token_ids: Sequence[int]) -> Tensor:
-    """Return a copy of a row of logits, [vocabulary] in float32, with the changes that its sampling asks for."""
+    """Return a copy of a row of logits, [vocabulary] in float32, with the changes that its sampling asks for.
+
+    The order is that of vLLM.
+    """
     changed = logits.to(torch.float32, copy=True)
     for token_id, bias in row.sampling.logit_bias:
         changed[token_id] += bias
     _penalize(changed, row)
+    if row.allowed is not None:
+        changed[_outside(row.allowed, changed)] = float("-inf")
     excluded = [*_early_ends(row, eos_token_ids), *_bad_ends(row)]
-    changed[excluded] = float("-inf")
+    if excluded:
+        rest = changed.index_fill(0, _index(changed, excluded), float("-inf"))
+        if rest.max() > float("-inf"):  # otherwise, the constraint allows only excluded tokens
+            return rest
     return changed
+
+
+def _outside(mask: bytes, logits: Tensor) -> Tensor:
+    """Return which tokens have no bit in the mask, [vocabulary]."""
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=len(logits), bitorder="little")
+    return torch.from_numpy(bits == 0).to(logits.device)
 
 
 def _penalize(logits: Tensor, row: SamplingRow) -> None:

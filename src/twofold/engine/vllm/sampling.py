@@ -1,5 +1,7 @@
 """Sampling for vLLM by seed and position, so that a replayed request gets the same tokens."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,11 +10,28 @@ from vllm.sampling_params import SamplingParams as VllmSampling
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.interface import MoveDirectionality
 
+from twofold.engine.grammar import GrammarError, GrammarMatchers
 from twofold.engine.torch.logits import SamplingRow
 from twofold.engine.torch.sampler import pick
-from twofold.request import SamplingParams
+from twofold.request import Constraint, SamplingParams
 
 SAMPLING = "twofold_sampling"  # key in a request's extra_args
+
+
+class ConstrainedOutput:
+    """The output of a constrained request in this worker."""
+
+    def __init__(self, grammars: GrammarMatchers, request_id: str, constraint: Constraint) -> None:
+        self._grammars, self._request_id, self._constraint = grammars, request_id, constraint
+        self.error: str | None = None  # why the request must fail
+
+    def allowed(self, output: Sequence[int]) -> bytes | None:
+        """Return the tokens that may follow, as `GrammarMatchers.allowed`, or None after an error."""
+        try:
+            return self._grammars.allowed(self._request_id, self._constraint, output)
+        except GrammarError as error:
+            self.error = f"the output cannot be constrained: {error}"
+            return None
 
 
 class SampledRequest:
@@ -21,13 +40,15 @@ class SampledRequest:
     def __init__(self, extra: dict[str, Any], prompt: list[int], output: list[int]) -> None:
         self._sampling: SamplingParams = extra["sampling"]
         self._given: int = extra["prompt_tokens"]
+        self._constrained: ConstrainedOutput | None = extra["constrained"]
         self.eos_token_ids: tuple[int, ...] = extra["eos_token_ids"]
         self._prompt, self._output = prompt, output  # vLLM appends the output tokens to the second list
 
     def row(self) -> SamplingRow:
         position = len(self._prompt) + len(self._output)
         history = [*self._prompt, *self._output] if self._sampling.needs_history else ()
-        return SamplingRow(self._sampling, position, position - self._given, history)
+        row = SamplingRow(self._sampling, position, position - self._given, history)
+        return row if self._constrained is None else replace(row, allowed=self._constrained.allowed(row.output))
 
 
 # vLLM's random generator depends on earlier requests, so vLLM decodes greedily, and this logits processor masks all
@@ -78,14 +99,23 @@ def is_keyed(sampling: SamplingParams) -> bool:
 
 
 def vllm_sampling(
-    sampling: SamplingParams, prompt_tokens: int, max_tokens: int, eos_token_ids: frozenset[int]
+    sampling: SamplingParams,
+    prompt_tokens: int,
+    max_tokens: int,
+    eos_token_ids: frozenset[int],
+    constrained: ConstrainedOutput | None = None,
 ) -> VllmSampling:
     """Return vLLM's sampling parameters for a request."""
     extra = None  # input of `KeyedSampling`
     # `prompt_tokens` is the request's prompt length; vLLM's prompt may also contain output from another worker.
     if is_keyed(sampling):
         extra = {
-            SAMPLING: {"sampling": sampling, "prompt_tokens": prompt_tokens, "eos_token_ids": tuple(eos_token_ids)}
+            SAMPLING: {
+                "sampling": sampling,
+                "prompt_tokens": prompt_tokens,
+                "eos_token_ids": tuple(eos_token_ids),
+                "constrained": constrained,
+            }
         }
     ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
     return VllmSampling(

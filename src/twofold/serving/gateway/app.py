@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 import twofold
+from twofold.engine.grammar import GrammarMatchers
 from twofold.errors import TwofoldError
 from twofold.instance import Role
 from twofold.serving.controller.service import Service
@@ -75,12 +76,30 @@ def _hash(text: str) -> str:
 
 
 def create_app(
-    service: Service, tokenizer: TextTokenizer | None, *, keys: KeyRing | None, limits: RequestLimits | None = None
+    service: Service,
+    tokenizer: TextTokenizer | None,
+    *,
+    keys: KeyRing | None,
+    limits: RequestLimits | None = None,
+    constrains: bool = True,
+    checks_constraints: bool = True,
 ) -> FastAPI:
     """Create the gateway application for `service`. Without a tokenizer, prompts must be token ids. With `keys`, /v1,
     /pools and the dashboard's data require an API key.
+
+    `constrains` tells whether the service can constrain outputs, and `checks_constraints` whether constraints are
+    checked here.
     """
-    gateway = Gateway(service=service, tokenizer=tokenizer, limits=limits or RequestLimits())
+    grammars = None
+    if checks_constraints and tokenizer is not None:
+        grammars = GrammarMatchers(tokenizer.backend.to_str, service.model.vocab_size, ())
+    gateway = Gateway(
+        service=service,
+        tokenizer=tokenizer,
+        limits=limits or RequestLimits(),
+        constrains=constrains and (tokenizer is not None or not checks_constraints),
+        grammars=grammars,
+    )
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.add_middleware(RequestMiddleware, keys=keys)
     app.add_exception_handler(TwofoldError, answer_error)

@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 
+from twofold.engine.grammar import GrammarMatchers
 from twofold.errors import RequestError
 from twofold.serving.controller.service import Service
 from twofold.serving.gateway.schemas import invalid
@@ -39,6 +40,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: int = 128
     bad_word_characters: int = 8192  # of all together
     biased_tokens: int = 1024
+    constraint_characters: int = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Gateway:
     service: Service
     tokenizer: TextTokenizer | None
     limits: RequestLimits
+    constrains: bool = True  # whether the service can constrain outputs
+    grammars: GrammarMatchers | None = None  # that check constraints; None: the servers behind this gateway do
 
     def check_model(self, name: str) -> None:
         """Raise RequestError (404) unless `name` is the served model."""

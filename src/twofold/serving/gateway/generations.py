@@ -8,12 +8,13 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from twofold.errors import RequestError
-from twofold.request import Generation, Request, SamplingParams
+from twofold.request import Constraint, Generation, Request, SamplingParams
 from twofold.serving.gateway.gateway import Gateway, RequestLimits
 from twofold.serving.gateway.keys import ApiKey
 from twofold.serving.gateway.middleware import Arrival
 from twofold.serving.gateway.output import OutputProcessor
 from twofold.serving.gateway.schemas import GenerationFields, invalid, refuse_unsupported
+from twofold.serving.gateway.structured import GivenConstraint, given_constraint
 
 TIMEOUT_HEADER = "X-Request-Timeout"
 # "in-memory" is OpenAI's spelling until 2026. Both spellings mean: until evicted.
@@ -26,7 +27,7 @@ _SEED_MASK = (1 << _SEED_BITS) - 1
 
 
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters of a response: id, request arrival, deadline, and lifetime of the prompt's KV cache.
+    """Parameters of a response: id, request arrival, deadline, lifetime of the prompt's KV cache, and constraint.
 
     Times are in seconds; the deadline is a time of the monotonic clock.
     """
@@ -35,6 +36,7 @@ class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
     arrival: Arrival
     deadline_s: float
     retain_s: float
+    given: GivenConstraint | None = None
 
 
 class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,7 @@ def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFiel
         arrival=arrival,
         deadline_s=arrival.monotonic_s + _timeout_s(gateway.limits, request, fields),
         retain_s=min(_retention_s(fields), gateway.limits.longest_retention_s),
+        given=given_constraint(fields),
     )
 
 
@@ -72,7 +75,7 @@ def plan(
     stops = _stop_strings(fields, gateway.limits)
     planned = []
     for number, token_ids in enumerate(prompts):
-        sampling = _sampling(gateway, fields, len(token_ids))
+        sampling = _sampling(gateway, fields, len(token_ids), None if spec.given is None else spec.given.constraint)
         seed = secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed
         for nth in range(n):
             index = number * n + nth
@@ -105,7 +108,9 @@ def _generation(
     )
 
 
-def _sampling(gateway: Gateway, fields: GenerationFields, prompt_tokens: int) -> SamplingParams:
+def _sampling(
+    gateway: Gateway, fields: GenerationFields, prompt_tokens: int, constraint: Constraint | None
+) -> SamplingParams:
     model, min_tokens = gateway.service.model, fields.min_tokens or 0
     left = model.max_model_len - prompt_tokens
     max_tokens = fields.token_limit or max(1, min(fields.default_max_tokens, left))
@@ -139,6 +144,7 @@ def _sampling(gateway: Gateway, fields: GenerationFields, prompt_tokens: int) ->
         ignore_eos=bool(fields.ignore_eos),
         stop_token_ids=stop_token_ids,
         logprobs=fields.wanted_logprobs,
+        constraint=constraint,
     )
 
 

@@ -28,10 +28,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "echo": (False,),
     "function_call": ("none", "auto"),  # without functions both mean text
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
     "modalities": (["text"],),
@@ -39,8 +35,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "prompt_embeds": (),
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -102,6 +96,32 @@ class PromptCacheOptions(Struct, frozen=True, kw_only=True):
     ttl: Ttl | None = None
 
 
+class JsonSchemaFormat(Struct, frozen=True, kw_only=True):
+    """A JSON schema for the output. `strict` has no effect, because outputs always match."""
+
+    schema: dict[str, object] | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, frozen=True, kw_only=True):
+    """OpenAI's constraint on the output."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's constraints on the output, of which one may be given."""
+
+    json: str | dict[str, object] | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
 class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
     """Request fields that text and chat completions share, with the names and meanings of OpenAI and vLLM."""
 
@@ -122,6 +142,12 @@ class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     logit_bias: dict[TokenId, Bias] | None = None
     bad_words: list[str] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, object] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     seed: Seed | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None

@@ -22,6 +22,7 @@ from twofold.serving.gateway.generations import PlannedChoice, ResponseSpec, pla
 from twofold.serving.gateway.output import Delta
 from twofold.serving.gateway.responses import MaybeUsage, PromptTokensDetails, Usage, error_response_for
 from twofold.serving.gateway.schemas import GenerationFields, StreamOptions
+from twofold.serving.gateway.structured import check_constraint
 
 logger = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
@@ -218,6 +219,7 @@ async def respond(
     writer: ResponseWriter,
 ) -> Response:
     """Run the prompts of a request and return the response. Raises ClientDisconnect and API errors."""
+    await check_constraint(gateway, spec.given)
     planned = plan(gateway, fields, spec, prompts)
     generated = [generate_deltas(gateway.service, each) for each in planned]
     deltas = until_deadline(spec.deadline_s, interleave(generated))

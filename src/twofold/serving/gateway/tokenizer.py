@@ -13,7 +13,8 @@ import tokenizers
 from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 
-from twofold.errors import ModelError, RequestError
+from twofold.engine.tokenizer import read_tokenizer
+from twofold.errors import RequestError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -96,30 +97,12 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 T = TypeVar("T")
-TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 def load_tokenizer(model_dir: Path) -> "TextTokenizer | None":
     """Load the tokenizer from a model directory, or return None if there is none. Raises ModelError on failure."""
-    fast = (model_dir / "tokenizer.json").is_file()
-    if not fast and not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
-        return None
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
-
-    try:
-        loaded = PreTrainedTokenizerFast.from_pretrained(model_dir) if fast else _converted(model_dir)
-    except Exception as error:  # the library raises bare Exceptions
-        raise ModelError(f"{model_dir}: the tokenizer cannot be read: {error}") from error
-    return TextTokenizer(loaded)
-
-
-def _converted(model_dir: Path) -> "PreTrainedTokenizerFast":
-    from transformers import AutoTokenizer  # noqa: PLC0415
-
-    loaded = AutoTokenizer.from_pretrained(model_dir)
-    if not loaded.is_fast:
-        raise ModelError("it is in an old format; save it as tokenizer.json")
-    return loaded
+    loaded = read_tokenizer(model_dir)
+    return None if loaded is None else TextTokenizer(loaded)
 
 
 class TextTokenizer:

@@ -138,7 +138,10 @@ class LocalService:
         controller.start()
         if self._config.network is not None:
             self._on_progress(f"workers may join at {self._config.network.controller}")
-        app = create_app(controller, await tokenizer, keys=self._http.keys, limits=self._http.limits)
+        constrains = self._config.engine.engine != "emulated"
+        app = create_app(
+            controller, await tokenizer, keys=self._http.keys, limits=self._http.limits, constrains=constrains
+        )
         if await unless_set(self._stop, asyncio.create_task(controller.wait_ready())):
             self._was_ready = True
             await unless_set(self._stop, asyncio.create_task(self._wait_measured()))

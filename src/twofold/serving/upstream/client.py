@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from twofold.errors import TwofoldError
-from twofold.request import FinishReason, Generation, TokenOutput
+from twofold.request import ConstraintKind, FinishReason, Generation, TokenOutput
 
 T = TypeVar("T")
 KvParams = Mapping[str, object]
@@ -171,6 +171,11 @@ def completion_body(
     if sampling.logprobs is not None:
         fields["logprobs"] = sampling.logprobs
         fields["return_tokens_as_token_ids"] = True
+    constraint = sampling.constraint
+    if constraint is not None:
+        lists = constraint.kind is ConstraintKind.CHOICE
+        text = constraint.text
+        fields["structured_outputs"] = {constraint.kind: msgspec.json.decode(text) if lists else text}
     if generation.cache_salt:
         fields["cache_salt"] = generation.cache_salt
     if kv is not None:

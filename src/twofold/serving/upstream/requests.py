@@ -78,6 +78,8 @@ class UpstreamRequest:
 
     async def run(self) -> None:
         """Run the request until its last token. Raises AttemptLostError or RejectedError."""
+        if self._generation.sampling.constraint is not None and self._generation.sampling.resumed_tokens:
+            raise RejectedError(502, "the server was lost, and the rest of a constrained output cannot be requested")
         self._listener.prefill_started(self._id, time.monotonic())
         if self.prefill is self.decode or self._generation.sampling.max_tokens == 1:
             await self._stream(self.prefill, None, None)

@@ -131,9 +131,12 @@ class BatchLoop:
 
     def _complete(self, started: PreparedBatch, sampled: list[Sampled | None]) -> None:
         state, items = self._state, started.batch.items
+        failed = {i.request_id: s.error for i, s in zip(items, sampled, strict=True) if s is not None and s.error}
         drawn = {i.request_id: sample for i, sample in zip(items, sampled, strict=True) if sample is not None}
         with state.changed:
             state.batches_started_s.popleft()
+            for request_id, reason in failed.items():
+                state.fail(request_id, reason)
             outcomes = self._scheduler.complete(started.batch, self._stopped(drawn))
             tokens = [(o.request_id, self._token(o, drawn[o.request_id], started.reused)) for o in outcomes]
             state.grant()

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from twofold.engine.base import Engine, KvLayout
+from twofold.engine.grammar import GrammarMatchers
 from twofold.engine.registry import ENGINES
 from twofold.scheduling.instance.swap_preemption import BlockCopy
 from twofold.serving.config import ServiceConfig, WorkerConfig
@@ -87,6 +88,7 @@ class WorkerParts:
     transport: Transport
     eos_token_ids: frozenset[int] = frozenset()
     landing: KvLanding = field(default_factory=KvLanding)
+    grammars: GrammarMatchers | None = None  # None: constrained requests fail
     swap_space: HostSwapSpace | None = None  # None: no swap preemption
     copier: BlockCopier | None = None  # for KV blocks of the host's store
     driver: WorkerDriver | None = None  # of an engine with its own scheduler

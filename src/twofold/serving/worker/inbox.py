@@ -4,14 +4,21 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
+from typing import TYPE_CHECKING
 
+from twofold.request import SamplingParams
 from twofold.serving import messages
 from twofold.serving.controller.heartbeat import ALIVE_S, watchdog_clock
 from twofold.serving.controller.mailbox import Inbox
 from twofold.serving.worker.receiver import IncomingHandoff
 from twofold.serving.worker.sender import OutgoingHandoff
 from twofold.serving.worker.state import SharedWorkerState, TokenSequence
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +210,23 @@ class InboxLoop:
             if message.announce:
                 state.announced.add(request.id)
         queue = partial(state.scheduler.submit, request, decodes_here=message.target is None)
-        state.prefixes.bring(request.id, keys, queue, message.fetch)
+        bring = partial(state.prefixes.bring, request.id, keys, queue, message.fetch)
+        compiling = self._compile(generation.sampling)
+        if compiling is None or compiling.done():
+            bring()
+        else:  # a batch must not wait
+            compiling.add_done_callback(lambda _: self._compiled(request.id, bring))
+
+    def _compile(self, sampling: SamplingParams) -> "Future[LLMatcher] | None":
+        constraint, grammars = sampling.constraint, self._state.grammars
+        return None if constraint is None or grammars is None else grammars.compile(constraint)
+
+    def _compiled(self, request_id: str, bring: Callable[[], None]) -> None:
+        # On the thread that compiles.
+        with self._state.changed:
+            if request_id in self._state.sequences:  # not aborted
+                bring()
+                self._state.changed.notify()
 
     def _reserve(self, message: messages.Reserve) -> None:
         request, prompt = message.request, message.prompt_token_ids
@@ -212,6 +235,7 @@ class InboxLoop:
             if prompt is None
             else TokenSequence(message.sampling, token_ids=prompt)
         )
+        self._compile(message.sampling)  # complete long before the KV arrives
         self._state.sequences[request.id] = sequence
         self._state.scheduler.reserve(request, message.source)
 

@@ -82,6 +82,7 @@ def run_worker(
         sender=HandoffSender(len(layout.layers), time.monotonic, layers_per_transfer(layout)),
         receiver=HandoffReceiver(),
         landing=parts.landing,
+        grammars=parts.grammars,
         peers=PeerDirectory(parts.transport, config.host),
         outbox=Outbox(context, guard, spec.instance),
         controller=config.controller,

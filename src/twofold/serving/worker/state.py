@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from twofold.engine.grammar import GrammarMatchers
 from twofold.handoff import Lease
 from twofold.kvcache.allocator import LeaseTable
 from twofold.kvcache.cache import CacheObserver, RemovalReason
@@ -168,6 +169,7 @@ class SharedWorkerState:
     sequences: dict[str, TokenSequence] = field(default_factory=dict)
     blocks: CacheChanges = field(default_factory=CacheChanges)
     prefixes: PrefixSource = field(default_factory=PrefixSource)
+    grammars: GrammarMatchers | None = None  # of constrained requests
     changed: threading.Condition = field(default_factory=threading.Condition)
     deadline: ControllerDeadline | None = None
     ranks_alive: Callable[[], bool] = lambda: True

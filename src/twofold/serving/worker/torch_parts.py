@@ -3,10 +3,13 @@
 import os
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from twofold.engine.grammar import GrammarMatchers
+from twofold.engine.tokenizer import tokenizer_json
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import LoadedModel, load_model
 from twofold.engine.torch.pool import KvPool, copy_all_layers, copy_blocks
@@ -82,8 +85,10 @@ class TorchFactory(EngineFactory):
         device: str,
         make_transport: MakeTransport,
         network: HostNetwork | None,
+        tokenizer: Path,
     ) -> None:
         self.model = name
+        self._tokenizer = tokenizer  # directory
         self._model, self._plan, self._device = model, plan, device
         self._make_transport, self._network = make_transport, network
         self.max_model_len = plan.max_model_len
@@ -99,30 +104,39 @@ class TorchFactory(EngineFactory):
             KvCacheSpec(spec.instance, epoch, plan.layout, plan.num_blocks, device, self._network)
         )
         engine_pool, landing_pool = transport.engine_pool, transport.landing_pool
+        grammars = self._grammars()
         swap_space = None
         if plan.swap_blocks > 0 and can_swap(spec.batcher):
             swap_space = HostSwapSpace(plan.swap_blocks, PoolSwapSpace(engine_pool, plan.swap_blocks).copy)
         return WorkerParts(
             transport=transport,
             landing=KvLanding() if engine_pool is landing_pool else StagedLanding(landing_pool, engine_pool),
-            engine=TorchEngine(self._model.to(device), engine_pool),
+            engine=TorchEngine(self._model.to(device), engine_pool, grammars),
+            grammars=grammars,
             eos_token_ids=frozenset(self._model.eos_token_ids),
             swap_space=swap_space,
             copier=PoolCopier(engine_pool),
         )
 
+    def _grammars(self) -> GrammarMatchers:
+        return GrammarMatchers(partial(tokenizer_json, self._tokenizer), self.vocab_size, self._model.eos_token_ids)
+
     def _sharded_parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes) -> WorkerParts:
         others = pipes.of_first()
         model, own = self._shard(spec, 0, pipes), self._cache(spec, 0, epoch)
-        ranks = OtherRanks([pipe.memory for pipe in others])
+        ranks, grammars = OtherRanks([pipe.memory for pipe in others]), self._grammars()
         engine = SplitEngine(
-            TorchEngine(model, own.engine_pool), self._plan.layout, spec.split, [pipe.steps for pipe in others]
+            TorchEngine(model, own.engine_pool, grammars),
+            self._plan.layout,
+            spec.split,
+            [pipe.steps for pipe in others],
         )
         one_pool = own.engine_pool is own.landing_pool
         return WorkerParts(
             transport=ShardedTransport(own, ranks),
             landing=KvLanding() if one_pool else StagedLanding(own.landing_pool, own.engine_pool, ranks),
             engine=engine,
+            grammars=grammars,
             eos_token_ids=frozenset(model.eos_token_ids),
             ranks_alive=engine.ranks_alive,
         )
@@ -135,7 +149,7 @@ class TorchFactory(EngineFactory):
         memory = RankServer(own, pipe.memory)
         arguments = (follower.heartbeat, RANK_HEARTBEAT_S)
         threading.Thread(target=memory.serve, args=arguments, name="memory", daemon=True).start()
-        follower.follow(TorchEngine(model, own.engine_pool))
+        follower.follow(TorchEngine(model, own.engine_pool, self._grammars()))
 
     def _shard(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> LoadedModel:
         torch.set_num_threads(max(1, spec.threads // spec.split.ranks))
@@ -176,7 +190,8 @@ def prepare(service: ServiceConfig, report: ReportStage) -> TorchFactory:
         swapping=sum(can_swap(worker.batcher) for worker in service.workers),
     )
     name, make = model_fingerprint(Path(config.model)), load_transport(service.transport)
-    return TorchFactory(model, name, plan, config.device, make, service.network)
+    tokenizer = Path(config.tokenizer or config.model)
+    return TorchFactory(model, name, plan, config.device, make, service.network, tokenizer)
 
 
 def check_device(name: str) -> None:

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,7 +12,9 @@ from pydantic import ValidationError
 from vllm.engine.arg_utils import EngineArgs
 
 from twofold.engine.base import KvLayout, OnLayer, Sampled, SequenceStep
+from twofold.engine.grammar import GrammarMatchers
 from twofold.engine.model_config import eos_token_ids
+from twofold.engine.tokenizer import tokenizer_json
 from twofold.engine.vllm.core import VllmCore
 from twofold.engine.vllm.sampling import vllm_sampling
 from twofold.errors import ModelError
@@ -95,6 +98,9 @@ class VllmFactory(EngineFactory):
         )
         return WorkerParts(
             engine=VllmEngine(core, layout, num_blocks),
+            grammars=GrammarMatchers(
+                partial(tokenizer_json, Path(config.tokenizer or config.model)), self.vocab_size, sorted(self._eos)
+            ),
             transport=transport,
             eos_token_ids=self._eos,
             driver=WorkerDriver(scheduler, lambda state: VllmLoop(state, scheduler, core, bridge, self._eos).run),

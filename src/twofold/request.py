@@ -83,6 +83,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None  # number of most likely tokens to return, besides the sampled token
+    prompt_logprobs: int | None = None  # the same for each token of the prompt
     constraint: Constraint | None = None
     resumed_tokens: int = 0  # output tokens that earlier attempts generated: they are the end of the prompt
 
@@ -109,6 +110,13 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""  # requests with different salts share no cached prompts
 
 
+class TokenScore(msgspec.Struct, frozen=True, array_like=True):
+    """Log probability of a given token, and the tokens with the highest ones."""
+
+    logprob: float  # natural logarithm, without temperature
+    top_logprobs: tuple[tuple[int, float], ...] = ()  # (token id, log probability), most likely first
+
+
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     """One output token of a live request."""
 
@@ -118,3 +126,4 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: tuple[tuple[int, float], ...] = ()  # (token id, log probability), most likely first
     finish_reason: FinishReason | None = None  # of the last token
     reused_tokens: int = 0  # prompt tokens found in the prefix cache, with the first token
+    prompt_scores: tuple[TokenScore, ...] = ()  # of the second prompt token and all after it, with the first token

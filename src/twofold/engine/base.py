@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from twofold.kvcache.sharding import Sharding
-from twofold.request import SamplingParams
+from twofold.request import SamplingParams, TokenScore
 
 
 class LayerShape(msgspec.Struct, frozen=True):
@@ -77,18 +77,24 @@ class SequenceStep:
     sampling: SamplingParams | None  # None: a chunk that does not complete the prompt
     output_index: int = 0  # index of the sampled token in the output
     history: Sequence[int] = ()  # all tokens before the sampled one, if `sampling` needs them
+    scored_ids: Sequence[int] = ()  # prompt tokens to score, each of which follows a token of this step
+    top: int = 0  # number of most likely tokens in each score
     # Pairs (shared block, own block): the engine copies the shared block before the iteration.
     copies: Sequence[tuple[int, int]] = ()
 
 
+NO_TOKEN: Final = -1
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A sampled token with its optional log probabilities."""
+    """A sampled token with its optional log probabilities, or NO_TOKEN with the scores of a prompt chunk."""
 
     token_id: int
     logprob: float | None = None  # natural logarithm, without temperature
     top_logprobs: tuple[tuple[int, float], ...] = ()
-    error: str | None = None  # why no token could be sampled; `token_id` has no meaning then
+    prompt_scores: tuple[TokenScore, ...] = ()  # of the step's `scored_ids`
+    error: str | None = None  # why no token could be sampled
 
 
 OnLayer = Callable[[int], None]  # called in the order of layers, before the iteration ends
@@ -107,9 +113,9 @@ class Engine(Protocol):
     ) -> list[Sampled | None]:
         """Run one iteration, and return the sampled token of each sequence in the order of `steps`.
 
-        A sequence whose prompt is not fully computed yet gets None instead of a token. The engine calls `on_layer(k)`
-        after writing the KV of layer k, possibly from another thread. Before the attention of layer k, the engine calls
-        `wait_for(k)`, which waits for cached KV.
+        A sequence whose prompt is not fully computed yet gets None, or the scores of its chunk without a token. The
+        engine calls `on_layer(k)` after writing the KV of layer k, possibly from another thread. Before the attention
+        of layer k, the engine calls `wait_for(k)`, which waits for cached KV.
         """
 
 

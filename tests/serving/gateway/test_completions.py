@@ -42,7 +42,10 @@ def test_default_max_tokens_is_clipped_to_the_context(complete):
     assert complete(prompt=[5] * 250).json()["usage"]["completion_tokens"] == 6
 
 
-@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"logprobs": 2}, {"stop": ["e", " t"]}, {"return_token_ids": True}])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"n": 3}, {"logprobs": 2}, {"echo": True, "logprobs": 1}, {"stop": ["e", " t"]}, {"return_token_ids": True}],
+)
 def test_stream_equals_the_whole_answer(complete, events, fields):
     fields = {"max_tokens": 60, "seed": 5, "prompt": ["The", "fox"], **fields}
     whole = complete(**fields).json()
@@ -148,6 +151,37 @@ def test_passes_penalties_and_excluded_words_to_the_service():
     assert {byte_level().decode(ids) for ids in sampling.bad_word_ids} == {"fox", " fox", " dog"}
     assert not plain.needs_history
     assert (plain.logit_bias, plain.min_p) == ((), 0.0)
+
+
+def test_best_of_returns_the_likeliest():
+    """The answers of each prompt with the highest mean log probability are returned, and usage counts all of them."""
+    likely = {0: -3.0, 1: -1.0, 2: -2.0, 3: -4.0, 4: -5.0, 5: -0.5}
+
+    def script(generation):
+        number = int(generation.request.id.rsplit("-", 2)[1])
+        token = ids_of("abcdef"[number])[0]
+        return [TokenOutput(index=0, token_id=token, logprob=likely[number], finish_reason=FinishReason.LENGTH)]
+
+    with running_gateway(ScriptedService(script)) as client:
+        answer = ask(client, prompt=["x", "y"], n=2, best_of=3, max_tokens=1).json()
+    assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [
+        (0, "b"),
+        (1, "c"),
+        (2, "f"),
+        (3, "d"),
+    ]
+    assert all(choice["logprobs"] is None for choice in answer["choices"])
+    assert answer["usage"]["completion_tokens"] == 6
+
+
+@pytest.mark.parametrize(
+    "fields", [{"best_of": 2, "n": 3}, {"best_of": 2, "stream": True}, {"best_of": 129}, {"max_tokens": 0}]
+)
+def test_refuses_contradictions(fields):
+    with running_gateway(ScriptedService()) as client:
+        answer = ask(client, **fields)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] in ("best_of", "max_tokens")
 
 
 def test_stop_strings_match_across_tokens():

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -155,6 +156,14 @@ class LayerHooks:
             self.announcer.after(partial(self.on_layer, layer))
 
 
+class LogitRows(NamedTuple):
+    """Rows of a batch whose logits are needed, and the places in `rows` that belong to each step."""
+
+    rows: Tensor
+    sampling: dict[int, int]  # of the last token of each step that samples, by index of the step
+    scoring: dict[int, range]  # of the tokens before the scored ones
+
+
 class PackedBatch:
     """Batch of one engine iteration as packed tensors: first the decode tokens, then the tokens of prompt chunks."""
 
@@ -178,15 +187,20 @@ class PackedBatch:
         self.positions = self._pool.index([p for s in self._steps for p in range(s.start, s.start + len(s.token_ids))])
         self._slots = self._pool.index([slot for step in self._steps for slot in self._slots_of(step)])
 
-    def sampled(self) -> tuple[list[int], Tensor]:
-        """Return the indices of the sequences that sample a token, and the batch rows of their last input tokens."""
-        steps, rows, end = [], [], 0
+    def rows(self) -> "LogitRows":
+        """Return the rows of the batch whose logits are needed."""
+        sampling, scoring = dict[int, int](), dict[int, range]()
+        rows: list[int] = []
+        end = 0
         for original, step in zip(self.order, self._steps, strict=True):
-            end += len(step.token_ids)
+            start, end = end, end + len(step.token_ids)
+            if step.scored_ids:
+                scoring[original] = range(len(rows), len(rows) + len(step.scored_ids))
+                rows += range(start, start + len(step.scored_ids))
             if step.sampling is not None:
-                steps.append(original)
+                sampling[original] = len(rows)
                 rows.append(end - 1)
-        return steps, self._pool.index(rows)
+        return LogitRows(self._pool.index(rows), sampling, scoring)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write a layer's new keys and values to the KV pool. `keys` and `values` are [tokens, kv_heads, dim]."""

@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import torch
 
-from twofold.engine.base import OnLayer, Sampled, SequenceStep
+from twofold.engine.base import NO_TOKEN, OnLayer, Sampled, SequenceStep
 from twofold.engine.grammar import GrammarError, GrammarMatchers
 from twofold.engine.torch.batch import LayerHooks, PackedBatch
 from twofold.engine.torch.kernels import Scratch
 from twofold.engine.torch.loader import LoadedModel
 from twofold.engine.torch.logits import SamplingRow
 from twofold.engine.torch.pool import KvPool, LayerNotifier, copy_blocks
-from twofold.engine.torch.sampler import sample
+from twofold.engine.torch.sampler import sample, token_scores
+from twofold.request import TokenScore
 
 
 # Batching and chunking change results only by rounding: greedy output is identical in float32, but may differ in
@@ -53,27 +54,39 @@ class TorchEngine:
         with torch.inference_mode():
             self._copy(steps)
             batch = PackedBatch(steps, self._pool, self._loaded.windows, self._scratch, hooks, self._loaded.first_layer)
-            sampled, rows = batch.sampled()
-            logits = self._forward(batch, rows)
-            if sampled and self.samples:
-                self._sample([steps[i] for i in sampled], sampled, logits, results)
+            needed = batch.rows()
+            logits = self._forward(batch, needed.rows)
+            if self.samples:
+                scores = {
+                    i: self._score(steps[i], logits[places.start : places.stop]) for i, places in needed.scoring.items()
+                }
+                for i, found in scores.items():
+                    results[i] = Sampled(NO_TOKEN, prompt_scores=found)
+                if needed.sampling:
+                    self._sample(steps, needed.sampling, logits, results)
         self._announcer.finish()
 
+    def _score(self, step: SequenceStep, logits: torch.Tensor) -> tuple[TokenScore, ...]:
+        """Return the log probability of each scored token from the row of the token before it."""
+        return tuple(token_scores(logits, step.scored_ids, step.top))
+
     def _sample(
-        self, steps: Sequence[SequenceStep], places: Sequence[int], logits: torch.Tensor, results: list[Sampled | None]
+        self, steps: Sequence[SequenceStep], places: dict[int, int], logits: torch.Tensor, results: list[Sampled | None]
     ) -> None:
-        """Sample a token for each step and row of logits, and put the results into their places."""
-        rows: list[SamplingRow] = []
-        kept: list[int] = []
-        for number, (step, place) in enumerate(zip(steps, places, strict=True)):
+        """Sample a token for the steps in `places`, which has their rows of logits, and add it to their results."""
+        rows: dict[int, SamplingRow] = {}
+        for i in places:
             try:
-                rows.append(self._row(step))
-                kept.append(number)
+                rows[i] = self._row(steps[i])
             except GrammarError as error:  # the other requests of the batch go on
-                results[place] = Sampled(0, error=f"the output cannot be constrained: {error}")
-        picked = sample(logits if len(kept) == len(steps) else logits[kept], rows, self._loaded.eos_token_ids)
-        for number, result in zip(kept, picked, strict=True):
-            results[places[number]] = result
+                results[i] = Sampled(NO_TOKEN, error=f"the output cannot be constrained: {error}")
+        own = [places[i] for i in rows]
+        picked = sample(
+            logits if len(own) == len(logits) else logits[own], list(rows.values()), self._loaded.eos_token_ids
+        )
+        for i, result in zip(rows, picked, strict=True):
+            before = results[i]
+            results[i] = result if before is None else replace(result, prompt_scores=before.prompt_scores)
 
     def _row(self, step: SequenceStep) -> SamplingRow:
         sampling = step.sampling

@@ -1,7 +1,7 @@
 """Sampling of tokens from logits. A request gets the same tokens in any batch and any process."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -9,10 +9,11 @@ from torch import Tensor
 
 from twofold.engine.base import Sampled
 from twofold.engine.torch.logits import SamplingRow, adjusted, adjusts
-from twofold.request import SamplingParams
+from twofold.request import SamplingParams, TokenScore
 
 # Nucleus sampling tries this many best tokens before it sorts the whole vocabulary.
 _LIKELY = 256
+_SCORED = 256  # rows of logits in float32 at once
 # Below this temperature noise has no effect, and the division would overflow.
 _COLDEST = 1e-6
 
@@ -94,13 +95,20 @@ def _logprobs(
 
     The result also has the requested number of highest log probabilities of the row.
     """
-    logprobs = torch.log_softmax(logits[list(wanted)].float(), dim=-1)
-    tokens = [picked[i] for i in wanted]
-    chosen: list[float] = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
-    counts = [rows[i].sampling.logprobs or 0 for i in wanted]
-    best, ids = logprobs.topk(min(max(counts), logprobs.shape[1]), dim=-1)
-    tops = [
-        tuple(zip(row_ids[:count], row_best[:count], strict=True))
-        for row_ids, row_best, count in zip(ids.tolist(), best.tolist(), counts, strict=True)
+    tokens, counts = [picked[i] for i in wanted], [rows[i].sampling.logprobs or 0 for i in wanted]
+    scores = token_scores(logits[list(wanted)], tokens, max(counts))
+    return [
+        Sampled(token, score.logprob, score.top_logprobs[:count])
+        for token, score, count in zip(tokens, scores, counts, strict=True)
     ]
-    return [Sampled(*entry) for entry in zip(tokens, chosen, tops, strict=True)]
+
+
+def token_scores(logits: Tensor, token_ids: Sequence[int], top: int) -> Iterator[TokenScore]:
+    """Yield the log probability of each token in its row of `logits` [tokens, vocabulary], and the `top` highest."""
+    for start in range(0, len(token_ids), _SCORED):  # the float32 copy of a long prompt's logits would be large
+        tokens = list(token_ids[start : start + _SCORED])
+        logprobs = torch.log_softmax(logits[start : start + len(tokens)].float(), dim=-1)
+        chosen: list[float] = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
+        best, ids = logprobs.topk(min(top, logprobs.shape[1]), dim=-1)
+        for logprob, row_ids, row_best in zip(chosen, ids.tolist(), best.tolist(), strict=True):
+            yield TokenScore(logprob, tuple(zip(row_ids, row_best, strict=True)))

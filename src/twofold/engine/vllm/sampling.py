@@ -104,8 +104,10 @@ def vllm_sampling(
     max_tokens: int,
     eos_token_ids: frozenset[int],
     constrained: ConstrainedOutput | None = None,
+    *,
+    scores_prompt: bool = True,
 ) -> VllmSampling:
-    """Return vLLM's sampling parameters for a request."""
+    """Return vLLM's sampling parameters for a request. `scores_prompt`: this worker computes the prompt."""
     extra = None  # input of `KeyedSampling`
     # `prompt_tokens` is the request's prompt length; vLLM's prompt may also contain output from another worker.
     if is_keyed(sampling):
@@ -124,6 +126,7 @@ def vllm_sampling(
         ignore_eos=True,  # EOS ids are among the stop ids
         stop_token_ids=sorted(ends),
         logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs if scores_prompt else None,
         extra_args=extra,
         detokenize=False,
     )

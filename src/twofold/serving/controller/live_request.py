@@ -99,6 +99,7 @@ class LiveRequest:
                 max_tokens=sampling.max_tokens - made,
                 min_tokens=max(0, sampling.min_tokens - made),
                 resumed_tokens=made,
+                prompt_logprobs=None,  # they came with the first token
             ),
         )
 

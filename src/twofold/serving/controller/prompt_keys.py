@@ -20,11 +20,15 @@ class PromptKeys:
         self._salts: dict[str, bytes] = {}
 
     def name(self, generation: Generation) -> Generation:
-        """Return a copy of a generation request, with the block keys of the prompt added."""
+        """Return a copy of a generation request, with the block keys of the prompt added.
+
+        A prompt whose tokens are scored has none, because all of it must be computed.
+        """
         salt = self._salt(generation.key)
         if generation.cache_salt:
             salt = tenant_salt(generation.cache_salt, secret=salt)
-        blocks = prefix_keys(generation.prompt_token_ids, self._block_size, salt)
+        scored = generation.sampling.prompt_logprobs is not None
+        blocks = [] if scored else prefix_keys(generation.prompt_token_ids, self._block_size, salt)
         request = msgspec.structs.replace(generation.request, prefix_blocks=tuple(blocks))
         return msgspec.structs.replace(generation, request=request, cache_salt="")
 

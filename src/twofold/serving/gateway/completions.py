@@ -100,5 +100,9 @@ class CompletionWriter:
             text="".join(delta.text for delta in deltas),
             logprobs=self._logprobs.completion(deltas) if wanted else None,
             finish_reason=deltas[-1].finish_reason,
-            token_ids=[delta.token.token_id for delta in deltas] if self._fields.return_token_ids else UNSET,
+            token_ids=_output_ids(deltas) if self._fields.return_token_ids else UNSET,
         )
+
+
+def _output_ids(deltas: Sequence[Delta]) -> list[int]:
+    return [delta.token.token_id for delta in deltas if not delta.of_prompt]

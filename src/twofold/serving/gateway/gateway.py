@@ -53,6 +53,11 @@ class Gateway:
     constrains: bool = True  # whether the service can constrain outputs
     grammars: GrammarMatchers | None = None  # that check constraints; None: the servers behind this gateway do
 
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the service can return log probabilities of prompts: neither emulated engines nor servers can."""
+        return self.grammars is not None
+
     def check_model(self, name: str) -> None:
         """Raise RequestError (404) unless `name` is the served model."""
         served = self.service.model.name

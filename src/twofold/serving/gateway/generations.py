@@ -45,6 +45,8 @@ class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
     generation: Generation
     output: OutputProcessor
     prompt: int
+    echoes: bool = False  # whether the prompt comes before the output
+    outputs: bool = True  # False: only the prompt was asked for
 
 
 def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFields, *, prompts: int) -> ResponseSpec:
@@ -54,7 +56,7 @@ def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFiel
     _check_fields(gateway, fields, prompts)
     arrival: Arrival = request.state.arrival
     if arrival.key is not None:
-        _check_key(arrival.key, (fields.n or 1) * prompts)
+        _check_key(arrival.key, fields.generated * prompts)
     return ResponseSpec(
         id=f"{fields.id_prefix}-{arrival.request_id}",
         arrival=arrival,
@@ -67,11 +69,11 @@ def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFiel
 def plan(
     gateway: Gateway, fields: GenerationFields, spec: ResponseSpec, prompts: list[list[int]]
 ) -> list[PlannedChoice]:
-    """Return a generation request and an output processor for every completion: `n` completions per prompt.
+    """Return a generation request and an output processor for every completion, which may be several per prompt.
 
-    `n` is a request parameter, 1 by default. Raises RequestError if a request parameter is invalid.
+    Raises RequestError if a request parameter is invalid.
     """
-    n = fields.n or 1
+    n = fields.generated
     stops = _stop_strings(fields, gateway.limits)
     planned = []
     for number, token_ids in enumerate(prompts):
@@ -82,7 +84,12 @@ def plan(
             seeded = msgspec.structs.replace(sampling, seed=(seed + nth) & _SEED_MASK)
             generation = _generation(spec, fields, index, token_ids, seeded)
             output = OutputProcessor(index, gateway.tokenizer, fields, stops)
-            planned.append(PlannedChoice(generation=generation, output=output, prompt=number))
+            outputs = fields.max_tokens != 0
+            planned.append(
+                PlannedChoice(
+                    generation=generation, output=output, prompt=number, echoes=fields.echoes, outputs=outputs
+                )
+            )
     return planned
 
 
@@ -143,7 +150,8 @@ def _sampling(
         min_tokens=min_tokens,
         ignore_eos=bool(fields.ignore_eos),
         stop_token_ids=stop_token_ids,
-        logprobs=fields.wanted_logprobs,
+        logprobs=0 if fields.wanted_logprobs is None and fields.best_of else fields.wanted_logprobs,
+        prompt_logprobs=fields.wanted_logprobs if fields.echoes else None,
         constraint=constraint,
     )
 
@@ -171,12 +179,20 @@ def _bad_words(fields: GenerationFields, limits: RequestLimits) -> tuple[str, ..
 
 def _check_fields(gateway: Gateway, fields: GenerationFields, prompts: int) -> None:
     gateway.check_model(fields.model)
-    n, limits = fields.n or 1, gateway.limits
-    refuse_unsupported(fields, n)
+    n, limits = fields.generated, gateway.limits
+    refuse_unsupported(fields)
+    if fields.best_of is not None and fields.best_of < (fields.n or 1):
+        raise invalid("best_of", f"{fields.best_of} is less than n {fields.n}")
+    if fields.stream and n > (fields.n or 1):
+        raise invalid("best_of", "the best answers are known at the end only: send stream: false")
     if fields.stream_options is not None and not fields.stream:
         raise invalid("stream_options", "requires stream: true")
+    if fields.max_tokens == 0 and not fields.echoes:
+        raise invalid("max_tokens", "0 requires echo: true")
+    if fields.echoes and fields.wanted_logprobs is not None and not gateway.scores_prompts:
+        raise invalid("echo", "this service cannot return log probabilities of a prompt", code="unsupported_parameter")
     if n > limits.choices:
-        raise invalid("n", f"{n} is more than the limit of {limits.choices}")
+        raise invalid("n" if fields.n == n else "best_of", f"{n} is more than the limit of {limits.choices}")
     if n * prompts > limits.generations:
         raise invalid(
             "n",

@@ -1,10 +1,10 @@
 """Output processing: detokenization, stop strings, finish reasons and log probabilities."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from twofold.request import FinishReason, TokenOutput
+from twofold.request import FinishReason, TokenOutput, TokenScore
 from twofold.serving.gateway.responses import ChatLogprobs, ChatTokenLogprob, ChatTopLogprob, CompletionLogprobs
 from twofold.serving.gateway.schemas import GenerationFields
 from twofold.serving.gateway.tokenizer import Detokenizer, TextTokenizer, id_name
@@ -90,6 +90,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     text: str  # empty while a character or a possible stop string is incomplete
     offset: int  # number of characters decoded before this token
     finish_reason: FinishReason | None
+    of_prompt: bool = False  # the token belongs to the prompt, which the answer repeats
 
 
 class OutputProcessor:
@@ -106,6 +107,20 @@ class OutputProcessor:
         self._stops = StopStrings(stops, include=self._include_stop)
         self._min_tokens = fields.min_tokens or 0
         self._tokens = 0
+
+    def echo(self, prompt: Sequence[int], scores: Sequence[TokenScore]) -> Iterator[Delta]:
+        """Yield the tokens of the prompt; `scores` has the log probabilities of all but the first, or is empty."""
+        for place, token_id in enumerate(prompt):
+            offset = self._detokenizer.characters if self._detokenizer else 0
+            text = self._detokenizer.push(token_id) if self._detokenizer else ""
+            score = scores[place - 1] if scores and place else None
+            token = TokenOutput(
+                index=0,
+                token_id=token_id,
+                logprob=None if score is None else score.logprob,
+                top_logprobs=() if score is None else score.top_logprobs,
+            )
+            yield Delta(choice=self._index, token=token, text=text, offset=offset, finish_reason=None, of_prompt=True)
 
     def push(self, token: TokenOutput) -> Delta:
         """Process an output token; return the text to emit and the finish reason (None before the end)."""
@@ -137,9 +152,9 @@ class LogprobFormat:
     def completion(self, deltas: Sequence[Delta]) -> CompletionLogprobs:
         return CompletionLogprobs(
             text_offset=[delta.offset for delta in deltas],
-            token_logprobs=[_finite(delta.token.logprob) for delta in deltas],
+            token_logprobs=[None if _unscored(delta) else _finite(delta.token.logprob) for delta in deltas],
             tokens=[self._name(delta.token.token_id) for delta in deltas],
-            top_logprobs=[self._top(delta) for delta in deltas],
+            top_logprobs=[None if _unscored(delta) else self._top(delta) for delta in deltas],
         )
 
     def chat(self, deltas: Sequence[Delta], top: int) -> ChatLogprobs:
@@ -169,6 +184,11 @@ class LogprobFormat:
     def _bytes(self, token_id: int) -> list[int] | None:
         raw = None if self._names is None else self._names.bytes_of(token_id)
         return None if raw is None else list(raw)
+
+
+def _unscored(delta: Delta) -> bool:
+    """Return whether the token is the first of a prompt, which has no probability."""
+    return delta.of_prompt and delta.token.logprob is None
 
 
 def _finite(logprob: float | None) -> float:

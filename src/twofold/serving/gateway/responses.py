@@ -40,9 +40,9 @@ MaybeUsage = Usage | None | UnsetType
 
 class CompletionLogprobs(Struct, frozen=True, kw_only=True):
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class CompletionChoice(Struct, frozen=True, kw_only=True):

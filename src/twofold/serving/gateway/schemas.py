@@ -21,11 +21,9 @@ def invalid(field: str, reason: str, *, status: int = 400, code: str | None = No
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": (),
     "audio": (),
-    "best_of": (),
     "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
-    "echo": (False,),
     "function_call": ("none", "auto"),  # without functions both mean text
     "functions": ([],),
     "length_penalty": (1,),
@@ -51,14 +49,13 @@ else:
     )
 
 
-def refuse_unsupported(fields: "GenerationFields", n: int) -> None:
+def refuse_unsupported(fields: "GenerationFields") -> None:
     """Raise RequestError if an unsupported field is set to a value that would affect the answer."""
     for name, neutral_values in UNSUPPORTED.items():
         value = getattr(fields, name)
-        neutral = (n,) if name == "best_of" else neutral_values
-        if value is None or any(_same(value, allowed) for allowed in neutral):
+        if value is None or any(_same(value, allowed) for allowed in neutral_values):
             continue
-        allowed = " or ".join(["null", *(msgspec.json.encode(each).decode() for each in neutral)])
+        allowed = " or ".join(["null", *(msgspec.json.encode(each).decode() for each in neutral_values)])
         raise invalid(
             name, f"not supported by this service; leave it out or send {allowed}", code="unsupported_parameter"
         )
@@ -131,6 +128,7 @@ class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
     model: str
     max_tokens: Count | None = None
     n: Count | None = None
+    best_of: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -170,9 +168,19 @@ class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
         return self.max_tokens
 
     @property
+    def generated(self) -> int:
+        """Number of completions to generate for each prompt, of which the best `n` are returned."""
+        return max(self.n or 1, self.best_of or 1)
+
+    @property
     def wanted_logprobs(self) -> int | None:
         """Number of top log probabilities to return for each output token; None for no log probabilities."""
         raise NotImplementedError
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the answer begins with the prompt."""
+        return False
 
 
 class CompletionFields(GenerationFields, frozen=True, kw_only=True):
@@ -181,7 +189,17 @@ class CompletionFields(GenerationFields, frozen=True, kw_only=True):
     id_prefix = "cmpl"
     default_max_tokens = 16
     prompt: Prompt
+    max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT)] | None = None  # 0 with `echo` alone
     logprobs: TopLogprobs | None = None
+    echo: bool | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        return 1 if self.max_tokens == 0 else self.max_tokens
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
 
     @property
     def wanted_logprobs(self) -> int | None:

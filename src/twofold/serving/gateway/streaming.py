@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import aclosing
+from statistics import fmean
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -142,8 +143,8 @@ class UsageCounter:
 
     def add(self, delta: Delta) -> None:
         """Count one output token."""
-        self._completion_tokens += 1
-        if delta.token.index == 0:
+        self._completion_tokens += not delta.of_prompt
+        if delta.token.index == 0 and not delta.of_prompt:
             # Each prompt counts once, with the fewest cached tokens among its choices.
             prompt, cached = self._prompts[delta.choice], delta.token.reused_tokens
             self._cached[prompt] = min(cached, self._cached.get(prompt, cached))
@@ -227,6 +228,7 @@ async def respond(
     if fields.stream:
         return EventStream(_events(deltas, writer, fields.stream_options or StreamOptions(), usage))
     choices = await unless_disconnected(request.receive, _collect(deltas, len(planned), usage))
+    choices = list(_best(choices, fields.generated, fields.n or 1))
     return Response(msgspec.json.encode(writer.response(choices, usage.usage)), media_type="application/json")
 
 
@@ -237,6 +239,14 @@ async def generate_deltas(service: Service, planned: PlannedChoice) -> AsyncGene
         async for token in tokens:
             if token.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
                 break
+            if planned.echoes and not token.index:
+                *before, end = planned.output.echo(planned.generation.prompt_token_ids, token.prompt_scores)
+                for each in before:
+                    yield each
+                if not planned.outputs:
+                    last = msgspec.structs.replace(end, finish_reason=FinishReason.LENGTH)
+                    break
+                yield end
             delta = planned.output.push(token)
             if delta.finish_reason is not None:
                 if token.finish_reason is None:
@@ -257,6 +267,21 @@ async def _collect(deltas: AsyncGenerator[Delta, None], choices: int, count: Usa
             count.add(delta)
             collected[delta.choice].append(delta)
     return collected
+
+
+def _best(choices: Sequence[list[Delta]], made: int, wanted: int) -> Iterator[list[Delta]]:
+    """Yield the best of each prompt's `made` choices: those with the highest mean log probability of a token."""
+    if made == wanted:
+        yield from choices
+        return
+    for start in range(0, len(choices), made):
+        best = sorted(choices[start : start + made], key=_mean_logprob, reverse=True)[:wanted]
+        for place, deltas in enumerate(best, start // made * wanted):
+            yield [msgspec.structs.replace(delta, choice=place) for delta in deltas]
+
+
+def _mean_logprob(deltas: Sequence[Delta]) -> float:
+    return fmean(delta.token.logprob or 0.0 for delta in deltas if not delta.of_prompt)
 
 
 async def _events(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from twofold.batch import Batch, BatchItem
-from twofold.engine.base import Engine, OnLayer, PipelineEngine, Sampled, SequenceStep
+from twofold.engine.base import NO_TOKEN, Engine, OnLayer, PipelineEngine, Sampled, SequenceStep
 from twofold.request import Phase, TokenOutput
 from twofold.scheduling.instance.queues import StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
@@ -113,14 +113,18 @@ class BatchLoop:
     def _step(self, item: BatchItem) -> SequenceStep:
         sequence, scheduler = self._state.sequences[item.request_id], self._scheduler
         copy = scheduler.copy_of(item.request_id)
+        token_ids, top = sequence.slice(item.context_tokens, item.num_tokens), sequence.sampling.prompt_logprobs
+        scores = top is not None and item.phase is Phase.PREFILL
         return SequenceStep(
             request_id=item.request_id,
-            token_ids=sequence.slice(item.context_tokens, item.num_tokens),
+            token_ids=token_ids,
             start=item.context_tokens,
             block_table=tuple(scheduler.blocks_of(item.request_id)),
             sampling=sequence.sampling if item.samples else None,
             output_index=sequence.generated,
             history=sequence.token_ids if item.samples and sequence.sampling.needs_history else (),
+            scored_ids=sequence.slice(item.context_tokens + 1, len(token_ids)) if scores else (),
+            top=top or 0,
             copies=() if copy is None else (copy,),
         )
 
@@ -131,12 +135,16 @@ class BatchLoop:
 
     def _complete(self, started: PreparedBatch, sampled: list[Sampled | None]) -> None:
         state, items = self._state, started.batch.items
-        failed = {i.request_id: s.error for i, s in zip(items, sampled, strict=True) if s is not None and s.error}
-        drawn = {i.request_id: sample for i, sample in zip(items, sampled, strict=True) if sample is not None}
+        results = {i.request_id: result for i, result in zip(items, sampled, strict=True) if result is not None}
+        failed = {request_id: result.error for request_id, result in results.items() if result.error is not None}
+        drawn = {request_id: result for request_id, result in results.items() if result.token_id != NO_TOKEN}
         with state.changed:
             state.batches_started_s.popleft()
             for request_id, reason in failed.items():
                 state.fail(request_id, reason)
+            for request_id, result in results.items():
+                if result.prompt_scores and request_id in state.sequences:
+                    state.sequences[request_id].prompt_scores.extend(result.prompt_scores)
             outcomes = self._scheduler.complete(started.batch, self._stopped(drawn))
             tokens = [(o.request_id, self._token(o, drawn[o.request_id], started.reused)) for o in outcomes]
             state.grant()
@@ -170,10 +178,11 @@ class BatchLoop:
         }
 
     def _token(self, outcome: StepResult, sample: Sampled, reused: dict[str, int]) -> TokenOutput:
+        sequence = self._state.sequences[outcome.request_id]
         if outcome.finish_reason is not None or outcome.hands_off:
             del self._state.sequences[outcome.request_id]
         else:
-            self._state.sequences[outcome.request_id].append(sample.token_id)
+            sequence.append(sample.token_id)
         return TokenOutput(
             index=outcome.index,
             token_id=sample.token_id,
@@ -181,6 +190,7 @@ class BatchLoop:
             top_logprobs=sample.top_logprobs,
             finish_reason=outcome.finish_reason,
             reused_tokens=reused.get(outcome.request_id, 0),
+            prompt_scores=() if outcome.index else tuple(sequence.prompt_scores),
         )
 
 

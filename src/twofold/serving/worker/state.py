@@ -12,7 +12,7 @@ from twofold.engine.grammar import GrammarMatchers
 from twofold.handoff import Lease
 from twofold.kvcache.allocator import LeaseTable
 from twofold.kvcache.cache import CacheObserver, RemovalReason
-from twofold.request import BlockKey, Request, SamplingParams, TokenOutput
+from twofold.request import BlockKey, Request, SamplingParams, TokenOutput, TokenScore
 from twofold.scheduling.instance.status import InstanceStatus
 from twofold.serving.controller.heartbeat import ParentWatchdog, watchdog_clock
 from twofold.serving.controller.mailbox import Outbox
@@ -91,6 +91,7 @@ class TokenSequence:
     generated: int = 0  # output tokens
     prefix_blocks: tuple[BlockKey, ...] = ()  # keys of the prompt's full blocks
     cache_salt: str = ""  # only requests with the same salt share blocks
+    prompt_scores: list[TokenScore] = field(default_factory=list)  # of the chunks computed so far
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)

@@ -1,20 +1,21 @@
 """Main loop of a vLLM worker: applies queued actions, runs iterations, and sends tokens to the controller."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine import FinishReason as VllmReason
+from vllm.v1.outputs import LogprobsTensors
 
 from twofold.engine.base import KvLayout
 from twofold.engine.torch.pool import LayerNotifier
 from twofold.engine.vllm.bridge import SettledTransfers
 from twofold.engine.vllm.core import VllmCore
 from twofold.engine.vllm.sampling import ConstrainedOutput, vllm_sampling
-from twofold.request import FinishReason, TokenOutput
-from twofold.serving.worker.state import SharedWorkerState
+from twofold.request import FinishReason, TokenOutput, TokenScore
+from twofold.serving.worker.state import SharedWorkerState, TokenSequence
 from twofold.serving.worker.vllm.scheduler import VllmOrder, VllmRequest, VllmRequestState, VllmScheduler
 from twofold.transport.pooled import PooledTransport
 
@@ -166,7 +167,10 @@ class VllmLoop:
         if constraint is not None and grammars is not None:
             constrained = self._constrained[request.id] = ConstrainedOutput(grammars, request.id, constraint)
         here = max(1, output - elsewhere)
-        sampling = vllm_sampling(sequence.sampling, request.prompt_tokens, here, self._eos, constrained)
+        computes = not held.source
+        sampling = vllm_sampling(
+            sequence.sampling, request.prompt_tokens, here, self._eos, constrained, scores_prompt=computes
+        )
         salt = request.id if held.source else sequence.cache_salt  # no sharing of blocks that a peer writes
         keys = () if held.source else sequence.prefix_blocks
         self._core.add(request.id, sequence.token_ids, sampling, salt, keys)
@@ -207,12 +211,14 @@ class VllmLoop:
             state.fail(request_id, constrained.error)
             return
         sequence, made = state.sequences[request_id], len(output.new_token_ids)
+        if output.new_prompt_logprobs_tensors is not None:
+            sequence.prompt_scores.extend(_prompt_scores(output.new_prompt_logprobs_tensors))
         over = output.finish_reason is not None
         hands_off = over and _hands_off(held, output)
         reason = FinishReason.STOP if output.finish_reason is VllmReason.STOP else FinishReason.LENGTH
         for place, token_id in enumerate(output.new_token_ids):
             ends = over and not hands_off and place == made - 1
-            token = _token(output, place, sequence.generated, reason if ends else None)
+            token = _token(output, place, sequence, reason if ends else None)
             tokens.append((request_id, token))
             sequence.append(token_id)
         if over:
@@ -229,13 +235,13 @@ def _hands_off(held: VllmRequest, output: EngineCoreOutput) -> bool:
     return here_only and held.request.output_tokens > 1
 
 
-def _token(output: EngineCoreOutput, place: int, index: int, reason: FinishReason | None) -> TokenOutput:
+def _token(output: EngineCoreOutput, place: int, sequence: TokenSequence, reason: FinishReason | None) -> TokenOutput:
     logprob, top = None, tuple[tuple[int, float], ...]()
     if output.new_logprobs is not None:
         ids = output.new_logprobs.logprob_token_ids[place].tolist()
         values = output.new_logprobs.logprobs[place].tolist()
         logprob, top = values[0], tuple(zip(ids[1:], values[1:], strict=True))
-    stats = output.prefill_stats
+    stats, index = output.prefill_stats, sequence.generated
     return TokenOutput(
         index=index,
         token_id=output.new_token_ids[place],
@@ -243,4 +249,11 @@ def _token(output: EngineCoreOutput, place: int, index: int, reason: FinishReaso
         top_logprobs=top,
         finish_reason=reason,
         reused_tokens=0 if stats is None or index else stats.num_local_cached_tokens,
+        prompt_scores=() if index else tuple(sequence.prompt_scores),
     )
+
+
+def _prompt_scores(found: LogprobsTensors) -> Iterator[TokenScore]:
+    # Each row has the prompt token first, and then the most likely tokens.
+    for ids, values in zip(found.logprob_token_ids.tolist(), found.logprobs.tolist(), strict=True):
+        yield TokenScore(values[0], tuple(zip(ids[1:], values[1:], strict=True)))

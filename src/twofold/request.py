@@ -53,6 +53,7 @@ class ConstraintKind(StrEnum):
     REGEX = "regex"
     CHOICE = "choice"  # a JSON list of strings
     GRAMMAR = "grammar"  # Lark or GBNF
+    LARK = "lark"
 
 
 class Constraint(msgspec.Struct, frozen=True):

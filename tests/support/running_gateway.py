@@ -15,6 +15,7 @@ from twofold.serving.gateway.app import create_app
 from twofold.serving.gateway.gateway import RequestLimits
 from twofold.serving.gateway.keys import KeyRing
 from twofold.serving.gateway.server import HttpServer
+from twofold.serving.gateway.tokenizer import TextTokenizer
 
 
 @contextmanager
@@ -49,11 +50,12 @@ def running_app(app: FastAPI, limits: RequestLimits | None = None) -> Iterator[s
 def running_gateway(
     service: ScriptedService,
     *,
-    tokenizer: bool = True,
+    tokenizer: bool | TextTokenizer = True,
     keys: KeyRing | None = None,
     limits: RequestLimits | None = None,
 ) -> Iterator[httpx.Client]:
     """Run a gateway in front of `service`, and yield an HTTP client of the gateway."""
-    app = create_app(service, byte_level() if tokenizer else None, keys=keys, limits=limits)
+    own = byte_level() if tokenizer is True else tokenizer or None
+    app = create_app(service, own, keys=keys, limits=limits)
     with running_app(app, limits) as url, httpx.Client(base_url=url, timeout=600) as client:
         yield client

@@ -28,9 +28,31 @@ CHAT_TEMPLATE = (
 )
 
 
+# As the models of the family hermes have it.
+TOOL_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}"
+    "<tool_call></tool_call><|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "<tool_call>\n{{ call['function'] | tojson }}\n</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
+)
+
+
+@cache
+def tool_caller() -> TextTokenizer:
+    """Return a byte-level tokenizer with the chat template of a model that calls tools."""
+    return _load(_save(_byte_level(), chat_template=TOOL_TEMPLATE))
+
+
 @cache
 def byte_level_dir() -> Path:
     """Return a model directory with a byte-level tokenizer."""
+    return _save(_byte_level(), chat_template=CHAT_TEMPLATE)
+
+
+def _byte_level() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -42,7 +64,7 @@ def byte_level_dir() -> Path:
     )
     tokenizer.train_from_iterator(TEXTS * 4, trainer)
     tokenizer.add_tokens([AddedToken("<tool call>", normalized=False)])
-    return _save(tokenizer, chat_template=CHAT_TEMPLATE)
+    return tokenizer
 
 
 @cache

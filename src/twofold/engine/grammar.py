@@ -118,6 +118,8 @@ def _grammar(constraint: Constraint) -> str:
             return str(LLMatcher.grammar_from_lark(f"start: {choices}"))
         case ConstraintKind.GRAMMAR:
             return str(grammar_from("grammar", constraint.text))
+        case ConstraintKind.LARK:
+            return str(LLMatcher.grammar_from_lark(constraint.text))
 
 
 def _in_short(reason: str) -> str:

@@ -2,20 +2,26 @@
 
 from collections.abc import Sequence
 
+import msgspec
 from fastapi.responses import Response
 from msgspec import UNSET
 from starlette.requests import Request
 
+from twofold.request import FinishReason
 from twofold.serving.gateway import responses
+from twofold.serving.gateway.families import Json, family_of
 from twofold.serving.gateway.gateway import Gateway, read_struct
-from twofold.serving.gateway.generations import ResponseSpec, response_spec
+from twofold.serving.gateway.generations import AnswerFormat, ResponseSpec, response_spec
+from twofold.serving.gateway.message_parser import ParsedCall
 from twofold.serving.gateway.output import Delta, LogprobFormat
-from twofold.serving.gateway.schemas import ChatFields, ContentPart, InputMessage, invalid
+from twofold.serving.gateway.schemas import ChatFields, ContentPart, FunctionTool, InputMessage, ToolCall, invalid
 from twofold.serving.gateway.streaming import event, respond
+from twofold.serving.gateway.tools import forced_calls, offered_tools, template_tools
 
 # OpenAI renamed the system role to developer; most templates support the old name only.
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-UNSUPPORTED_PARTS = ("tool_calls", "function_call", "audio", "refusal", "tool_call_id")
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+UNSUPPORTED_PARTS = ("function_call", "audio", "refusal")
+_PROMPT_END = 64  # tokens of the prompt in which the answer may begin
 
 
 async def chat(gateway: Gateway, request: Request) -> Response:
@@ -24,21 +30,30 @@ async def chat(gateway: Gateway, request: Request) -> Response:
     spec = response_spec(gateway, request, fields, prompts=1)
     if fields.top_logprobs is not None and not fields.logprobs:
         raise invalid("top_logprobs", "requires logprobs: true")
-    token_ids = await encode_messages(gateway, fields)
+    tools = offered_tools(fields)
+    token_ids = await encode_messages(gateway, fields, template_tools(tools))
+    spec = _with_format(gateway, fields, spec, tools, token_ids)
     writer = ChatWriter(spec, fields, LogprobFormat(gateway.tokenizer))
     return await respond(gateway, request, fields, spec, [token_ids], writer)
 
 
-async def encode_messages(gateway: Gateway, fields: ChatFields) -> list[int]:
+async def encode_messages(gateway: Gateway, fields: ChatFields, tools: Sequence[Json] = ()) -> list[int]:
     """Return the token ids of chat messages in the model's chat template. Raises RequestError."""
     tokenizer = gateway.require_tokenizer("messages")
     messages = template_messages(fields.messages)
     gateway.check_length(sum(len(message["content"]) for message in messages), "messages")
+    if tools and "tools" not in tokenizer.chat_template:
+        raise invalid("tools", "this model's chat template has no tools", code="unsupported_parameter")
+    options = dict(fields.chat_template_kwargs or {})
+    if fields.reasoning_effort is not None:
+        options.setdefault("reasoning_effort", fields.reasoning_effort)
+        options.setdefault("enable_thinking", fields.reasoning_effort != "none")
     token_ids = await tokenizer.encode_chat(
         messages,
         add_generation_prompt=fields.add_generation_prompt is not False,
         add_special_tokens=bool(fields.add_special_tokens),
-        template_kwargs=fields.chat_template_kwargs or {},
+        template_kwargs=options,
+        tools=tools,
     )
     if not token_ids:
         raise invalid("messages", "the model's chat template renders an empty prompt")
@@ -46,21 +61,61 @@ async def encode_messages(gateway: Gateway, fields: ChatFields) -> list[int]:
     return token_ids
 
 
-def template_messages(messages: Sequence[InputMessage]) -> list[dict[str, str]]:
+def _with_format(
+    gateway: Gateway, fields: ChatFields, spec: ResponseSpec, tools: Sequence[FunctionTool], token_ids: Sequence[int]
+) -> ResponseSpec:
+    """Add the form of the answer, and the constraint of an answer that must call tools. Raises RequestError."""
+    tokenizer = gateway.require_tokenizer("messages")
+    family = family_of(tokenizer.chat_template)
+    template = tokenizer.response_template or (None if family is None else family.template)
+    if template is None:
+        if tools:
+            raise invalid("tools", "the form of this model's tool calls is unknown", code="unsupported_parameter")
+        return spec
+    forced = None
+    if tools and family is not None:
+        forced = forced_calls(fields, tools, family, tokenizer)
+    elif tools and fields.tool_choice not in (None, "auto"):
+        raise invalid("tool_choice", "calls of this model cannot be forced: use auto", code="unsupported_value")
+    if forced is not None and spec.given is not None:
+        raise invalid(spec.given.field, "the output is already constrained by tool_choice")
+    end = tokenizer.decode(token_ids[-_PROMPT_END:], skip_special_tokens=False)
+    answer = AnswerFormat(template=template, prompt_end=end, tools=template_tools(tools))
+    return msgspec.structs.replace(spec, given=forced or spec.given, format=answer)
+
+
+def template_messages(messages: Sequence[InputMessage]) -> list[Json]:
     """Convert messages to the input of a chat template. Raises RequestError for unknown roles and non-text content."""
     if not messages:
         raise invalid("messages", "the list is empty; send at least one message")
     return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def _template_message(message: InputMessage, place: str) -> dict[str, str]:
+def _template_message(message: InputMessage, place: str) -> Json:
     if message.role not in ROLES:
         raise invalid(f"{place}.role", f"{message.role!r} is not supported; use one of {', '.join(ROLES)}")
     for field in UNSUPPORTED_PARTS:
         if getattr(message, field) not in (None, [], {}):
             raise invalid(f"{place}.{field}", "not supported by this service")
-    rendered = {"role": ROLES[message.role], "content": _text(message.content, f"{place}.content")}
-    return rendered if message.name is None else {**rendered, "name": message.name}
+    calls = message.tool_calls or []
+    content = "" if calls and message.content is None else _text(message.content, f"{place}.content")
+    rendered: Json = {"role": ROLES[message.role], "content": content}
+    for field in ("name", "tool_call_id", "reasoning_content"):
+        value = getattr(message, field)
+        if value is not None:
+            rendered[field] = value
+    if calls:
+        rendered["tool_calls"] = [_template_call(call, f"{place}.tool_calls[{n}]") for n, call in enumerate(calls)]
+    return rendered
+
+
+def _template_call(call: ToolCall, place: str) -> Json:
+    try:
+        arguments = msgspec.json.decode(call.function.arguments or "{}")
+    except msgspec.DecodeError as error:
+        raise invalid(f"{place}.function.arguments", f"not valid JSON: {error}") from error
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"type": "function", "function": function} | ({} if call.id is None else {"id": call.id})
 
 
 def _text(content: str | list[ContentPart] | None, place: str) -> str:
@@ -113,18 +168,18 @@ class ChatWriter:
     def _choice(self, deltas: Sequence[Delta]) -> responses.ChatChoice:
         return responses.ChatChoice(
             index=deltas[0].choice,
-            message=responses.ChatMessage(content="".join(delta.text for delta in deltas)),
+            message=_message(deltas),
             logprobs=self._logprobs_of(deltas),
-            finish_reason=deltas[-1].finish_reason,
+            finish_reason=_reason(deltas[-1]),
             token_ids=self._token_ids_of(deltas),
         )
 
     def _chunk_choice(self, delta: Delta) -> responses.ChatChunkChoice:
         return responses.ChatChunkChoice(
             index=delta.choice,
-            delta=responses.ChatDelta(content=delta.text),
+            delta=_delta(delta),
             logprobs=self._logprobs_of((delta,)),
-            finish_reason=delta.finish_reason,
+            finish_reason=_reason(delta),
             token_ids=self._token_ids_of((delta,)),
         )
 
@@ -134,3 +189,31 @@ class ChatWriter:
 
     def _token_ids_of(self, deltas: Sequence[Delta]) -> responses.MaybeTokenIds:
         return [delta.token.token_id for delta in deltas] if self._fields.return_token_ids else UNSET
+
+
+def _message(deltas: Sequence[Delta]) -> responses.ChatMessage:
+    text, reasoning = ("".join(parts) for parts in zip(*((each.text, each.reasoning) for each in deltas), strict=True))
+    calls = [responses.ChatToolCall(id=call.id, function=_function(call)) for delta in deltas for call in delta.calls]
+    return responses.ChatMessage(
+        content=None if calls and not text else text, reasoning_content=reasoning or UNSET, tool_calls=calls or UNSET
+    )
+
+
+def _delta(delta: Delta) -> responses.ChatDelta:
+    calls = [
+        responses.ChatToolCallDelta(index=call.index, id=call.id, function=_function(call)) for call in delta.calls
+    ]
+    silent = delta.reasoning or calls
+    return responses.ChatDelta(
+        content=UNSET if silent and not delta.text else delta.text,
+        reasoning_content=delta.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
+
+
+def _function(call: ParsedCall) -> responses.ChatFunction:
+    return responses.ChatFunction(name=call.name, arguments=call.arguments)
+
+
+def _reason(delta: Delta) -> str | None:
+    return "tool_calls" if delta.called and delta.finish_reason is FinishReason.STOP else delta.finish_reason

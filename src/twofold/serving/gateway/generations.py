@@ -9,8 +9,10 @@ from starlette.requests import Request as HttpRequest
 
 from twofold.errors import RequestError
 from twofold.request import Constraint, Generation, Request, SamplingParams
+from twofold.serving.gateway.families import Json
 from twofold.serving.gateway.gateway import Gateway, RequestLimits
 from twofold.serving.gateway.keys import ApiKey
+from twofold.serving.gateway.message_parser import MessageParser
 from twofold.serving.gateway.middleware import Arrival
 from twofold.serving.gateway.output import OutputProcessor
 from twofold.serving.gateway.schemas import GenerationFields, invalid, refuse_unsupported
@@ -26,6 +28,17 @@ _SEED_BITS = 63
 _SEED_MASK = (1 << _SEED_BITS) - 1
 
 
+class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """Form of a chat answer with reasoning and tool calls."""
+
+    template: Json  # a response template of transformers
+    prompt_end: str
+    tools: list[Json]
+
+    def parser(self) -> MessageParser:
+        return MessageParser(self.template, self.prompt_end, self.tools)
+
+
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters of a response: id, request arrival, deadline, lifetime of the prompt's KV cache, and constraint.
 
@@ -37,6 +50,7 @@ class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float
     retain_s: float
     given: GivenConstraint | None = None
+    format: AnswerFormat | None = None  # of a chat answer that may have reasoning or tool calls
 
 
 class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +97,8 @@ def plan(
             index = number * n + nth
             seeded = msgspec.structs.replace(sampling, seed=(seed + nth) & _SEED_MASK)
             generation = _generation(spec, fields, index, token_ids, seeded)
-            output = OutputProcessor(index, gateway.tokenizer, fields, stops)
+            parser = None if spec.format is None else spec.format.parser()
+            output = OutputProcessor(index, gateway.tokenizer, fields, stops, parser)
             outputs = fields.max_tokens != 0
             planned.append(
                 PlannedChoice(

@@ -67,8 +67,7 @@ def schemas(model: str) -> Json:
         fields["model"] = {"const": model}
         fields["prompt_cache_retention"] = {"enum": [None, *RETENTIONS]}
         for name, neutral in UNSUPPORTED.items():
-            if name != "best_of":  # must equal `n`
-                fields[name] = {"enum": [None, *neutral], "description": _NOT_SUPPORTED}
+            fields[name] = {"enum": [None, *neutral], "description": _NOT_SUPPORTED}
     made["PromptCacheOptions"]["properties"]["mode"] = {"enum": [None, *MODES]}
     made["ChatFields"]["properties"]["messages"]["minItems"] = 1
     part = {"type": {"const": "text"}, "text": {"type": "string"}}

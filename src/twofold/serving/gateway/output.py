@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from twofold.request import FinishReason, TokenOutput, TokenScore
+from twofold.serving.gateway.message_parser import MessageParser, ParsedCall
 from twofold.serving.gateway.responses import ChatLogprobs, ChatTokenLogprob, ChatTopLogprob, CompletionLogprobs
 from twofold.serving.gateway.schemas import GenerationFields
 from twofold.serving.gateway.tokenizer import Detokenizer, TextTokenizer, id_name
@@ -90,6 +91,9 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     text: str  # empty while a character or a possible stop string is incomplete
     offset: int  # number of characters decoded before this token
     finish_reason: FinishReason | None
+    reasoning: str = ""
+    calls: tuple[ParsedCall, ...] = ()
+    called: bool = False  # whether the answer so far has tool calls
     of_prompt: bool = False  # the token belongs to the prompt, which the answer repeats
 
 
@@ -97,10 +101,20 @@ class OutputProcessor:
     """Detokenizes one output and searches its text for stop strings."""
 
     def __init__(
-        self, index: int, tokenizer: TextTokenizer | None, fields: GenerationFields, stops: tuple[str, ...]
+        self,
+        index: int,
+        tokenizer: TextTokenizer | None,
+        fields: GenerationFields,
+        stops: tuple[str, ...],
+        parser: MessageParser | None = None,
     ) -> None:
-        """Process the output of choice `index`. If `tokenizer` is None, the output text is empty."""
-        skip = fields.skip_special_tokens is not False
+        """Process the output of choice `index`. If `tokenizer` is None, the output text is empty.
+
+        `parser` separates reasoning and tool calls from the text.
+        """
+        # Special tokens may delimit reasoning and tool calls.
+        skip = fields.skip_special_tokens is not False and parser is None
+        self._parser = parser
         self._index = index
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip) if tokenizer else None
         self._include_stop = bool(fields.include_stop_str_in_output)
@@ -132,7 +146,20 @@ class OutputProcessor:
             reason = FinishReason.STOP
         elif reason is not None:
             text += self._stops.flush()
-        return Delta(choice=self._index, token=token, text=text, offset=offset, finish_reason=reason)
+        delta = Delta(choice=self._index, token=token, text=text, offset=offset, finish_reason=reason)
+        return delta if self._parser is None else self._parsed(delta, self._parser)
+
+    def _parsed(self, delta: Delta, parser: MessageParser) -> Delta:
+        parts = [parser.feed(delta.text)]
+        if delta.finish_reason is not None:
+            parts.append(parser.finish())
+        return msgspec.structs.replace(
+            delta,
+            text="".join(part.content for part in parts),
+            reasoning="".join(part.reasoning for part in parts),
+            calls=tuple(call for part in parts for call in part.calls),
+            called=parser.calls > 0,
+        )
 
     def _text_of(self, token: TokenOutput) -> str:
         if self._detokenizer is None:

@@ -79,10 +79,27 @@ class ChatLogprobs(Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
+class ChatFunction(Struct, frozen=True, kw_only=True):
+    name: str
+    arguments: str
+
+
+class ChatToolCall(Struct, frozen=True, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: ChatFunction
+
+
+class ChatToolCallDelta(ChatToolCall, frozen=True, kw_only=True):
+    index: int
+
+
 class ChatMessage(Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
@@ -104,7 +121,9 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
 
 class ChatDelta(Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True, kw_only=True):

@@ -32,10 +32,7 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "prediction": (),
     "prompt_embeds": (),
     "prompt_logprobs": (),
-    "reasoning_effort": ("none",),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "web_search_options": (),
@@ -211,17 +208,56 @@ class ContentPart(Struct, frozen=True, kw_only=True):
     text: str | None = None
 
 
+class CalledFunction(Struct, frozen=True, kw_only=True):
+    name: str
+    arguments: str = "{}"  # JSON
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    """A tool call in an assistant's message."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: str = "function"
+
+
 class InputMessage(Struct, frozen=True, kw_only=True):
-    """One chat message of a request. Tool calls, audio and refusals are accepted only if empty."""
+    """One chat message of a request. Audio and refusals are accepted only if empty."""
 
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: object = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
     function_call: object = None
     audio: object = None
     refusal: object = None
-    tool_call_id: object = None
+
+
+class ToolFunction(Struct, frozen=True, kw_only=True):
+    """A function that a model may call. `strict` has no effect: forced calls always match, and others never do."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, object] | None = None  # JSON schema
+    strict: bool | None = None
+
+
+class FunctionTool(Struct, frozen=True, kw_only=True):
+    function: ToolFunction
+    type: str = "function"
+
+
+class ChosenFunction(Struct, frozen=True, kw_only=True):
+    name: str
+
+
+class NamedTool(Struct, frozen=True, kw_only=True):
+    """Choice of the function that a model must call."""
+
+    function: ChosenFunction
+    type: str = "function"
 
 
 class ChatFields(GenerationFields, frozen=True, kw_only=True):
@@ -232,6 +268,10 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tokenizers
 from jinja2 import TemplateError
@@ -118,6 +118,10 @@ class TextTokenizer:
         self.bytes = TokenBytes(self.backend)
         # A token covers at most as many characters as its vocabulary entry.
         self.longest_token = max(map(len, self.backend.get_vocab()), default=1)
+        self.chat_template = str(tokenizer.chat_template or "")
+        self.response_template: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
+        added = self.backend.get_added_tokens_decoder()
+        self._special = {token.content: token_id for token_id, token in added.items() if token.special}
         self._template_parameters = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters)
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
@@ -128,24 +132,30 @@ class TextTokenizer:
 
     async def encode_chat(
         self,
-        messages: Sequence[dict[str, str]],
+        messages: Sequence[dict[str, Any]],
         *,
         add_generation_prompt: bool,
         add_special_tokens: bool,
         template_kwargs: dict[str, object],
+        tools: Sequence[dict[str, Any]] = (),
     ) -> list[int]:
         """Render messages with the model's chat template and return the token ids; raises RequestError on failure."""
 
         def work() -> list[int]:
             text = self.render_chat(
-                messages, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
+                messages, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs, tools=tools
             )
             return self._encode(text, add_special_tokens)
 
         return await self._off_loop(sum(len(message["content"]) for message in messages), work)
 
     def render_chat(
-        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool, template_kwargs: dict[str, object]
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        template_kwargs: dict[str, object],
+        tools: Sequence[dict[str, Any]] = (),
     ) -> str:
         """Render messages with the model's chat template and return the text; raises RequestError on failure."""
         if self._tokenizer.chat_template is None:
@@ -157,12 +167,23 @@ class TextTokenizer:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **template_kwargs
+                    list(messages),
+                    tools=list(tools) or None,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    **template_kwargs,
                 )
             )
         except (TemplateError, TypeError, ValueError) as error:
             # Templates reject unexpected message sequences, such as two user messages in a row.
             raise RequestError(f"messages: rejected by the model's chat template: {error}", param="messages") from error
+
+    def special_parts(self, text: str) -> list[str | int]:
+        """Split a text into special tokens, as token ids, and the texts between them."""
+        if not self._special:
+            return [text] if text else []
+        parts = re.split(f"({'|'.join(map(re.escape, self._special))})", text)
+        return [self._special.get(part, part) for part in parts if part]
 
     def spellings(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         """Return the token ids of each word, at the start of a text and after a space."""

@@ -1,0 +1,182 @@
+"""How families of models write reasoning and tool calls, for models whose checkpoint has no response template.
+
+A response template is the inverse of a chat template: transformers parses outputs with it (`ResponseParser`).
+"""
+
+from typing import Any
+
+import msgspec
+
+Json = dict[str, Any]
+
+
+class CallFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """How a family writes tool calls, to force a model to write some."""
+
+    before: str = ""  # of all calls
+    name: str = '{"name": '
+    arguments: str = ', "arguments": '
+    end: str = "}"
+    between: str = "\n"
+    after: str = ""
+    quotes: bool = True  # whether the name is a JSON string
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """A family of models: its response template, and how it writes tool calls if they can be forced."""
+
+    marks: tuple[str, ...]  # parts of the chat templates of this family
+    template: Json
+    calls: CallFormat | None = None
+
+
+def _call(name: str = "{content.name}", arguments: str = "{content.arguments}") -> Json:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _template(anchor: str, tool_calls: Json, *, thinks: bool = True) -> Json:
+    fields: Json = {"content": {"content_args": {"strip": False}}, "tool_calls": {"repeats": True, **tool_calls}}
+    if thinks:
+        fields["reasoning_content"] = {"open": "<think>", "close": "</think>", "content_args": {"strip": False}}
+    return {"start_anchor": anchor, "fields": fields}
+
+
+_HERMES = Family(
+    marks=("<tool_call>", "</tool_call>"),
+    template=_template(
+        "<|im_start|>assistant",
+        {"open": "<tool_call>", "close": "</tool_call>", "content": "json", "transform": _call()},
+    ),
+    calls=CallFormat(name='<tool_call>\n{"name": ', end="}\n</tool_call>"),
+)
+_GLM = Family(
+    marks=("<tool_call>", "<arg_key>"),
+    template=_template(
+        "<|assistant|>",
+        {
+            "open_pattern": r"<tool_call>(?P<name>[^\s<]+)",
+            "close": "</tool_call>",
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+                "value_parser": {"name": "json", "args": {"allow_non_json": True}},
+            },
+            "transform": _call("{name}", "{content}"),
+        },
+    ),
+)
+_LLAMA = Family(
+    marks=("<|start_header_id|>", '"parameters"'),
+    template=_template(
+        "<|start_header_id|>assistant<|end_header_id|>",
+        {
+            "open_pattern": r"(?:<\|python_tag\|>)?(?=\{\s*\"(?:name|type)\"\s*:)",
+            "close_pattern": r"(?<=\})(?=\s*;)|\Z",
+            "content": "json",
+            "transform": _call(arguments="{content.parameters}"),
+        },
+        thinks=False,
+    ),
+    calls=CallFormat(arguments=', "parameters": ', between="; "),
+)
+_MISTRAL = Family(
+    marks=("[TOOL_CALLS]", "[/INST]"),
+    template=_template(
+        "[/INST]",
+        {
+            "open": "[TOOL_CALLS]",
+            "close_pattern": r"\Z",
+            "content": "json",
+            "repeats": False,
+            "transform_each": True,
+            "transform": _call("{name}", "{arguments}"),
+        },
+        thinks=False,
+    ),
+    calls=CallFormat(before="[TOOL_CALLS] [", between=", ", after="]"),
+)
+_MISTRAL_ARGS = Family(
+    marks=("[TOOL_CALLS]", "[ARGS]"),
+    template=_template(
+        "[/INST]",
+        {
+            "open_pattern": r"\[TOOL_CALLS\](?P<name>[\w.-]+)\[ARGS\]",
+            "close_pattern": r"(?=\[TOOL_CALLS\])|\Z",
+            "content": "json",
+            "transform": _call("{name}", "{content}"),
+        },
+        thinks=False,
+    ),
+    calls=CallFormat(name="[TOOL_CALLS]", arguments="[ARGS]", end="", between="", quotes=False),
+)
+_DEEPSEEK = Family(
+    marks=("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
+    template=_template(
+        "<｜Assistant｜>",
+        {
+            "open_pattern": r"(?:<｜tool▁calls▁begin｜>)?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>[\w.-]+)"
+            r"(?:<｜tool▁sep｜>|\n```json\n)",
+            "close_pattern": r"(?:\n```)?<｜tool▁call▁end｜>\s*(?:<｜tool▁calls▁end｜>)?",
+            "content": "json",
+            "transform": _call("{name}", "{content}"),
+        },
+    ),
+)
+_GEMMA = Family(
+    marks=("<start_of_turn>", "<start_function_call>"),
+    template=_template(
+        "<start_of_turn>model",
+        {
+            "open_pattern": r"<start_function_call>call:(?P<name>[\w.-]+)",
+            "close": "<end_function_call>",
+            "content": "json",
+            "content_args": {"unquoted_keys": True, "string_delims": [["<escape>", "<escape>"]]},
+            "transform": _call("{name}", "{content}"),
+        },
+        thinks=False,
+    ),
+)
+_GPT_OSS = Family(
+    marks=("<|channel|>", "<|constrain|>"),
+    template={
+        "start_anchor": "<|start|>assistant",
+        "fields": {
+            "content": {
+                "open_pattern": r"<\|channel\|>final(?:[^<]*)<\|message\|>",
+                "close_pattern": r"<\|(?:return|end)\|>|\Z",
+                "content_args": {"strip": False},
+            },
+            "reasoning_content": {
+                "open_pattern": r"<\|channel\|>analysis<\|message\|>",
+                "close_pattern": r"<\|end\|>|\Z",
+                "repeats": True,
+                "join": "\n",
+            },
+            "tool_calls": {
+                "open_pattern": r"(?:<\|channel\|>commentary)? ?to=functions\.(?P<name>[\w.-]+)"
+                r"(?:<\|channel\|>commentary)?[^<]*(?:<\|constrain\|>json)?<\|message\|>",
+                "close_pattern": r"<\|(?:call|end)\|>|\Z",
+                "content": "json",
+                "repeats": True,
+                "transform": _call("{name}", "{content}"),
+            },
+        },
+    },
+)
+
+# The first family all of whose marks are in a chat template is taken.
+FAMILIES = {
+    "glm": _GLM,
+    "hermes": _HERMES,
+    "mistral-args": _MISTRAL_ARGS,
+    "mistral": _MISTRAL,
+    "deepseek": _DEEPSEEK,
+    "gpt-oss": _GPT_OSS,
+    "llama3": _LLAMA,
+    "gemma": _GEMMA,
+}
+
+
+def family_of(chat_template: str) -> Family | None:
+    """Return the family of a model with this chat template; None if it is unknown."""
+    return next((each for each in FAMILIES.values() if all(mark in chat_template for mark in each.marks)), None)

@@ -1,0 +1,107 @@
+"""Splits the text of a chat answer into content, reasoning and tool calls, with a response template."""
+
+import logging
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from twofold.serving.gateway.families import Json
+
+if TYPE_CHECKING:
+    from transformers.utils.chat_parsing import ResponseParser
+
+log = logging.getLogger(__name__)
+
+_BETWEEN_CALLS = " \t\r\n;"
+
+
+class ParsedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool call of an answer. `arguments` is JSON, as in OpenAI's API."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a piece of an answer's text adds to its message."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[ParsedCall, ...] = ()
+
+
+_ERRORS = (ValueError, KeyError, TypeError)  # of the parser, for an answer that its template does not describe
+
+
+class MessageParser:
+    """Parses one answer, piece by piece. A tool call that its template does not describe becomes content."""
+
+    def __init__(self, template: Json, prompt_end: str, tools: Sequence[Json]) -> None:
+        """`prompt_end` is the end of the prompt, which may have begun the answer. Without tools, none is called."""
+        self._plain = {name: field for name, field in template["fields"].items() if name != "tool_calls"}
+        self._template, self._tools = template, list(tools)
+        anchors = template.get("start_anchor", ())
+        begun = not anchors or any(each in prompt_end for each in ([anchors] if isinstance(anchors, str) else anchors))
+        self._parser = self._new_parser(prompt_end if begun else "", calls=bool(tools))
+        self._since, self._shown = "", 0  # text since the last call, and the number of its characters in the content
+        self.calls = 0
+
+    def feed(self, text: str) -> Parts:
+        """Add a piece of text, and return what it adds."""
+        self._since += text
+        try:
+            return self._parts(self._parser.feed(text))
+        except _ERRORS as error:
+            return self._give_up(error)
+
+    def finish(self) -> Parts:
+        """End the answer, and return what was held back."""
+        try:
+            return self._parts(self._parser.finalize()[1])
+        except _ERRORS as error:
+            given_up = self._give_up(error)
+            rest = self._parts(self._parser.finalize()[1])
+            return Parts(content=given_up.content + rest.content)
+
+    def _new_parser(self, prefix: str, *, calls: bool) -> "ResponseParser":
+        from transformers.utils import chat_parsing  # noqa: PLC0415  (slow to import)
+
+        template = self._template if calls else {**self._template, "fields": self._plain}
+        return chat_parsing.ResponseParser(template, prefix=prefix, tools=self._tools)
+
+    def _parts(self, events: Sequence[Json]) -> Parts:
+        content, reasoning, calls = list[str](), list[str](), list[ParsedCall]()
+        for event in events:
+            field, kind = event["field"], event["type"]
+            if field == "tool_calls" and kind == "region_close":
+                value = event["value"]
+                calls.extend(map(self._call, value if isinstance(value, list) else [value]))
+                self._since, self._shown = "", 0
+            elif kind == "region_chunk" and field != "tool_calls":
+                (content if field == "content" else reasoning).append(event["text"])
+                self._shown += len(event["text"]) if field == "content" else 0
+        text = "".join(content)
+        if self.calls and not text.strip(_BETWEEN_CALLS):
+            text = ""
+        return Parts(content=text, reasoning="".join(reasoning), calls=tuple(calls))
+
+    def _call(self, call: Json) -> ParsedCall:
+        function, number = call["function"], self.calls
+        name, arguments = function["name"], function["arguments"]
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a tool is {name!r}")
+        self.calls += 1
+        text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+        return ParsedCall(index=number, id=f"call_{secrets.token_hex(12)}", name=name, arguments=text)
+
+    def _give_up(self, error: Exception) -> Parts:
+        """From the last call on, take the text as content and reasoning alone."""
+        log.warning("an answer has a tool call that is not in the format of its model's family: %s", error)
+        self._parser = self._new_parser("", calls=False)
+        shown, self._shown = self._shown, 0
+        parts = self._parts(self._parser.feed(self._since))
+        return Parts(content=parts.content[shown:])

@@ -1,0 +1,164 @@
+"""Reasoning and tool calls in the answers of each family, in one piece and in pieces of any size."""
+
+import json
+import random
+
+import pytest
+
+from twofold.serving.gateway.families import FAMILIES, family_of
+from twofold.serving.gateway.message_parser import MessageParser
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+        },
+    }
+]
+ROME = ("get_weather", {"city": "Rome", "days": 2})
+OSLO = ("get_weather", {"city": "Oslo"})
+_ROME, _OSLO = (json.dumps(arguments) for _, arguments in (ROME, OSLO))
+_CALL_ROME, _CALL_OSLO = (f'{{"name": "get_weather", "arguments": {arguments}}}' for arguments in (_ROME, _OSLO))
+_BEGIN, _END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+_CALLS_BEGIN, _CALLS_END, _SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁sep｜>"
+_ANALYSIS = "<|channel|>analysis<|message|>"
+_NEXT = "<|end|><|start|>assistant<|channel|>"
+
+# Family, end of the prompt, answer, content, reasoning, calls.
+ANSWERS = {
+    "hermes": (
+        "hermes",
+        "<|im_start|>assistant\n",
+        f"<think>\nRome?\n</think>Let me look.\n<tool_call>\n{_CALL_ROME}\n</tool_call>\n<tool_call>\n{_CALL_OSLO}\n</tool_call>",
+        "Let me look.\n",
+        "\nRome?\n",
+        [ROME, OSLO],
+    ),
+    "hermes, thinking begun by the prompt": (
+        "hermes",
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n",
+        "A greeting.</think>Hello!",
+        "Hello!",
+        "A greeting.",
+        [],
+    ),
+    "glm": (
+        "glm",
+        "<|assistant|>\n",
+        "Wait.<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
+        "Wait.",
+        "",
+        [ROME],
+    ),
+    "llama3": (
+        "llama3",
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        f"<|python_tag|>{_CALL_ROME}; {_CALL_OSLO}".replace("arguments", "parameters"),
+        "",
+        "",
+        [ROME, OSLO],
+    ),
+    "mistral": ("mistral", "[/INST]", f"[TOOL_CALLS] [{_CALL_ROME}, {_CALL_OSLO}]", "", "", [ROME, OSLO]),
+    "mistral-args": (
+        "mistral-args",
+        "[/INST]",
+        f"[TOOL_CALLS]get_weather[ARGS]{_ROME}[TOOL_CALLS]get_weather[ARGS]{_OSLO}",
+        "",
+        "",
+        [ROME, OSLO],
+    ),
+    "deepseek": (
+        "deepseek",
+        "<｜Assistant｜><think>\n",
+        f"Two.</think>Look:{_CALLS_BEGIN}{_BEGIN}function{_SEP}get_weather\n```json\n{_ROME}\n```{_END}\n{_BEGIN}get_weather{_SEP}{_OSLO}{_END}{_CALLS_END}",
+        "Look:",
+        "Two.",
+        [ROME, OSLO],
+    ),
+    "gemma": (
+        "gemma",
+        "<start_of_turn>model\n",
+        "<start_function_call>call:get_weather{city:<escape>Rome<escape>,days:2}<end_function_call>",
+        "",
+        "",
+        [ROME],
+    ),
+    "gpt-oss": (
+        "gpt-oss",
+        "<|start|>assistant",
+        f"{_ANALYSIS}Weather.{_NEXT}commentary to=functions.get_weather <|constrain|>json<|message|>{_ROME}<|call|>",
+        "",
+        "Weather.",
+        [ROME],
+    ),
+    "gpt-oss without a call": (
+        "gpt-oss",
+        "<|start|>assistant",
+        f"{_ANALYSIS}Easy.{_NEXT}final<|message|>Four.",
+        "Four.",
+        "Easy.",
+        [],
+    ),
+    "no call": ("hermes", "<|im_start|>assistant\n", "1 < 2 and <tool> is text", "1 < 2 and <tool> is text", "", []),
+    "a call that is no JSON": (
+        "hermes",
+        "<|im_start|>assistant\n",
+        f"Yes.<tool_call>{_CALL_ROME}</tool_call>So <tool_call>oops</tool_call> it is.",
+        "Yes.So <tool_call>oops</tool_call> it is.",
+        "",
+        [ROME],
+    ),
+    "a call that is cut off": (
+        "hermes",
+        "<|im_start|>assistant\n",
+        'Yes.<tool_call>{"name": "get_weather", "argu',
+        'Yes.<tool_call>{"name": "get_weather", "argu',
+        "",
+        [],
+    ),
+}
+
+
+def parse(family, prompt_end, pieces, tools=TOOLS):
+    """Return content, reasoning and calls of an answer."""
+    parser = MessageParser(FAMILIES[family].template, prompt_end, tools)
+    parts = [*map(parser.feed, pieces), parser.finish()]
+    calls = [call for part in parts for call in part.calls]
+    assert [call.index for call in calls] == list(range(len(calls)))
+    assert len({call.id for call in calls}) == len(calls)
+    text, reasoning = ("".join(each) for each in zip(*((part.content, part.reasoning) for part in parts), strict=True))
+    return text, reasoning, [(call.name, json.loads(call.arguments)) for call in calls]
+
+
+def cut(text, draw):
+    """Cut a text into pieces of random lengths."""
+    while text:
+        size = draw.choice((1, 1, 2, 3, 7, 40))
+        yield text[:size]
+        text = text[size:]
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_answers_are_split_into_their_parts(name):
+    family, prompt_end, answer, *wanted = ANSWERS[name]
+    draw = random.Random(name)
+    for pieces in ([answer], list(answer), *(list(cut(answer, draw)) for _ in range(50))):
+        assert parse(family, prompt_end, pieces) == tuple(wanted), pieces
+
+
+def test_without_tools_calls_are_text():
+    answer = '<think>Hm.</think><tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    text, reasoning, calls = parse("hermes", "<|im_start|>assistant\n", [answer], tools=[])
+    assert (text, reasoning, calls) == ('<tool_call>{"name": "f", "arguments": {}}</tool_call>', "Hm.", [])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_are_found_by_their_chat_templates(name):
+    family = FAMILIES[name]
+    assert family_of(f"{{% if tools %}}{' '.join(family.marks)}{{% endif %}}") is family
+
+
+def test_other_chat_templates_have_no_family():
+    assert family_of("{{ messages[0].content }}") is None

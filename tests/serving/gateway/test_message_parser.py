@@ -21,6 +21,7 @@ ROME = ("get_weather", {"city": "Rome", "days": 2})
 OSLO = ("get_weather", {"city": "Oslo"})
 _ROME, _OSLO = (json.dumps(arguments) for _, arguments in (ROME, OSLO))
 _CALL_ROME, _CALL_OSLO = (f'{{"name": "get_weather", "arguments": {arguments}}}' for arguments in (_ROME, _OSLO))
+_TAGGED_ROME, _TAGGED_OSLO = (f"<tool_call>\n{call}\n</tool_call>" for call in (_CALL_ROME, _CALL_OSLO))
 _BEGIN, _END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _CALLS_BEGIN, _CALLS_END, _SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁sep｜>"
 _ANALYSIS = "<|channel|>analysis<|message|>"
@@ -31,7 +32,7 @@ ANSWERS = {
     "hermes": (
         "hermes",
         "<|im_start|>assistant\n",
-        f"<think>\nRome?\n</think>Let me look.\n<tool_call>\n{_CALL_ROME}\n</tool_call>\n<tool_call>\n{_CALL_OSLO}\n</tool_call>",
+        f"<think>\nRome?\n</think>Let me look.\n{_TAGGED_ROME}\n{_TAGGED_OSLO}",
         "Let me look.\n",
         "\nRome?\n",
         [ROME, OSLO],

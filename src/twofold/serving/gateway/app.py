@@ -27,6 +27,7 @@ from twofold.serving.gateway.middleware import RequestMiddleware
 from twofold.serving.gateway.openapi import openapi
 from twofold.serving.gateway.responses import Health, ModelCard, ModelList, Version, answer_error, answer_http_error
 from twofold.serving.gateway.tokenizer import TextTokenizer
+from twofold.serving.gateway.tokens import detokenize, tokenize
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Minimum seconds between two snapshots, for any number of viewers.
@@ -112,6 +113,9 @@ def create_app(
 def _add_api(app: FastAPI, gateway: Gateway) -> None:
     app.add_route("/v1/completions", partial(complete, gateway), methods=["POST"])
     app.add_route("/v1/chat/completions", partial(chat, gateway), methods=["POST"])
+
+    app.add_route("/tokenize", partial(tokenize, gateway), methods=["POST"])
+    app.add_route("/detokenize", partial(detokenize, gateway), methods=["POST"])
 
     @app.get("/v1/models")
     async def models() -> Response:

@@ -114,8 +114,8 @@ _DEEPSEEK = Family(
     template=_template(
         "<｜Assistant｜>",
         {
-            "open_pattern": r"(?:<｜tool▁calls▁begin｜>)?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>[\w.-]+)"
-            r"(?:<｜tool▁sep｜>|\n```json\n)",
+            "open_pattern": r"(?:<｜tool▁calls▁begin｜>)?<｜tool▁call▁begin｜>"
+            r"(?:function<｜tool▁sep｜>)?(?P<name>[\w.-]+)(?:<｜tool▁sep｜>|\n```json\n)",
             "close_pattern": r"(?:\n```)?<｜tool▁call▁end｜>\s*(?:<｜tool▁calls▁end｜>)?",
             "content": "json",
             "transform": _call("{name}", "{content}"),

@@ -13,7 +13,7 @@ from twofold.serving.gateway.keys import ApiKey, KeyRing
 from twofold.serving.gateway.responses import error_response, error_response_for
 from twofold.serving.telemetry.context import CURRENT, context_of
 
-_PROTECTED = frozenset({"/v1", "/pools", "/dashboard/data"})
+_PROTECTED = frozenset({"/v1", "/pools", "/dashboard/data", "/tokenize", "/detokenize"})
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -30,7 +30,7 @@ class RequestMiddleware:
     """ASGI middleware of the gateway: sets request ids, checks API keys and converts exceptions to error
     responses.
 
-    If `keys` is given, a request needs an API key to access /v1, /pools or the dashboard's data.
+    If `keys` is given, a request needs an API key to access /v1, /pools, /tokenize, /detokenize or the dashboard's data.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing | None) -> None:

@@ -12,17 +12,40 @@ from twofold.serving.gateway.responses import (
     ChatChunk,
     ChatCompletion,
     Completion,
+    Detokenized,
     ErrorBody,
     Health,
     ModelCard,
     ModelList,
+    Tokenized,
     Version,
 )
-from twofold.serving.gateway.schemas import UNSUPPORTED, ChatFields, CompletionFields, ContentPart
+from twofold.serving.gateway.schemas import (
+    UNSUPPORTED,
+    ChatFields,
+    CompletionFields,
+    ContentPart,
+    DetokenizeFields,
+    TokenizeFields,
+)
 
 Json = dict[str, Any]
 
-_STRUCTS = (ChatChunk, ChatCompletion, ChatFields, Completion, CompletionFields, ErrorBody, Health, ModelList, Version)
+_STRUCTS = (
+    ChatChunk,
+    ChatCompletion,
+    ChatFields,
+    Completion,
+    CompletionFields,
+    DetokenizeFields,
+    Detokenized,
+    ErrorBody,
+    Health,
+    ModelList,
+    TokenizeFields,
+    Tokenized,
+    Version,
+)
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or wrong.",
@@ -105,6 +128,8 @@ def _api(*, keys: bool) -> Json:
     paths: dict[str, tuple[str, Json]] = {
         "/v1/completions": ("post", _generation_operation("completions", CompletionFields, Completion, Completion)),
         "/v1/chat/completions": ("post", _generation_operation("chat", ChatFields, ChatCompletion, ChatChunk)),
+        "/tokenize": ("post", _body_operation("tokenize", TokenizeFields, Tokenized)),
+        "/detokenize": ("post", _body_operation("detokenize", DetokenizeFields, Detokenized)),
         "/v1/models": ("get", _json_operation("models", "The model served", ModelList)),
         "/v1/models/{model}": ("get", _json_operation("model", "One model", ModelCard, errors=(404,))),
     }
@@ -126,6 +151,12 @@ def _operations() -> Json:
         "/metrics": {"get": _operation("metrics", "Prometheus text exposition", text)},
         "/openapi.json": {"get": _operation("description", "This description", this)},
     }
+
+
+def _body_operation(name: str, body: type, answer: type) -> Json:
+    operation = _json_operation(name, f"A {answer.__name__}", answer, errors=(400, 404, 413))
+    operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference(body)}}}
+    return operation
 
 
 def _generation_operation(name: str, body: type, whole: type, chunk: type) -> Json:

@@ -158,6 +158,21 @@ class ModelList(Struct, frozen=True, kw_only=True):
     data: list[ModelCard]
 
 
+class Tokenized(Struct, frozen=True, kw_only=True):
+    """Answer of `POST /tokenize`."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(Struct, frozen=True, kw_only=True):
+    """Answer of `POST /detokenize`."""
+
+    prompt: str
+
+
 class Health(Struct, frozen=True, kw_only=True):
     status: Literal["ready", "not ready"]
 

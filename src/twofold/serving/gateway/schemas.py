@@ -282,3 +282,23 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
     @property
     def wanted_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TokenizeFields(Struct, frozen=True, kw_only=True):
+    """Body of `POST /tokenize`: a text, or chat messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[InputMessage] | None = None
+    tools: list[FunctionTool] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeFields(Struct, frozen=True, kw_only=True):
+    """Body of `POST /detokenize`."""
+
+    tokens: list[TokenId]
+    model: str | None = None

@@ -1,0 +1,52 @@
+"""The endpoints `POST /tokenize` and `POST /detokenize`, in the form of vLLM."""
+
+import msgspec
+from fastapi.responses import Response
+from starlette.requests import Request
+
+from twofold.serving.gateway.chat import encode_messages
+from twofold.serving.gateway.completions import encode_prompts
+from twofold.serving.gateway.gateway import Gateway, read_struct
+from twofold.serving.gateway.responses import Detokenized, Tokenized
+from twofold.serving.gateway.schemas import ChatFields, DetokenizeFields, TokenizeFields, invalid
+from twofold.serving.gateway.tools import offered_tools, template_tools
+
+
+async def tokenize(gateway: Gateway, request: Request) -> Response:
+    """Answer `POST /tokenize` with the token ids of a prompt or of chat messages. Raises RequestError."""
+    fields = await read_struct(request, TokenizeFields, gateway.limits.body_bytes)
+    gateway.check_model(fields.model or gateway.service.model.name)
+    if (fields.prompt is None) == (fields.messages is None):
+        raise invalid("prompt", "send either a prompt or messages")
+    if fields.messages is not None:
+        chat = ChatFields(
+            model=gateway.service.model.name,
+            messages=fields.messages,
+            tools=fields.tools,
+            add_generation_prompt=fields.add_generation_prompt,
+            add_special_tokens=fields.add_special_tokens,
+            chat_template_kwargs=fields.chat_template_kwargs,
+        )
+        token_ids = await encode_messages(gateway, chat, template_tools(offered_tools(chat)))
+    else:
+        special = fields.add_special_tokens is not False
+        (token_ids,) = await encode_prompts(gateway, [fields.prompt or ""], add_special_tokens=special)
+    names = gateway.require_tokenizer("prompt").bytes
+    answer = Tokenized(
+        count=len(token_ids),
+        max_model_len=gateway.service.model.max_model_len,
+        tokens=token_ids,
+        token_strs=[names.name_of(token_id) for token_id in token_ids] if fields.return_token_strs else None,
+    )
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+async def detokenize(gateway: Gateway, request: Request) -> Response:
+    """Answer `POST /detokenize` with the text of token ids. Raises RequestError."""
+    fields = await read_struct(request, DetokenizeFields, gateway.limits.body_bytes)
+    gateway.check_model(fields.model or gateway.service.model.name)
+    vocab_size = gateway.service.model.vocab_size
+    if max(fields.tokens, default=0) >= vocab_size:
+        raise invalid("tokens", f"{max(fields.tokens)} is not in the vocabulary of {vocab_size} tokens")
+    text = gateway.require_tokenizer("tokens").decode(fields.tokens, skip_special_tokens=False)
+    return Response(msgspec.json.encode(Detokenized(prompt=text)), media_type="application/json")

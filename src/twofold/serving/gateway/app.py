@@ -23,6 +23,7 @@ from twofold.serving.gateway.chat import chat
 from twofold.serving.gateway.completions import complete
 from twofold.serving.gateway.gateway import Gateway, RequestLimits, read_struct
 from twofold.serving.gateway.keys import KeyRing
+from twofold.serving.gateway.messages import count_tokens, create_message
 from twofold.serving.gateway.middleware import RequestMiddleware
 from twofold.serving.gateway.openapi import openapi
 from twofold.serving.gateway.responses import Health, ModelCard, ModelList, Version, answer_error, answer_http_error
@@ -114,6 +115,8 @@ def _add_api(app: FastAPI, gateway: Gateway) -> None:
     app.add_route("/v1/completions", partial(complete, gateway), methods=["POST"])
     app.add_route("/v1/chat/completions", partial(chat, gateway), methods=["POST"])
 
+    app.add_route("/v1/messages", partial(create_message, gateway), methods=["POST"])
+    app.add_route("/v1/messages/count_tokens", partial(count_tokens, gateway), methods=["POST"])
     app.add_route("/tokenize", partial(tokenize, gateway), methods=["POST"])
     app.add_route("/detokenize", partial(detokenize, gateway), methods=["POST"])
 

@@ -15,7 +15,7 @@ from twofold.serving.gateway.generations import AnswerFormat, ResponseSpec, resp
 from twofold.serving.gateway.message_parser import ParsedCall
 from twofold.serving.gateway.output import Delta, LogprobFormat
 from twofold.serving.gateway.schemas import ChatFields, ContentPart, FunctionTool, InputMessage, ToolCall, invalid
-from twofold.serving.gateway.streaming import event, respond
+from twofold.serving.gateway.streaming import OpenAIWriter, event, respond
 from twofold.serving.gateway.tools import forced_calls, offered_tools, template_tools
 
 # OpenAI renamed the system role to developer; most templates support the old name only.
@@ -27,14 +27,19 @@ _PROMPT_END = 64  # tokens of the prompt in which the answer may begin
 async def chat(gateway: Gateway, request: Request) -> Response:
     """Answer `POST /v1/chat/completions`. Raises RequestError, InstanceLostError and ClientDisconnect."""
     fields = await read_struct(request, ChatFields, gateway.limits.body_bytes)
+    spec, token_ids = await start_chat(gateway, request, fields)
+    writer = ChatWriter(spec, fields, LogprobFormat(gateway.tokenizer))
+    return await respond(gateway, request, fields, spec, [token_ids], writer)
+
+
+async def start_chat(gateway: Gateway, request: Request, fields: ChatFields) -> tuple[ResponseSpec, list[int]]:
+    """Return what the answer to a chat request needs, and the token ids of its prompt. Raises RequestError."""
     spec = response_spec(gateway, request, fields, prompts=1)
     if fields.top_logprobs is not None and not fields.logprobs:
         raise invalid("top_logprobs", "requires logprobs: true")
     tools = offered_tools(fields)
     token_ids = await encode_messages(gateway, fields, template_tools(tools))
-    spec = _with_format(gateway, fields, spec, tools, token_ids)
-    writer = ChatWriter(spec, fields, LogprobFormat(gateway.tokenizer))
-    return await respond(gateway, request, fields, spec, [token_ids], writer)
+    return _with_format(gateway, fields, spec, tools, token_ids), token_ids
 
 
 async def encode_messages(gateway: Gateway, fields: ChatFields, tools: Sequence[Json] = ()) -> list[int]:
@@ -134,7 +139,7 @@ def _part_text(part: ContentPart, place: str) -> str:
     return part.text
 
 
-class ChatWriter:
+class ChatWriter(OpenAIWriter):
     """Formats the response bodies and stream events of chat completions."""
 
     def __init__(self, spec: ResponseSpec, fields: ChatFields, logprobs: LogprobFormat) -> None:

@@ -11,7 +11,7 @@ from twofold.serving.gateway.generations import ResponseSpec, response_spec
 from twofold.serving.gateway.output import Delta, LogprobFormat
 from twofold.serving.gateway.responses import Completion, CompletionChoice, MaybeUsage, Usage
 from twofold.serving.gateway.schemas import CompletionFields, Prompt, invalid
-from twofold.serving.gateway.streaming import event, respond
+from twofold.serving.gateway.streaming import OpenAIWriter, event, respond
 
 
 async def complete(gateway: Gateway, request: Request) -> Response:
@@ -74,7 +74,7 @@ def _checked_ids(gateway: Gateway, token_ids: list[int]) -> list[int]:
     return token_ids
 
 
-class CompletionWriter:
+class CompletionWriter(OpenAIWriter):
     """Formats the response bodies and stream events of text completions."""
 
     def __init__(self, spec: ResponseSpec, fields: CompletionFields, logprobs: LogprobFormat) -> None:

@@ -30,7 +30,7 @@ class RequestMiddleware:
     """ASGI middleware of the gateway: sets request ids, checks API keys and converts exceptions to error
     responses.
 
-    If `keys` is given, a request needs an API key to access /v1, /pools, /tokenize, /detokenize or the dashboard's data.
+    If `keys` is given, a request needs an API key, except for the dashboard, its health and its metrics.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing | None) -> None:
@@ -42,7 +42,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        key = self._keys.find(headers.get("authorization", "")) if self._keys is not None else None
+        key = None if self._keys is None else self._keys.find(_authorization(headers))
         arrival = Arrival(
             request_id=_request_id(headers), monotonic_s=time.monotonic(), created=int(time.time()), key=key
         )
@@ -72,6 +72,12 @@ class RequestMiddleware:
             if started:
                 raise
             await error_response_for(error)(scope, receive, send_with_id)
+
+
+def _authorization(headers: Headers) -> str:
+    """Return the authorization of a request; Anthropic's clients send their key in a header of its own."""
+    own = headers.get("x-api-key")
+    return headers.get("authorization", "") if own is None else f"Bearer {own}"
 
 
 def _is_protected(path: str) -> bool:

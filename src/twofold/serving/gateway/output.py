@@ -91,6 +91,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     text: str  # empty while a character or a possible stop string is incomplete
     offset: int  # number of characters decoded before this token
     finish_reason: FinishReason | None
+    stop: str | None = None  # the stop string that ended the output
     reasoning: str = ""
     calls: tuple[ParsedCall, ...] = ()
     called: bool = False  # whether the answer so far has tool calls
@@ -146,7 +147,7 @@ class OutputProcessor:
             reason = FinishReason.STOP
         elif reason is not None:
             text += self._stops.flush()
-        delta = Delta(choice=self._index, token=token, text=text, offset=offset, finish_reason=reason)
+        delta = Delta(choice=self._index, token=token, text=text, offset=offset, finish_reason=reason, stop=found.stop)
         return delta if self._parser is None else self._parsed(delta, self._parser)
 
     def _parsed(self, delta: Delta, parser: MessageParser) -> Delta:

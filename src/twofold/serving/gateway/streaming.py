@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from statistics import fmean
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from fastapi.responses import Response
@@ -159,16 +159,26 @@ class UsageCounter:
         )
 
 
+class OpenAIWriter:
+    """Ends of streams in OpenAI's API."""
+
+    done = DONE
+
+    def error_event(self, error: Exception) -> bytes:
+        return b"data: " + bytes(error_response_for(error).body) + b"\n\n"
+
+
 def event(body: msgspec.Struct) -> bytes:
     """Encode `body` as one server-sent event."""
     return b"data: " + _ENCODER.encode(body) + b"\n\n"
 
 
 class EventStream(Response):
-    """HTTP response that sends server-sent events, and finally `[DONE]` or an error event."""
+    """HTTP response that sends server-sent events, and finally those of the end or of an error."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], writer: "ResponseWriter") -> None:
         super().__init__(headers=HEADERS)
+        self._writer = writer
         del self.headers["content-length"]
         self._events = events
 
@@ -185,9 +195,9 @@ class EventStream(Response):
                 async for data in events:
                     await self._send(send, data)
             except Exception as error:  # noqa: BLE001 the status is already sent, so the error becomes an event
-                last = b"data: " + bytes(error_response_for(error).body) + b"\n\n"
+                last = self._writer.error_event(error)
             else:
-                last = DONE
+                last = self._writer.done
         await self._send(send, last, more=False)
 
     @staticmethod
@@ -202,11 +212,20 @@ class ResponseWriter(Protocol):
         """Encode the output of one token as server-sent events."""
         ...
 
+    @property
+    def done(self) -> bytes:
+        """The end of a complete stream."""
+        ...
+
+    def error_event(self, error: Exception) -> bytes:
+        """Return the server-sent event with which a stream ends after an error."""
+        ...
+
     def usage_event(self, usage: Usage) -> bytes:
         """Return the server-sent event with the token counts, for the end of a stream."""
         ...
 
-    def response(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> msgspec.Struct:
+    def response(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> msgspec.Struct | dict[str, Any]:
         """Build the complete response from the outputs of all choices."""
         ...
 
@@ -226,7 +245,7 @@ async def respond(
     deltas = until_deadline(spec.deadline_s, interleave(generated))
     usage = UsageCounter(sum(map(len, prompts)), planned)
     if fields.stream:
-        return EventStream(_events(deltas, writer, fields.stream_options or StreamOptions(), usage))
+        return EventStream(_events(deltas, writer, fields.stream_options or StreamOptions(), usage), writer)
     choices = await unless_disconnected(request.receive, _collect(deltas, len(planned), usage))
     choices = list(_best(choices, fields.generated, fields.n or 1))
     return Response(msgspec.json.encode(writer.response(choices, usage.usage)), media_type="application/json")

@@ -63,8 +63,9 @@ def test_a_replayed_output_allows_the_same_tokens(name):
     output = walk(SHARED["byte level"], tokenizer, constraint, 1)
     vocabulary = tokenizer.backend.get_vocab_size()
     for made in range(len(output) + 1):
-        stepwise = allowed_ids(SHARED["byte level"], "stepwise", constraint, output[:made], vocabulary)
-        assert stepwise == allowed_ids(SHARED["byte level"], f"at {made}", constraint, output[:made], vocabulary)
+        stepwise = allowed_ids(SHARED["byte level"], f"{name} stepwise", constraint, output[:made], vocabulary)
+        at_once = allowed_ids(SHARED["byte level"], f"{name} of {made}", constraint, output[:made], vocabulary)
+        assert stepwise == at_once
 
 
 def test_only_the_end_follows_a_complete_output():
@@ -85,7 +86,7 @@ def test_only_the_end_follows_a_complete_output():
         (ConstraintKind.REGEX, "([", "regex"),
         (ConstraintKind.GRAMMAR, "start: missing", "missing"),
         (ConstraintKind.GRAMMAR, "root ::= missing", "missing"),
-        (ConstraintKind.REGEX, "(" * 2000 + "a" + "){100}" * 2000, ""),
+        (ConstraintKind.REGEX, "(" * 2000 + "a" + "){100}" * 2000, "regex"),
     ],
 )
 def test_constraints_that_cannot_be_compiled_say_why(kind, text, says):

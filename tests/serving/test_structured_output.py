@@ -2,8 +2,11 @@
 
 import asyncio
 import random
+from typing import Annotated, Literal
 
 import aiohttp
+import openai
+import pydantic
 import pytest
 
 from support.api_client import all_blocks_free, served_name
@@ -53,21 +56,26 @@ def test_constrained_outputs_do_not_depend_on_the_split(kind, service):
     assert asyncio.run(all_blocks_free(urls[0]))
 
 
-def test_chat_answers_with_json(service):
-    url = service("llama", SPLIT)
+class Colour(pydantic.BaseModel):
+    name: Literal["red", "green"]
 
-    async def ask():
-        async with aiohttp.ClientSession() as session:
-            body = {
-                "model": await served_name(session, url),
-                "messages": [{"role": "user", "content": "Who are you?"}],
-                "max_tokens": 300,
-                **FIELDS["json"],
-                "seed": 1,
-            }
-            async with session.post(f"{url}/v1/chat/completions", json=body) as response:
-                return (await response.json())["choices"][0]
 
-    choice = asyncio.run(ask())
-    assert choice["finish_reason"] == "stop"
-    assert matches(CONSTRAINTS["json"], choice["message"]["content"])
+class Flag(pydantic.BaseModel):
+    colours: Annotated[list[Colour], pydantic.Field(max_length=3)]
+    stripes: Annotated[int, pydantic.Field(ge=0, le=20)]
+    old: bool
+
+
+def test_openais_client_parses_answers(service):
+    """A class of pydantic becomes a strict JSON schema, with references, and the answer an object of the class."""
+    with openai.OpenAI(base_url=f"{service('llama', SPLIT)}/v1", api_key="none", timeout=600) as client:
+        (card,) = client.models.list().data
+        answer = client.chat.completions.parse(
+            model=card.id,
+            messages=[{"role": "user", "content": "Draw a flag."}],
+            response_format=Flag,
+            max_tokens=400,
+            seed=1,
+        )
+    assert answer.choices[0].finish_reason == "stop"
+    assert isinstance(answer.choices[0].message.parsed, Flag)

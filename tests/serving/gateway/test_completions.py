@@ -148,7 +148,11 @@ def test_passes_penalties_and_excluded_words_to_the_service():
     assert {name: getattr(sampling, name) for name in values} == values
     assert sampling.logit_bias == ((7, -100.0), (9, 2.5))
     # At the start of a text, and after a space.
-    assert {byte_level().decode(ids) for ids in sampling.bad_word_ids} == {"fox", " fox", " dog"}
+    assert {byte_level().decode(ids, skip_special_tokens=False) for ids in sampling.bad_word_ids} == {
+        "fox",
+        " fox",
+        " dog",
+    }
     assert not plain.needs_history
     assert (plain.logit_bias, plain.min_p) == ((), 0.0)
 

@@ -46,7 +46,7 @@ class Asked:
 
 def test_an_answer():
     with Asked("Hello there.") as asked:
-        message = asked.create(system="Be kind.", temperature=0.5, top_k=7)
+        message = asked.create(system="Be kind.", extra_body={"temperature": 0.5, "top_k": 7})
         counted = asked.client.messages.count_tokens(model="tiny", messages=HI, system="Be kind.")
     assert (message.type, message.role, message.stop_reason) == ("message", "assistant", "end_turn")
     assert [(block.type, block.text) for block in message.content] == [("text", "Hello there.")]
@@ -79,11 +79,7 @@ def test_thinking_and_tools():
             {
                 "role": "user",
                 "content": [
-                    {
-                        "type": "tool_result",
-                        "tool_use_id": call.id,
-                        "content": [{"type": "text", "text": "sunny"}],
-                    },
+                    {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "sunny"}]},
                     {"type": "text", "text": "And?"},
                 ],
             },
@@ -125,7 +121,7 @@ def test_a_stream_adds_up_to_the_answer():
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "input_schema"),
         ({"tool_choice": {"type": "tool", "name": "other"}, "tools": [WEATHER]}, "other"),
-        ({"temperature": 1.5}, "temperature"),
+        ({"extra_body": {"temperature": 1.5}}, "temperature"),
     ],
 )
 def test_wrong_requests_are_refused(fields, says):

@@ -15,7 +15,12 @@ from twofold.serving.gateway.message_parser import MessageParser
 from twofold.serving.gateway.schemas import ChatFields, ChosenFunction, FunctionTool, NamedTool, ToolFunction
 from twofold.serving.gateway.tools import forced_calls, template_tools
 
-CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": CITY}}
 TIME = {"type": "function", "function": {"name": "get_time"}}
 MESSAGES = [{"role": "user", "content": "Weather in Rome?"}]

@@ -78,10 +78,10 @@ def _with_format(
             raise invalid("tools", "the form of this model's tool calls is unknown", code="unsupported_parameter")
         return spec
     forced = None
-    if tools and family is not None:
+    if tools and fields.tool_choice not in (None, "auto"):
+        if family is None or gateway.grammars is None:
+            raise invalid("tool_choice", "calls cannot be forced here: use auto", code="unsupported_value")
         forced = forced_calls(fields, tools, family, tokenizer)
-    elif tools and fields.tool_choice not in (None, "auto"):
-        raise invalid("tool_choice", "calls of this model cannot be forced: use auto", code="unsupported_value")
     if forced is not None and spec.given is not None:
         raise invalid(spec.given.field, "the output is already constrained by tool_choice")
     end = tokenizer.decode(token_ids[-_PROMPT_END:], skip_special_tokens=False)

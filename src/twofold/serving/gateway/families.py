@@ -34,10 +34,13 @@ def _call(name: str = "{content.name}", arguments: str = "{content.arguments}") 
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _template(anchor: str, tool_calls: Json, *, thinks: bool = True) -> Json:
+def _template(anchor: str, tool_calls: Json, *, thinks: bool = True, ends: str | None = None) -> Json:
+    """Return a response template of tool calls and content. `ends` comes after all calls."""
     fields: Json = {"content": {"content_args": {"strip": False}}, "tool_calls": {"repeats": True, **tool_calls}}
     if thinks:
         fields["reasoning_content"] = {"open": "<think>", "close": "</think>", "content_args": {"strip": False}}
+    if ends is not None:
+        fields["ignored"] = {"open": ends, "close_pattern": r"\Z"}
     return {"start_anchor": anchor, "fields": fields}
 
 
@@ -71,7 +74,7 @@ _LLAMA = Family(
         "<|start_header_id|>assistant<|end_header_id|>",
         {
             "open_pattern": r"(?:<\|python_tag\|>)?(?=\{\s*\"(?:name|type)\"\s*:)",
-            "close_pattern": r"(?<=\})(?=\s*;)|\Z",
+            "close_pattern": r"(?<=\})(?=\s*;)",
             "content": "json",
             "transform": _call(arguments="{content.parameters}"),
         },
@@ -101,7 +104,7 @@ _MISTRAL_ARGS = Family(
         "[/INST]",
         {
             "open_pattern": r"\[TOOL_CALLS\](?P<name>[\w.-]+)\[ARGS\]",
-            "close_pattern": r"(?=\[TOOL_CALLS\])|\Z",
+            "close_pattern": r"(?<=\})\s*(?=\[)",  # which JSON does not contain
             "content": "json",
             "transform": _call("{name}", "{content}"),
         },
@@ -115,11 +118,12 @@ _DEEPSEEK = Family(
         "<｜Assistant｜>",
         {
             "open_pattern": r"(?:<｜tool▁calls▁begin｜>)?<｜tool▁call▁begin｜>"
-            r"(?:function<｜tool▁sep｜>)?(?P<name>[\w.-]+)(?:<｜tool▁sep｜>|\n```json\n)",
-            "close_pattern": r"(?:\n```)?<｜tool▁call▁end｜>\s*(?:<｜tool▁calls▁end｜>)?",
+            r"(?:function<｜tool▁sep｜>)?(?P<name>(?!function<)[\w.-]+)(?:<｜tool▁sep｜>|\n```json\n)",
+            "close_pattern": r"(?:\n```)?<｜tool▁call▁end｜>",
             "content": "json",
             "transform": _call("{name}", "{content}"),
         },
+        ends="<｜tool▁calls▁end｜>",
     ),
 )
 _GEMMA = Family(
@@ -143,19 +147,19 @@ _GPT_OSS = Family(
         "fields": {
             "content": {
                 "open_pattern": r"<\|channel\|>final(?:[^<]*)<\|message\|>",
-                "close_pattern": r"<\|(?:return|end)\|>|\Z",
+                "close_pattern": r"<\|(?:return|end)\|>",
                 "content_args": {"strip": False},
             },
             "reasoning_content": {
                 "open_pattern": r"<\|channel\|>analysis<\|message\|>",
-                "close_pattern": r"<\|end\|>|\Z",
+                "close": "<|end|>",
                 "repeats": True,
                 "join": "\n",
             },
             "tool_calls": {
                 "open_pattern": r"(?:<\|channel\|>commentary)? ?to=functions\.(?P<name>[\w.-]+)"
                 r"(?:<\|channel\|>commentary)?[^<]*(?:<\|constrain\|>json)?<\|message\|>",
-                "close_pattern": r"<\|(?:call|end)\|>|\Z",
+                "close_pattern": r"<\|(?:call|end)\|>",
                 "content": "json",
                 "repeats": True,
                 "transform": _call("{name}", "{content}"),

@@ -175,9 +175,10 @@ def _logit_bias(fields: GenerationFields, gateway: Gateway) -> tuple[tuple[int, 
     bias, limit, vocabulary = fields.logit_bias or {}, gateway.limits.biased_tokens, gateway.service.model.vocab_size
     if len(bias) > limit:
         raise invalid("logit_bias", f"{len(bias)} tokens are more than the limit of {limit}")
-    if max(bias, default=0) >= vocabulary:
-        raise invalid("logit_bias", f"{max(bias)} is not in the vocabulary of {vocabulary} tokens")
-    return tuple(bias.items())
+    wrong = next((token for token in bias if not (token.isdecimal() and int(token) < vocabulary)), None)
+    if wrong is not None:
+        raise invalid("logit_bias", f"{wrong[:40]!r} is no token id of the vocabulary of {vocabulary} tokens")
+    return tuple((int(token), added) for token, added in bias.items())
 
 
 def _bad_words(fields: GenerationFields, limits: RequestLimits) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Splits the text of a chat answer into content, reasoning and tool calls, with a response template."""
 
 import logging
+import re
 import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BETWEEN_CALLS = " \t\r\n;"
+
+
+_PIECES = re.compile(r"[^>\]}]*[>\]}]|[^>\]}]+")  # each ends where a call may end
 
 
 class ParsedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +38,14 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[ParsedCall, ...] = ()
 
 
+def _together(parts: Sequence[Parts]) -> Parts:
+    return Parts(
+        content="".join(each.content for each in parts),
+        reasoning="".join(each.reasoning for each in parts),
+        calls=tuple(call for each in parts for call in each.calls),
+    )
+
+
 _ERRORS = (ValueError, KeyError, TypeError)  # of the parser, for an answer that its template does not describe
 
 
@@ -46,12 +58,19 @@ class MessageParser:
         self._template, self._tools = template, list(tools)
         anchors = template.get("start_anchor", ())
         begun = not anchors or any(each in prompt_end for each in ([anchors] if isinstance(anchors, str) else anchors))
-        self._parser = self._new_parser(prompt_end if begun else "", calls=bool(tools))
+        self._begin = prompt_end if begun else ""  # what comes before `_since`
+        self._parser = self._new_parser(self._begin, calls=bool(tools))
         self._since, self._shown = "", 0  # text since the last call, and the number of its characters in the content
+        self._gap = ""
         self.calls = 0
 
     def feed(self, text: str) -> Parts:
         """Add a piece of text, and return what it adds."""
+        # After an error, the parser has no events of the same text, so the end of a call is the end of a piece.
+        parts = [self._feed(piece) for piece in _PIECES.findall(text)]
+        return parts[0] if len(parts) == 1 else _together(parts)
+
+    def _feed(self, text: str) -> Parts:
         self._since += text
         try:
             return self._parts(self._parser.feed(text))
@@ -63,9 +82,7 @@ class MessageParser:
         try:
             return self._parts(self._parser.finalize()[1])
         except _ERRORS as error:
-            given_up = self._give_up(error)
-            rest = self._parts(self._parser.finalize()[1])
-            return Parts(content=given_up.content + rest.content)
+            return _together([self._give_up(error), self._parts(self._parser.finalize()[1])])
 
     def _new_parser(self, prefix: str, *, calls: bool) -> "ResponseParser":
         from transformers.utils import chat_parsing  # noqa: PLC0415  (slow to import)
@@ -80,14 +97,22 @@ class MessageParser:
             if field == "tool_calls" and kind == "region_close":
                 value = event["value"]
                 calls.extend(map(self._call, value if isinstance(value, list) else [value]))
-                self._since, self._shown = "", 0
-            elif kind == "region_chunk" and field != "tool_calls":
-                (content if field == "content" else reasoning).append(event["text"])
-                self._shown += len(event["text"]) if field == "content" else 0
-        text = "".join(content)
+                self._begin = self._since = self._gap = ""
+                self._shown = 0
+            elif kind == "region_chunk" and field == "content":
+                self._shown += len(event["text"])
+                content.append(self._without_gap(event["text"]))
+            elif kind == "region_chunk" and field == "reasoning_content":
+                reasoning.append(event["text"])
+        return Parts(content="".join(content), reasoning="".join(reasoning), calls=tuple(calls))
+
+    def _without_gap(self, text: str) -> str:
+        """Hold back white space after a call until other content follows."""
         if self.calls and not text.strip(_BETWEEN_CALLS):
-            text = ""
-        return Parts(content=text, reasoning="".join(reasoning), calls=tuple(calls))
+            self._gap += text
+            return ""
+        gap, self._gap = self._gap, ""
+        return gap + text
 
     def _call(self, call: Json) -> ParsedCall:
         function, number = call["function"], self.calls
@@ -101,7 +126,7 @@ class MessageParser:
     def _give_up(self, error: Exception) -> Parts:
         """From the last call on, take the text as content and reasoning alone."""
         log.warning("an answer has a tool call that is not in the format of its model's family: %s", error)
-        self._parser = self._new_parser("", calls=False)
-        shown, self._shown = self._shown, 0
+        self._parser = self._new_parser(self._begin, calls=False)
+        shown, self._shown, self._gap = self._shown - len(self._gap), 0, ""
         parts = self._parts(self._parser.feed(self._since))
         return Parts(content=parts.content[shown:])

@@ -89,8 +89,8 @@ def schemas(model: str) -> Json:
         fields = made[kind.__name__]["properties"]
         fields["model"] = {"const": model}
         fields["prompt_cache_retention"] = {"enum": [None, *RETENTIONS]}
-        for name, neutral in UNSUPPORTED.items():
-            fields[name] = {"enum": [None, *neutral], "description": _NOT_SUPPORTED}
+        for name in UNSUPPORTED.keys() - kind.supported:
+            fields[name] = {"enum": [None, *UNSUPPORTED[name]], "description": _NOT_SUPPORTED}
     made["PromptCacheOptions"]["properties"]["mode"] = {"enum": [None, *MODES]}
     made["ChatFields"]["properties"]["messages"]["minItems"] = 1
     part = {"type": {"const": "text"}, "text": {"type": "string"}}

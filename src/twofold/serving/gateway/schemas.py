@@ -32,7 +32,10 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "prediction": (),
     "prompt_embeds": (),
     "prompt_logprobs": (),
+    "reasoning_effort": ("none",),
     "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "web_search_options": (),
@@ -48,8 +51,8 @@ else:
 
 def refuse_unsupported(fields: "GenerationFields") -> None:
     """Raise RequestError if an unsupported field is set to a value that would affect the answer."""
-    for name, neutral_values in UNSUPPORTED.items():
-        value = getattr(fields, name)
+    for name in UNSUPPORTED.keys() - fields.supported:
+        value, neutral_values = getattr(fields, name), UNSUPPORTED[name]
         if value is None or any(_same(value, allowed) for allowed in neutral_values):
             continue
         allowed = " or ".join(["null", *(msgspec.json.encode(each).decode() for each in neutral_values)])
@@ -120,6 +123,7 @@ class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
     """Request fields that text and chat completions share, with the names and meanings of OpenAI and vLLM."""
 
     id_prefix: ClassVar[str]
+    supported: ClassVar[frozenset[str]] = frozenset()  # fields of UNSUPPORTED that this endpoint supports
     default_max_tokens: ClassVar[int] = MAX_INT
 
     model: str
@@ -135,7 +139,7 @@ class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    logit_bias: dict[TokenId, Bias] | None = None
+    logit_bias: dict[str, Bias] | None = None  # by token id
     bad_words: list[str] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -264,6 +268,7 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
     id_prefix = "chatcmpl"
+    supported = frozenset({"tools", "tool_choice", "reasoning_effort"})
     messages: list[InputMessage]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None

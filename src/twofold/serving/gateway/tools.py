@@ -9,7 +9,7 @@ from twofold.serving.gateway.schemas import ChatFields, FunctionTool, NamedTool,
 from twofold.serving.gateway.structured import GivenConstraint
 from twofold.serving.gateway.tokenizer import TextTokenizer
 
-_NO_ARGUMENTS: Json = {"type": "object", "properties": {}}
+_NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def offered_tools(fields: ChatFields) -> list[FunctionTool]:

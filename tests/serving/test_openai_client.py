@@ -152,7 +152,7 @@ def test_chat_logprobs_bytes_join_to_the_text(chat):
         ({"max_tokens": -1}, openai.BadRequestError, "max_tokens"),
         ({"max_tokens": 10**7}, openai.BadRequestError, "max_tokens"),
         ({"temperature": 3}, openai.BadRequestError, "temperature"),
-        ({"echo": True}, openai.BadRequestError, "echo"),
+        ({"suffix": "end"}, openai.BadRequestError, "suffix"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -17,7 +17,11 @@ llm = LLM(
     asked["model"], dtype="float32", enforce_eager=True, skip_tokenizer_init=True, block_size=32,
     kv_cache_memory_bytes=64 << 20, max_num_seqs=16,
 )
-how = SamplingParams(temperature=0, max_tokens=asked["output"], ignore_eos=True, detokenize=False, **asked["sampling"])
+bias = {int(token): value for token, value in asked["sampling"].pop("logit_bias", {}).items()}
+how = SamplingParams(
+    temperature=0, max_tokens=asked["output"], ignore_eos=True, detokenize=False, logit_bias=bias or None,
+    **asked["sampling"],
+)
 made = llm.generate([{"prompt_token_ids": prompt} for prompt in asked["prompts"]], how, use_tqdm=False)
 print("made", json.dumps([list(each.outputs[0].token_ids) for each in made]))
 """

@@ -109,8 +109,7 @@ def _grammar(constraint: Constraint) -> str:
 
     match constraint.kind:
         case ConstraintKind.JSON:
-            defaults = {"whitespace_pattern": _WHITESPACE}
-            return str(LLMatcher.grammar_from_json_schema(constraint.text, defaults))
+            return str(LLMatcher.grammar_from_json_schema(constraint.text, {"whitespace_pattern": _WHITESPACE}))
         case ConstraintKind.REGEX:
             return str(LLMatcher.grammar_from_regex(constraint.text))
         case ConstraintKind.CHOICE:

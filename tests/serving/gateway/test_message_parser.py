@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from twofold.serving.gateway.families import FAMILIES, family_of
-from twofold.serving.gateway.message_parser import MessageParser
+from twofold.serving.gateway.tools.families import FAMILIES, family_of
+from twofold.serving.gateway.tools.message_parser import MessageParser
 
 TOOLS = [
     {

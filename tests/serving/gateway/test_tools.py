@@ -10,10 +10,10 @@ from support.running_gateway import running_gateway
 from support.scripted_service import EOS, ScriptedService, served_model
 from support.tokenizers_for_tests import byte_level, tool_caller
 from twofold.engine.grammar import GrammarMatchers
-from twofold.serving.gateway.families import FAMILIES
-from twofold.serving.gateway.message_parser import MessageParser
 from twofold.serving.gateway.schemas import ChatFields, ChosenFunction, FunctionTool, NamedTool, ToolFunction
-from twofold.serving.gateway.tools import forced_calls, template_tools
+from twofold.serving.gateway.tools.families import FAMILIES
+from twofold.serving.gateway.tools.forced_calls import forced_calls, template_tools
+from twofold.serving.gateway.tools.message_parser import MessageParser
 
 CITY = {
     "type": "object",

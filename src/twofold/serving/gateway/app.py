@@ -19,16 +19,16 @@ from twofold.engine.grammar import GrammarMatchers
 from twofold.errors import TwofoldError
 from twofold.instance import Role
 from twofold.serving.controller.service import Service
-from twofold.serving.gateway.chat import chat
-from twofold.serving.gateway.completions import complete
+from twofold.serving.gateway.endpoints.chat import chat
+from twofold.serving.gateway.endpoints.completions import complete
+from twofold.serving.gateway.endpoints.messages import count_tokens, create_message
+from twofold.serving.gateway.endpoints.tokens import detokenize, tokenize
 from twofold.serving.gateway.gateway import Gateway, RequestLimits, read_struct
 from twofold.serving.gateway.keys import KeyRing
-from twofold.serving.gateway.messages import count_tokens, create_message
 from twofold.serving.gateway.middleware import RequestMiddleware
 from twofold.serving.gateway.openapi import openapi
 from twofold.serving.gateway.responses import Health, ModelCard, ModelList, Version, answer_error, answer_http_error
 from twofold.serving.gateway.tokenizer import TextTokenizer
-from twofold.serving.gateway.tokens import detokenize, tokenize
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Minimum seconds between two snapshots, for any number of viewers.

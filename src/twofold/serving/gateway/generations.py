@@ -9,14 +9,14 @@ from starlette.requests import Request as HttpRequest
 
 from twofold.errors import RequestError
 from twofold.request import Constraint, Generation, Request, SamplingParams
-from twofold.serving.gateway.families import Json
 from twofold.serving.gateway.gateway import Gateway, RequestLimits
 from twofold.serving.gateway.keys import ApiKey
-from twofold.serving.gateway.message_parser import MessageParser
 from twofold.serving.gateway.middleware import Arrival
 from twofold.serving.gateway.output import OutputProcessor
 from twofold.serving.gateway.schemas import GenerationFields, invalid, refuse_unsupported
 from twofold.serving.gateway.structured import GivenConstraint, given_constraint
+from twofold.serving.gateway.tools.families import Json
+from twofold.serving.gateway.tools.message_parser import MessageParser
 
 TIMEOUT_HEADER = "X-Request-Timeout"
 # "in-memory" is OpenAI's spelling until 2026. Both spellings mean: until evicted.

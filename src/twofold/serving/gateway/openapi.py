@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 import twofold
-from twofold.serving.gateway.chat import ROLES, UNSUPPORTED_PARTS
+from twofold.serving.gateway.endpoints.chat import ROLES, UNSUPPORTED_PARTS
 from twofold.serving.gateway.generations import MODES, RETENTIONS, TIMEOUT_HEADER
 from twofold.serving.gateway.responses import (
     ChatChunk,

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from twofold.request import FinishReason, TokenOutput, TokenScore
-from twofold.serving.gateway.message_parser import MessageParser, ParsedCall
 from twofold.serving.gateway.responses import ChatLogprobs, ChatTokenLogprob, ChatTopLogprob, CompletionLogprobs
 from twofold.serving.gateway.schemas import GenerationFields
 from twofold.serving.gateway.tokenizer import Detokenizer, TextTokenizer, id_name
+from twofold.serving.gateway.tools.message_parser import MessageParser, ParsedCall
 
 # JSON has no infinity; OpenAI's API uses this value for probability zero.
 LOWEST = -9999.0

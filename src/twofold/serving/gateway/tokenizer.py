@@ -121,7 +121,7 @@ class TextTokenizer:
         self.chat_template = str(tokenizer.chat_template or "")
         self.response_template: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
         added = self.backend.get_added_tokens_decoder()
-        self._special = {token.content: token_id for token_id, token in added.items() if token.special}
+        self._special: dict[str, int] = {token.content: token_id for token_id, token in added.items() if token.special}
         self._template_parameters = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters)
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
@@ -182,7 +182,7 @@ class TextTokenizer:
         """Split a text into special tokens, as token ids, and the texts between them."""
         if not self._special:
             return [text] if text else []
-        parts = re.split(f"({'|'.join(map(re.escape, self._special))})", text)
+        parts: list[str] = re.split(f"({'|'.join(map(re.escape, self._special))})", text)
         return [self._special.get(part, part) for part in parts if part]
 
     def spellings(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:

@@ -4,10 +4,10 @@ import json
 from collections.abc import Sequence
 
 from twofold.request import Constraint, ConstraintKind
-from twofold.serving.gateway.families import CallFormat, Family, Json
 from twofold.serving.gateway.schemas import ChatFields, FunctionTool, NamedTool, invalid
 from twofold.serving.gateway.structured import GivenConstraint
 from twofold.serving.gateway.tokenizer import TextTokenizer
+from twofold.serving.gateway.tools.families import CallFormat, Json, ModelFamily
 
 _NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -42,7 +42,7 @@ def template_tools(tools: Sequence[FunctionTool]) -> list[Json]:
 
 
 def forced_calls(
-    fields: ChatFields, tools: Sequence[FunctionTool], family: Family, tokenizer: TextTokenizer
+    fields: ChatFields, tools: Sequence[FunctionTool], family: ModelFamily, tokenizer: TextTokenizer
 ) -> GivenConstraint | None:
     """Return the constraint of an answer that must call tools; None if it need not.
 

@@ -9,14 +9,14 @@ from starlette.requests import Request
 
 from twofold.request import FinishReason
 from twofold.serving.gateway import responses
-from twofold.serving.gateway.families import Json, family_of
 from twofold.serving.gateway.gateway import Gateway, read_struct
 from twofold.serving.gateway.generations import AnswerFormat, ResponseSpec, response_spec
-from twofold.serving.gateway.message_parser import ParsedCall
 from twofold.serving.gateway.output import Delta, LogprobFormat
 from twofold.serving.gateway.schemas import ChatFields, ContentPart, FunctionTool, InputMessage, ToolCall, invalid
 from twofold.serving.gateway.streaming import OpenAIWriter, event, respond
-from twofold.serving.gateway.tools import forced_calls, offered_tools, template_tools
+from twofold.serving.gateway.tools.families import Json, family_of
+from twofold.serving.gateway.tools.forced_calls import forced_calls, offered_tools, template_tools
+from twofold.serving.gateway.tools.message_parser import ParsedCall
 
 # OpenAI renamed the system role to developer; most templates support the old name only.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}

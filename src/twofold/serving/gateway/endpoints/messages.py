@@ -10,10 +10,8 @@ from starlette.requests import Request
 
 from twofold.errors import TwofoldError
 from twofold.request import FinishReason
-from twofold.serving.gateway.chat import encode_messages, start_chat
-from twofold.serving.gateway.families import Json
+from twofold.serving.gateway.endpoints.chat import encode_messages, start_chat
 from twofold.serving.gateway.gateway import Gateway, read_struct
-from twofold.serving.gateway.message_parser import ParsedCall
 from twofold.serving.gateway.output import Delta
 from twofold.serving.gateway.responses import MaybeUsage, Usage, error_response_for
 from twofold.serving.gateway.schemas import (
@@ -31,14 +29,16 @@ from twofold.serving.gateway.schemas import (
     invalid,
 )
 from twofold.serving.gateway.streaming import respond
-from twofold.serving.gateway.tools import offered_tools, template_tools
+from twofold.serving.gateway.tools.families import Json
+from twofold.serving.gateway.tools.forced_calls import offered_tools, template_tools
+from twofold.serving.gateway.tools.message_parser import ParsedCall
 
 _ENCODER = msgspec.json.Encoder()
 _ERRORS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
 _ERRORS |= {429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}
 
 
-class Block(Struct, frozen=True, kw_only=True):
+class MessageBlock(Struct, frozen=True, kw_only=True):
     """Part of a message: a text, a tool call, its result, or reasoning. Images and documents are refused."""
 
     type: str
@@ -47,13 +47,13 @@ class Block(Struct, frozen=True, kw_only=True):
     name: str | None = None
     input: dict[str, object] | None = None
     tool_use_id: str | None = None
-    content: "str | list[Block] | None" = None
+    content: "str | list[MessageBlock] | None" = None
     thinking: str | None = None
 
 
 class AnthropicMessage(Struct, frozen=True, kw_only=True):
     role: Literal["user", "assistant"]
-    content: str | list[Block]
+    content: str | list[MessageBlock]
 
 
 class AnthropicTool(Struct, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ class CountFields(Struct, frozen=True, kw_only=True):
 
     model: str
     messages: list[AnthropicMessage]
-    system: str | list[Block] | None = None
+    system: str | list[MessageBlock] | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicChoice | None = None
     thinking: Thinking | None = None
@@ -191,7 +191,7 @@ def _messages(fields: CountFields) -> Iterator[InputMessage]:
             yield from _of_blocks(message.role, message.content, place)
 
 
-def _of_blocks(role: str, blocks: Sequence[Block], place: str) -> Iterator[InputMessage]:
+def _of_blocks(role: str, blocks: Sequence[MessageBlock], place: str) -> Iterator[InputMessage]:
     """Yield the results of tools, each as a message of its own, and then the rest as one message."""
     texts, thoughts, calls = list[str](), list[str](), list[ToolCall]()
     for number, block in enumerate(blocks):
@@ -214,7 +214,7 @@ def _of_blocks(role: str, blocks: Sequence[Block], place: str) -> Iterator[Input
         )
 
 
-def _text(content: str | list[Block], place: str) -> str:
+def _text(content: str | list[MessageBlock], place: str) -> str:
     if isinstance(content, str):
         return content
     for number, block in enumerate(content):
@@ -327,4 +327,4 @@ def _stop(delta: Delta) -> Json:
 
 
 def _event(body: Json) -> bytes:
-    return b"event: " + body["type"].encode() + b"\ndata: " + _ENCODER.encode(body) + b"\n\n"
+    return f"event: {body['type']}\ndata: ".encode() + _ENCODER.encode(body) + b"\n\n"

@@ -4,12 +4,12 @@ import msgspec
 from fastapi.responses import Response
 from starlette.requests import Request
 
-from twofold.serving.gateway.chat import encode_messages
-from twofold.serving.gateway.completions import encode_prompts
+from twofold.serving.gateway.endpoints.chat import encode_messages
+from twofold.serving.gateway.endpoints.completions import encode_prompts
 from twofold.serving.gateway.gateway import Gateway, read_struct
 from twofold.serving.gateway.responses import Detokenized, Tokenized
 from twofold.serving.gateway.schemas import ChatFields, DetokenizeFields, TokenizeFields, invalid
-from twofold.serving.gateway.tools import offered_tools, template_tools
+from twofold.serving.gateway.tools.forced_calls import offered_tools, template_tools
 
 
 async def tokenize(gateway: Gateway, request: Request) -> Response:

@@ -22,7 +22,7 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True):
     quotes: bool = True  # whether the name is a JSON string
 
 
-class Family(msgspec.Struct, frozen=True, kw_only=True):
+class ModelFamily(msgspec.Struct, frozen=True, kw_only=True):
     """A family of models: its response template, and how it writes tool calls if they can be forced."""
 
     marks: tuple[str, ...]  # parts of the chat templates of this family
@@ -44,7 +44,7 @@ def _template(anchor: str, tool_calls: Json, *, thinks: bool = True, ends: str |
     return {"start_anchor": anchor, "fields": fields}
 
 
-_HERMES = Family(
+_HERMES = ModelFamily(
     marks=("<tool_call>", "</tool_call>"),
     template=_template(
         "<|im_start|>assistant",
@@ -52,7 +52,7 @@ _HERMES = Family(
     ),
     calls=CallFormat(name='<tool_call>\n{"name": ', end="}\n</tool_call>"),
 )
-_GLM = Family(
+_GLM = ModelFamily(
     marks=("<tool_call>", "<arg_key>"),
     template=_template(
         "<|assistant|>",
@@ -68,7 +68,7 @@ _GLM = Family(
         },
     ),
 )
-_LLAMA = Family(
+_LLAMA = ModelFamily(
     marks=("<|start_header_id|>", '"parameters"'),
     template=_template(
         "<|start_header_id|>assistant<|end_header_id|>",
@@ -82,7 +82,7 @@ _LLAMA = Family(
     ),
     calls=CallFormat(arguments=', "parameters": ', between="; "),
 )
-_MISTRAL = Family(
+_MISTRAL = ModelFamily(
     marks=("[TOOL_CALLS]", "[/INST]"),
     template=_template(
         "[/INST]",
@@ -98,7 +98,7 @@ _MISTRAL = Family(
     ),
     calls=CallFormat(before="[TOOL_CALLS] [", between=", ", after="]"),
 )
-_MISTRAL_ARGS = Family(
+_MISTRAL_ARGS = ModelFamily(
     marks=("[TOOL_CALLS]", "[ARGS]"),
     template=_template(
         "[/INST]",
@@ -112,7 +112,7 @@ _MISTRAL_ARGS = Family(
     ),
     calls=CallFormat(name="[TOOL_CALLS]", arguments="[ARGS]", end="", between="", quotes=False),
 )
-_DEEPSEEK = Family(
+_DEEPSEEK = ModelFamily(
     marks=("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
     template=_template(
         "<｜Assistant｜>",
@@ -126,7 +126,7 @@ _DEEPSEEK = Family(
         ends="<｜tool▁calls▁end｜>",
     ),
 )
-_GEMMA = Family(
+_GEMMA = ModelFamily(
     marks=("<start_of_turn>", "<start_function_call>"),
     template=_template(
         "<start_of_turn>model",
@@ -140,7 +140,7 @@ _GEMMA = Family(
         thinks=False,
     ),
 )
-_GPT_OSS = Family(
+_GPT_OSS = ModelFamily(
     marks=("<|channel|>", "<|constrain|>"),
     template={
         "start_anchor": "<|start|>assistant",
@@ -181,6 +181,6 @@ FAMILIES = {
 }
 
 
-def family_of(chat_template: str) -> Family | None:
+def family_of(chat_template: str) -> ModelFamily | None:
     """Return the family of a model with this chat template; None if it is unknown."""
     return next((each for each in FAMILIES.values() if all(mark in chat_template for mark in each.marks)), None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from twofold.serving.gateway.families import Json
+from twofold.serving.gateway.tools.families import Json
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing import ResponseParser

@@ -1,0 +1,1 @@
+"""Endpoints of the API: completions, chat, Anthropic's messages, and tokens."""

@@ -178,6 +178,14 @@ def test_best_of_returns_the_likeliest():
     assert answer["usage"]["completion_tokens"] == 6
 
 
+def test_an_echo_alone_has_no_output():
+    with running_gateway(ScriptedService()) as client:
+        answer = ask(client, echo=True, max_tokens=0, n=1, best_of=2).json()
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("The fox", "length")
+    assert answer["usage"]["completion_tokens"] == 0
+
+
 @pytest.mark.parametrize(
     "fields", [{"best_of": 2, "n": 3}, {"best_of": 2, "stream": True}, {"best_of": 129}, {"max_tokens": 0}]
 )

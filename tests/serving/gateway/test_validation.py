@@ -32,7 +32,7 @@ def refused(response, status=400, param=None):
         *[("repetition_penalty", value) for value in (0, -1, 101, True)],
         *[
             ("logit_bias", value)
-            for value in ({"a": 1}, {"-1": 1}, {"401": 1}, {"1": 101}, {"1": True}, {"1.5": 1}, [1])
+            for value in ({"a": 1}, {"-1": 1}, {"401": 1}, {"9" * 5000: 1}, {"1": 101}, {"1": True}, {"1.5": 1}, [1])
         ],
         ("logit_bias", {str(token): 1 for token in range(1025)}),
         *[("bad_words", value) for value in ("no", [1], [""], ["  "], ["a"] * 129, ["a" * 8193])],

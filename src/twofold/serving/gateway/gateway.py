@@ -56,7 +56,7 @@ class Gateway:
     @property
     def scores_prompts(self) -> bool:
         """Whether the service can return log probabilities of prompts: neither emulated engines nor servers can."""
-        return self.grammars is not None
+        return self.constrains and self.grammars is not None
 
     def check_model(self, name: str) -> None:
         """Raise RequestError (404) unless `name` is the served model."""

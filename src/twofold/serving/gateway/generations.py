@@ -175,7 +175,10 @@ def _logit_bias(fields: GenerationFields, gateway: Gateway) -> tuple[tuple[int, 
     bias, limit, vocabulary = fields.logit_bias or {}, gateway.limits.biased_tokens, gateway.service.model.vocab_size
     if len(bias) > limit:
         raise invalid("logit_bias", f"{len(bias)} tokens are more than the limit of {limit}")
-    wrong = next((token for token in bias if not (token.isdecimal() and int(token) < vocabulary)), None)
+    digits = len(str(vocabulary))  # Python converts no number of thousands of digits
+    wrong = next(
+        (token for token in bias if not (token.isdecimal() and len(token) <= digits and int(token) < vocabulary)), None
+    )
     if wrong is not None:
         raise invalid("logit_bias", f"{wrong[:40]!r} is no token id of the vocabulary of {vocabulary} tokens")
     return tuple((int(token), added) for token, added in bias.items())

@@ -240,7 +240,7 @@ class InputMessage(Struct, frozen=True, kw_only=True):
 
 
 class ToolFunction(Struct, frozen=True, kw_only=True):
-    """A function that a model may call. `strict` has no effect: forced calls always match, and others never do."""
+    """A function that a model may call. `strict` has no effect: the arguments of forced calls always match."""
 
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None

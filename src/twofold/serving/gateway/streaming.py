@@ -300,7 +300,7 @@ def _best(choices: Sequence[list[Delta]], made: int, wanted: int) -> Iterator[li
 
 
 def _mean_logprob(deltas: Sequence[Delta]) -> float:
-    return fmean(delta.token.logprob or 0.0 for delta in deltas if not delta.of_prompt)
+    return fmean([delta.token.logprob or 0.0 for delta in deltas if not delta.of_prompt] or [0.0])
 
 
 async def _events(

@@ -3,6 +3,7 @@
 A response template is the inverse of a chat template: transformers parses outputs with it (`ResponseParser`).
 """
 
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -181,6 +182,7 @@ FAMILIES = {
 }
 
 
+@cache
 def family_of(chat_template: str) -> ModelFamily | None:
     """Return the family of a model with this chat template; None if it is unknown."""
     return next((each for each in FAMILIES.values() if all(mark in chat_template for mark in each.marks)), None)

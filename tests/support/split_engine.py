@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import sys
+from pathlib import Path
 
 import torch
 
@@ -39,7 +40,7 @@ def main(files, *models):
 def of_split(model, files, split, prompts):
     """Run a model with one forked process per rank, and return its outputs."""
     plan = MemoryPlan(layout=model.layout(16), num_blocks=BLOCKS, max_model_len=model.max_model_len)
-    factory = TorchFactory(model, "", plan, "cpu", None, None)
+    factory = TorchFactory(model, "", plan, "cpu", None, None, Path())
     spec = WorkerConfig(instance="w", role=Role.MIXED, batcher="mixed", max_num_batched_tokens=512, split=split)
     pipes = RankPipes(split.ranks, f"{files}/store")
     read, write = os.pipe()

@@ -1,6 +1,8 @@
 """Constraints in requests: their forms, and what is refused."""
 
+import asyncio
 import json
+import threading
 
 import pytest
 
@@ -8,7 +10,11 @@ from serving.gateway.test_validation import refused
 from support.running_gateway import running_gateway
 from support.scripted_service import ScriptedService
 from support.structured import CONSTRAINTS, FIELDS, PERSON
+from support.tokenizers_for_tests import byte_level
+from twofold.engine.grammar import GrammarMatchers
 from twofold.request import Constraint, ConstraintKind
+from twofold.serving.gateway.gateway import Gateway, RequestLimits
+from twofold.serving.gateway.structured import GivenConstraint, check_constraint
 
 ANY_OBJECT = Constraint(ConstraintKind.JSON, '{"type":"object"}')
 
@@ -79,3 +85,27 @@ def test_without_a_tokenizer_outputs_cannot_be_constrained():
             "/v1/completions", json={"model": "tiny", "prompt": [5], "max_tokens": 4, "guided_regex": "a"}
         )
     assert refused(answer, param="guided_regex")["code"] == "unsupported_parameter"
+
+
+def test_a_request_that_leaves_does_not_end_the_compilation():
+    """Requests with the same constraint share one compilation, and one of them may be cancelled."""
+    tokenizer = byte_level()
+    held = threading.Event()
+
+    def read():
+        held.wait()
+        return tokenizer.backend.to_str()
+
+    grammars = GrammarMatchers(read, tokenizer.backend.get_vocab_size(), ())
+    gateway = Gateway(service=ScriptedService(), tokenizer=tokenizer, limits=RequestLimits(), grammars=grammars)
+    first, second = (GivenConstraint("guided_regex", Constraint(ConstraintKind.REGEX, text)) for text in ("a", "b"))
+
+    async def check():
+        others = [asyncio.create_task(check_constraint(gateway, each)) for each in (first, second, second)]
+        await asyncio.sleep(0)
+        others[1].cancel()  # the first compilation runs, and the second waits for it
+        await asyncio.wait([others[1]])
+        held.set()
+        await asyncio.gather(others[0], others[2])
+
+    asyncio.run(check())

@@ -55,7 +55,8 @@ async def check_constraint(gateway: Gateway, given: GivenConstraint | None) -> N
     if gateway.grammars is None:  # the servers behind this gateway check it
         return
     try:
-        await asyncio.wrap_future(gateway.grammars.compile(given.constraint))
+        # Shielded: other requests with this constraint wait for the same compilation.
+        await asyncio.shield(asyncio.wrap_future(gateway.grammars.compile(given.constraint)))
     except GrammarError as error:
         raise invalid(field, str(error), code="invalid_grammar") from error
 

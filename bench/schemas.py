@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
-from twofold.engine.grammar import GrammarError, GrammarMatchers
+from twofold.engine.grammar import GrammarError, GrammarMatchers, allowed_tokens
 from twofold.engine.model_factory import train_tokenizer
 from twofold.request import Constraint, ConstraintKind
 
@@ -56,8 +56,10 @@ class Walker:
         self.grammars = GrammarMatchers(self._backend.to_str, self._size, [self._end])
 
     def allowed(self, name: str, constraint: Constraint, output: list[int]) -> list[int]:
-        mask = np.frombuffer(self.grammars.allowed(name, constraint, output), np.uint8)
-        return [int(each) for each in np.unpackbits(mask, count=self._size, bitorder="little").nonzero()[0]]
+        found: list[int] = (
+            allowed_tokens(self.grammars.allowed(name, constraint, output), self._size).nonzero()[0].tolist()
+        )
+        return found
 
     def answer(self, name: str, constraint: Constraint, report: Report) -> str | None:
         """Return a random answer, or None if it does not end within `LONGEST` tokens. Raises GrammarError."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.structured import CONSTRAINTS, PERSON, matches
 from support.tokenizers_for_tests import byte_fallback, byte_level
-from twofold.engine.grammar import GrammarError, GrammarMatchers
+from twofold.engine.grammar import GrammarError, GrammarMatchers, allowed_tokens
 from twofold.request import Constraint, ConstraintKind
 
 TOKENIZERS = {"byte level": byte_level, "byte fallback": byte_fallback}
@@ -26,8 +26,7 @@ SHARED = {name: matchers(tokenizer()) for name, tokenizer in TOKENIZERS.items()}
 
 
 def allowed_ids(grammars, name, constraint, output, vocabulary):
-    mask = np.frombuffer(grammars.allowed(name, constraint, output), np.uint8)
-    return np.unpackbits(mask, count=vocabulary, bitorder="little").nonzero()[0].tolist()
+    return allowed_tokens(grammars.allowed(name, constraint, output), vocabulary).nonzero()[0].tolist()
 
 
 def walk(grammars, tokenizer, constraint, seed):

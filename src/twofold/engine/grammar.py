@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from twofold.errors import TwofoldError
 from twofold.request import Constraint, ConstraintKind
 
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _COMPILED: Final = 64  # grammars kept for later requests
-_FOLLOWED: Final = 4096  # requests whose state is kept; others are followed again from their first token
+_FOLLOWED: Final = 4096  # requests with a kept state; the output of others is followed again from its first token
 _REASON: Final = 300  # characters
 # Without a limit, a model may write white space for ever.
 _WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,32}"
@@ -35,7 +38,7 @@ class _Followed:
 
 
 class GrammarMatchers:
-    """Compiles the constraints of requests in a thread, and follows the requests' output. Thread-safe.
+    """Compiles the constraints of requests in a thread, and follows the requests' output in the thread that samples.
 
     `tokenizer` returns the JSON of a tokenizer of the library `tokenizers`. It is called before the first constraint is
     compiled. Without `eos_token_ids`, those of the tokenizer end an output.
@@ -101,6 +104,11 @@ class GrammarMatchers:
         if matcher.is_error():
             raise GrammarError(_in_short(matcher.get_error()))
         return matcher
+
+
+def allowed_tokens(mask: bytes, vocabulary: int) -> NDArray[np.bool_]:
+    """Return whether each token of a vocabulary is allowed by a result of `GrammarMatchers.allowed`."""
+    return np.unpackbits(np.frombuffer(mask, np.uint8), count=vocabulary, bitorder="little").astype(np.bool_)
 
 
 def _grammar(constraint: Constraint) -> str:

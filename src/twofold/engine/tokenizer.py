@@ -8,20 +8,26 @@ from twofold.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_FILES = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 def read_tokenizer(model_dir: Path) -> "PreTrainedTokenizerFast | None":
-    """Return the tokenizer in a model directory, or None if there is none. Raises ModelError on failure."""
+    """Return the tokenizer in a model directory, without truncation and padding, or None if there is none.
+
+    Raises ModelError on failure.
+    """
     fast = (model_dir / "tokenizer.json").is_file()
-    if not fast and not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
+    if not fast and not any((model_dir / name).is_file() for name in _FILES):
         return None
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
 
     try:
-        return PreTrainedTokenizerFast.from_pretrained(model_dir) if fast else _converted(model_dir)
+        loaded = PreTrainedTokenizerFast.from_pretrained(model_dir) if fast else _converted(model_dir)
     except Exception as error:  # the library raises bare Exceptions
         raise ModelError(f"{model_dir}: the tokenizer cannot be read: {error}") from error
+    loaded.backend_tokenizer.no_truncation()
+    loaded.backend_tokenizer.no_padding()
+    return loaded
 
 
 def tokenizer_json(model_dir: Path) -> str:
@@ -29,8 +35,6 @@ def tokenizer_json(model_dir: Path) -> str:
     loaded = read_tokenizer(model_dir)
     if loaded is None:
         raise ModelError(f"{model_dir} has no tokenizer")
-    loaded.backend_tokenizer.no_truncation()
-    loaded.backend_tokenizer.no_padding()
     return str(loaded.backend_tokenizer.to_str())
 
 

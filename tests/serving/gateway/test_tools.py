@@ -9,7 +9,7 @@ from serving.gateway.test_validation import refused
 from support.running_gateway import running_gateway
 from support.scripted_service import EOS, ScriptedService, served_model
 from support.tokenizers_for_tests import byte_level, tool_caller
-from twofold.engine.grammar import GrammarMatchers
+from twofold.engine.grammar import GrammarMatchers, allowed_tokens
 from twofold.serving.gateway.schemas import ChatFields, ChosenFunction, FunctionTool, NamedTool, ToolFunction
 from twofold.serving.gateway.tools.families import FAMILIES
 from twofold.serving.gateway.tools.forced_calls import forced_calls, template_tools
@@ -149,8 +149,8 @@ class TestForcedCalls:
     def _walk(self, grammars, constraint, backend, seed):
         draw, output = np.random.default_rng(seed), []
         while len(output) < 3000:
-            mask = np.frombuffer(grammars.allowed(f"{constraint.text}{seed}", constraint, output), np.uint8)
-            ids = np.unpackbits(mask, count=backend.get_vocab_size(), bitorder="little").nonzero()[0]
+            mask = grammars.allowed(f"{constraint.text}{seed}", constraint, output)
+            ids = allowed_tokens(mask, backend.get_vocab_size()).nonzero()[0]
             token = EOS if EOS in ids and draw.random() < 0.7 else int(draw.choice(ids))
             if token == EOS:
                 return backend.decode(output)

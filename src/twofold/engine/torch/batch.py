@@ -157,7 +157,7 @@ class LayerHooks:
 
 
 class LogitRows(NamedTuple):
-    """Rows of a batch whose logits are needed, and the places in `rows` that belong to each step."""
+    """Rows of a batch that need logits, and the places in `rows` that belong to each step."""
 
     rows: Tensor
     sampling: dict[int, int]  # of the last token of each step that samples, by index of the step
@@ -188,7 +188,7 @@ class PackedBatch:
         self._slots = self._pool.index([slot for step in self._steps for slot in self._slots_of(step)])
 
     def rows(self) -> "LogitRows":
-        """Return the rows of the batch whose logits are needed."""
+        """Return the rows of the batch that need logits."""
         sampling, scoring = dict[int, int](), dict[int, range]()
         rows: list[int] = []
         end = 0

@@ -14,7 +14,6 @@ from twofold.engine.torch.loader import LoadedModel
 from twofold.engine.torch.logits import SamplingRow
 from twofold.engine.torch.pool import KvPool, LayerNotifier, copy_blocks
 from twofold.engine.torch.sampler import sample, token_scores
-from twofold.request import TokenScore
 
 
 # Batching and chunking change results only by rounding: greedy output is identical in float32, but may differ in
@@ -57,18 +56,12 @@ class TorchEngine:
             needed = batch.rows()
             logits = self._forward(batch, needed.rows)
             if self.samples:
-                scores = {
-                    i: self._score(steps[i], logits[places.start : places.stop]) for i, places in needed.scoring.items()
-                }
-                for i, found in scores.items():
-                    results[i] = Sampled(NO_TOKEN, prompt_scores=found)
+                for i, places in needed.scoring.items():
+                    scores = token_scores(logits[places.start : places.stop], steps[i].scored_ids, steps[i].top)
+                    results[i] = Sampled(NO_TOKEN, prompt_scores=tuple(scores))
                 if needed.sampling:
                     self._sample(steps, needed.sampling, logits, results)
         self._announcer.finish()
-
-    def _score(self, step: SequenceStep, logits: torch.Tensor) -> tuple[TokenScore, ...]:
-        """Return the log probability of each scored token from the row of the token before it."""
-        return tuple(token_scores(logits, step.scored_ids, step.top))
 
     def _sample(
         self, steps: Sequence[SequenceStep], places: dict[int, int], logits: torch.Tensor, results: list[Sampled | None]

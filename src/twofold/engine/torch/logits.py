@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from twofold.engine.grammar import allowed_tokens
 from twofold.request import SamplingParams
 
 
@@ -30,12 +30,7 @@ class SamplingRow:
 def adjusts(row: SamplingRow) -> bool:
     """Return whether `adjusted` changes the logits of a row."""
     sampling = row.sampling
-    return (
-        sampling.needs_history
-        or row.allowed is not None
-        or bool(sampling.logit_bias)
-        or row.output_index < sampling.min_tokens
-    )
+    return sampling.needs_history or bool(sampling.logit_bias) or row.output_index < sampling.min_tokens
 
 
 def adjusted(logits: Tensor, row: SamplingRow, eos_token_ids: Sequence[int]) -> Tensor:
@@ -59,8 +54,7 @@ def adjusted(logits: Tensor, row: SamplingRow, eos_token_ids: Sequence[int]) -> 
 
 def _outside(mask: bytes, logits: Tensor) -> Tensor:
     """Return which tokens have no bit in the mask, [vocabulary]."""
-    bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=len(logits), bitorder="little")
-    return torch.from_numpy(bits == 0).to(logits.device)
+    return torch.from_numpy(~allowed_tokens(mask, len(logits))).to(logits.device)
 
 
 def _penalize(logits: Tensor, row: SamplingRow) -> None:
@@ -89,7 +83,7 @@ def _early_ends(row: SamplingRow, eos_token_ids: Sequence[int]) -> list[int]:
 
 
 def _bad_ends(row: SamplingRow) -> Iterator[int]:
-    """Yield the last tokens of bad words whose other tokens end the output."""
+    """Yield the last token of each bad word, if the output ends with its other tokens."""
     output = row.output
     for *before, last in row.sampling.bad_word_ids:
         if len(before) <= len(output) and list(output[len(output) - len(before) :]) == before:

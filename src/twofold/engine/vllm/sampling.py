@@ -35,7 +35,7 @@ class ConstrainedOutput:
 
 
 class SampledRequest:
-    """A request whose next token is not the one with the highest logit of the model."""
+    """A request that may get another token than the one with the highest logit of the model."""
 
     def __init__(self, extra: dict[str, Any], prompt: list[int], output: list[int]) -> None:
         self._sampling: SamplingParams = extra["sampling"]
@@ -104,10 +104,8 @@ def vllm_sampling(
     max_tokens: int,
     eos_token_ids: frozenset[int],
     constrained: ConstrainedOutput | None = None,
-    *,
-    scores_prompt: bool = True,
 ) -> VllmSampling:
-    """Return vLLM's sampling parameters for a request. `scores_prompt`: this worker computes the prompt."""
+    """Return vLLM's sampling parameters for a request."""
     extra = None  # input of `KeyedSampling`
     # `prompt_tokens` is the request's prompt length; vLLM's prompt may also contain output from another worker.
     if is_keyed(sampling):
@@ -126,7 +124,7 @@ def vllm_sampling(
         ignore_eos=True,  # EOS ids are among the stop ids
         stop_token_ids=sorted(ends),
         logprobs=sampling.logprobs,
-        prompt_logprobs=sampling.prompt_logprobs if scores_prompt else None,
+        prompt_logprobs=sampling.prompt_logprobs,
         extra_args=extra,
         detokenize=False,
     )

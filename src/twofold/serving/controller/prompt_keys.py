@@ -22,7 +22,7 @@ class PromptKeys:
     def name(self, generation: Generation) -> Generation:
         """Return a copy of a generation request, with the block keys of the prompt added.
 
-        A prompt whose tokens are scored has none, because all of it must be computed.
+        Prompts to score have none, because all of their tokens must be computed.
         """
         salt = self._salt(generation.key)
         if generation.cache_salt:

@@ -5,6 +5,8 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 
+import msgspec
+
 from twofold.errors import InstanceLostError, RequestError, TwofoldError
 from twofold.events import PlacedRequest, Recorder, RequestEvents
 from twofold.handoff import HandoffMode, Lease
@@ -169,7 +171,8 @@ class LiveRequests:
         needs_prompt = self._recomputes or generation.sampling.needs_history
         reserve = Reserve(
             request=generation.request,
-            sampling=generation.sampling,
+            # The prefill worker scores the prompt.
+            sampling=msgspec.structs.replace(generation.sampling, prompt_logprobs=None),
             source=placed.route.prefill,
             prompt_token_ids=generation.prompt_token_ids if needs_prompt else None,
         )

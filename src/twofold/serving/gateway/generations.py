@@ -88,14 +88,15 @@ def plan(
     Raises RequestError if a request parameter is invalid.
     """
     n = fields.generated
+    sampling = _sampling(gateway, fields, None if spec.given is None else spec.given.constraint)
     stops = _stop_strings(fields, gateway.limits)
     planned = []
     for number, token_ids in enumerate(prompts):
-        sampling = _sampling(gateway, fields, len(token_ids), None if spec.given is None else spec.given.constraint)
+        max_tokens = _max_tokens(gateway, fields, len(token_ids))
         seed = secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed
         for nth in range(n):
             index = number * n + nth
-            seeded = msgspec.structs.replace(sampling, seed=(seed + nth) & _SEED_MASK)
+            seeded = msgspec.structs.replace(sampling, max_tokens=max_tokens, seed=(seed + nth) & _SEED_MASK)
             generation = _generation(spec, fields, index, token_ids, seeded)
             parser = None if spec.format is None else spec.format.parser()
             output = OutputProcessor(index, gateway.tokenizer, fields, stops, parser)
@@ -130,9 +131,36 @@ def _generation(
     )
 
 
-def _sampling(
-    gateway: Gateway, fields: GenerationFields, prompt_tokens: int, constraint: Constraint | None
-) -> SamplingParams:
+def _sampling(gateway: Gateway, fields: GenerationFields, constraint: Constraint | None) -> SamplingParams:
+    """Return the sampling parameters of all completions, without their limits and seeds."""
+    vocab_size, stop_token_ids = gateway.service.model.vocab_size, tuple(fields.stop_token_ids or ())
+    if max(stop_token_ids, default=0) >= vocab_size:
+        raise invalid("stop_token_ids", f"{max(stop_token_ids)} is not in the vocabulary of {vocab_size} tokens")
+    bad_words = _bad_words(fields, gateway.limits)
+    return SamplingParams(
+        max_tokens=0,
+        temperature=1.0 if fields.temperature is None else fields.temperature,
+        top_p=1.0 if fields.top_p is None else fields.top_p,
+        min_p=fields.min_p or 0.0,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=fields.repetition_penalty or 1.0,
+        logit_bias=_logit_bias(fields, gateway),
+        bad_words=bad_words,
+        bad_word_ids=gateway.require_tokenizer("bad_words").spellings(bad_words) if bad_words else (),
+        # A top_k above the vocabulary size keeps all tokens.
+        top_k=min(max(fields.top_k or 0, 0), vocab_size),
+        min_tokens=fields.min_tokens or 0,
+        ignore_eos=bool(fields.ignore_eos),
+        stop_token_ids=stop_token_ids,
+        logprobs=0 if fields.wanted_logprobs is None and fields.best_of else fields.wanted_logprobs,
+        prompt_logprobs=fields.wanted_logprobs if fields.echoes else None,
+        constraint=constraint,
+    )
+
+
+def _max_tokens(gateway: Gateway, fields: GenerationFields, prompt_tokens: int) -> int:
+    """Return the most output tokens after a prompt. Raises RequestError if they do not fit."""
     model, min_tokens = gateway.service.model, fields.min_tokens or 0
     left = model.max_model_len - prompt_tokens
     max_tokens = fields.token_limit or max(1, min(fields.default_max_tokens, left))
@@ -145,30 +173,7 @@ def _sampling(
         )
     if min_tokens > max_tokens:
         raise invalid("min_tokens", f"{min_tokens} is more than the {max_tokens} tokens that may be generated")
-    stop_token_ids = tuple(fields.stop_token_ids or ())
-    if max(stop_token_ids, default=0) >= model.vocab_size:
-        raise invalid("stop_token_ids", f"{max(stop_token_ids)} is not in the vocabulary of {model.vocab_size} tokens")
-    bad_words = _bad_words(fields, gateway.limits)
-    return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=1.0 if fields.temperature is None else fields.temperature,
-        top_p=1.0 if fields.top_p is None else fields.top_p,
-        min_p=fields.min_p or 0.0,
-        presence_penalty=fields.presence_penalty or 0.0,
-        frequency_penalty=fields.frequency_penalty or 0.0,
-        repetition_penalty=fields.repetition_penalty or 1.0,
-        logit_bias=_logit_bias(fields, gateway),
-        bad_words=bad_words,
-        bad_word_ids=gateway.require_tokenizer("bad_words").spellings(bad_words) if bad_words else (),
-        # A top_k above the vocabulary size keeps all tokens.
-        top_k=min(max(fields.top_k or 0, 0), model.vocab_size),
-        min_tokens=min_tokens,
-        ignore_eos=bool(fields.ignore_eos),
-        stop_token_ids=stop_token_ids,
-        logprobs=0 if fields.wanted_logprobs is None and fields.best_of else fields.wanted_logprobs,
-        prompt_logprobs=fields.wanted_logprobs if fields.echoes else None,
-        constraint=constraint,
-    )
+    return max_tokens
 
 
 def _logit_bias(fields: GenerationFields, gateway: Gateway) -> tuple[tuple[int, float], ...]:

@@ -112,8 +112,6 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         self._inline_characters = inline_characters
         self.backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
-        self.backend.no_truncation()
-        self.backend.no_padding()
         self.bos_token_id: int | None = tokenizer.bos_token_id
         self.bytes = TokenBytes(self.backend)
         # A token covers at most as many characters as its vocabulary entry.

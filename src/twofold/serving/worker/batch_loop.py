@@ -135,16 +135,18 @@ class BatchLoop:
 
     def _complete(self, started: PreparedBatch, sampled: list[Sampled | None]) -> None:
         state, items = self._state, started.batch.items
-        results = {i.request_id: result for i, result in zip(items, sampled, strict=True) if result is not None}
-        failed = {request_id: result.error for request_id, result in results.items() if result.error is not None}
-        drawn = {request_id: result for request_id, result in results.items() if result.token_id != NO_TOKEN}
+        drawn: dict[str, Sampled] = {}
         with state.changed:
             state.batches_started_s.popleft()
-            for request_id, reason in failed.items():
-                state.fail(request_id, reason)
-            for request_id, result in results.items():
-                if result.prompt_scores and request_id in state.sequences:
-                    state.sequences[request_id].prompt_scores.extend(result.prompt_scores)
+            for item, result in zip(items, sampled, strict=True):
+                if result is None:
+                    continue
+                if result.error is not None:
+                    state.fail(item.request_id, result.error)
+                if result.prompt_scores and item.request_id in state.sequences:
+                    state.sequences[item.request_id].prompt_scores.extend(result.prompt_scores)
+                if result.token_id != NO_TOKEN:
+                    drawn[item.request_id] = result
             outcomes = self._scheduler.complete(started.batch, self._stopped(drawn))
             tokens = [(o.request_id, self._token(o, drawn[o.request_id], started.reused)) for o in outcomes]
             state.grant()

@@ -1,4 +1,4 @@
-"""How families of models write reasoning and tool calls, for models whose checkpoint has no response template.
+"""How families of models write reasoning and tool calls, for checkpoints without a response template.
 
 A response template is the inverse of a chat template: transformers parses outputs with it (`ResponseParser`).
 """

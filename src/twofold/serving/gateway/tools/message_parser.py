@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BETWEEN_CALLS = " \t\r\n;"
-
-
 _PIECES = re.compile(r"[^>\]}]*[>\]}]|[^>\]}]+")  # each ends where a call may end
+_ERRORS = (ValueError, KeyError, TypeError)  # of the parser, for an answer that its template does not describe
 
 
 class ParsedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,9 +45,6 @@ def _together(parts: Sequence[Parts]) -> Parts:
     )
 
 
-_ERRORS = (ValueError, KeyError, TypeError)  # of the parser, for an answer that its template does not describe
-
-
 class MessageParser:
     """Parses one answer, piece by piece. A tool call that its template does not describe becomes content."""
 
@@ -61,7 +57,7 @@ class MessageParser:
         self._begin = prompt_end if begun else ""  # what comes before `_since`
         self._parser = self._new_parser(self._begin, calls=bool(tools))
         self._since, self._shown = "", 0  # text since the last call, and the number of its characters in the content
-        self._gap = ""
+        self._gap = ""  # white space after a call, held back
         self.calls = 0
 
     def feed(self, text: str) -> Parts:

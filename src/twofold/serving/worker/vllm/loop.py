@@ -121,7 +121,6 @@ class VllmLoop:
     ) -> None:
         self._state, self._instance, self._core, self._bridge = state, instance, core, bridge
         self._eos = eos_token_ids
-        self._constrained: dict[str, ConstrainedOutput] = {}  # by request
         self._idle = True  # the last iteration changed nothing, so another one would not either
         bridge.bind(state, instance)
 
@@ -148,7 +147,6 @@ class VllmLoop:
 
     def _apply(self, order: VllmOrder, request_id: str) -> None:
         if order is VllmOrder.ABORT:
-            self._constrained.pop(request_id, None)
             self._core.abort(request_id)
             return
         held = self._instance.find(request_id)
@@ -163,14 +161,11 @@ class VllmLoop:
         request, sequence = held.request, self._state.sequences[held.request.id]
         output = request.output_tokens if held.decodes_here else 1
         elsewhere = 1 if held.source else 0  # output tokens that the source computed
-        constrained, constraint, grammars = None, sequence.sampling.constraint, self._state.grammars
+        constraint, grammars = sequence.sampling.constraint, self._state.grammars
         if constraint is not None and grammars is not None:
-            constrained = self._constrained[request.id] = ConstrainedOutput(grammars, request.id, constraint)
+            held.constrained = ConstrainedOutput(grammars, request.id, constraint)
         here = max(1, output - elsewhere)
-        computes = not held.source
-        sampling = vllm_sampling(
-            sequence.sampling, request.prompt_tokens, here, self._eos, constrained, scores_prompt=computes
-        )
+        sampling = vllm_sampling(sequence.sampling, request.prompt_tokens, here, self._eos, held.constrained)
         salt = request.id if held.source else sequence.cache_salt  # no sharing of blocks that a peer writes
         keys = () if held.source else sequence.prefix_blocks
         self._core.add(request.id, sequence.token_ids, sampling, salt, keys)
@@ -206,9 +201,8 @@ class VllmLoop:
         if output.finish_reason in {VllmReason.ABORT, VllmReason.ERROR}:
             state.fail(request_id, f"vLLM ended the request: {output.finish_reason}")
             return
-        constrained = self._constrained.get(request_id)
-        if constrained is not None and constrained.error is not None:
-            state.fail(request_id, constrained.error)
+        if held.constrained is not None and held.constrained.error is not None:
+            state.fail(request_id, held.constrained.error)
             return
         sequence, made = state.sequences[request_id], len(output.new_token_ids)
         if output.new_prompt_logprobs_tensors is not None:
@@ -222,7 +216,6 @@ class VllmLoop:
             tokens.append((request_id, token))
             sequence.append(token_id)
         if over:
-            self._constrained.pop(request_id, None)
             del state.sequences[request_id]
             self._instance.ended(request_id)
             if not held.decodes_here:

@@ -180,7 +180,7 @@ class Worker:
         queue = partial(state.scheduler.submit, request, decodes_here=True)
         with state.changed:
             state.closing = False
-            state.sequences[request.id] = TokenSequence(sampling, token_ids=tokens, prefix_blocks=request.prefix_blocks)
+            state.sequences[request.id] = TokenSequence(sampling, token_ids=tokens, block_keys=list(keys))
             state.prefixes.bring(request.id, request.prefix_blocks, queue)
         self._iterations.run()
         with state.changed:

@@ -44,6 +44,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int  # exact length in a trace, limit (`max_tokens`) in a live service
     prefix_blocks: tuple[BlockKey, ...] = ()  # in traces, the last block may be partial
     retain_s: float = 0.0  # instances cache the computed blocks for at least this time if memory allows
+    # A turn arrives `think_s` after the end of its session's previous turn, but not before `arrival_s`. Its prompt is
+    # the previous turn's prompt and output, and new tokens.
+    session: str = ""
+    think_s: float = 0.0
+    shared_tokens: int = 0  # leading prompt tokens that all sessions have in common
 
 
 class ConstraintKind(StrEnum):
@@ -99,12 +104,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature == 0.0
 
 
+class BlockChain(msgspec.Struct, frozen=True):
+    """Beginning of the hash chain of a request's block keys, which its output continues (`kvcache.prefix`)."""
+
+    root: bytes
+    block_size: int
+
+
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """A live request: lengths, token ids, sampling parameters, and settings for admission and caching."""
 
     request: Request
     prompt_token_ids: list[int]
     sampling: SamplingParams
+    chain: BlockChain | None = None  # of `Request.prefix_blocks`; None if the KV of its output is not cached
     key: str = ""  # name of the API key
     priority: int = 0  # lower values are served first, as in vLLM
     deadline_s: float | None = None  # on the clock of `arrival_s`; None selects the default timeout

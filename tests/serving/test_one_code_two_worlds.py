@@ -102,6 +102,9 @@ class VirtualRun:
     def on_complete(self, name, stopped):
         return self.instances[name].complete(self.batches[name], stopped)
 
+    def on_filled(self, name, request_id, position, key):
+        self.instances[name].filled(request_id, position, msgspec.convert(key, bytes))
+
     def on_grant(self, name):
         return self.instances[name].grant(self.clock)
 

@@ -15,10 +15,14 @@ class KvContents:
     """Model of an instance's KV blocks, which checks that each batch reads the KV of its own requests."""
 
     def __init__(
-        self, instance: InstanceScheduler, keys_of: Callable[[str], Sequence[BlockKey]] = lambda _: ()
+        self,
+        instance: InstanceScheduler,
+        keys_of: Callable[[str], Sequence[BlockKey]] = lambda _: (),
+        prompt_blocks: Callable[[str], int] = lambda _: 0,
     ) -> None:
         self._instance = instance
-        self._keys_of = keys_of  # keys of a request's full prompt blocks; blocks with equal keys are interchangeable
+        self._keys_of = keys_of  # keys of a request's full blocks; blocks with equal keys are interchangeable
+        self._prompt_blocks = prompt_blocks  # of these, those of the prompt
         self._size = instance.blocks.block_size
         self._here: dict[int, Label] = {}
         self._host: dict[int, Label | None] = {}
@@ -34,7 +38,8 @@ class KvContents:
     def leased(self, request_id: str, blocks: Iterable[int], *, torn: bool = False) -> None:
         """Record that a peer has written the KV of a request into leased blocks, completely or in part."""
         for place, block in enumerate(blocks):
-            self._here[block] = ("torn", place) if torn else self._whole(request_id, place)
+            whole = place < self._prompt_blocks(request_id) and not torn
+            self._here[block] = self._whole(request_id, place) if whole else ("torn" if torn else request_id, place)
 
     def begins(self, batch: Batch, copies: list[BlockCopy]) -> None:
         """Record the state at the start of a batch, for the check in `ends`."""

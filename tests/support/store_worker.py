@@ -13,8 +13,8 @@ from twofold.kvcache.allocator import LeaseTable
 from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.paged import PrefixBlockAllocator
-from twofold.kvcache.prefix import prefix_keys
-from twofold.request import Request, SamplingParams
+from twofold.kvcache.prefix import prefix_keys, root_key
+from twofold.request import BlockChain, Request, SamplingParams
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.serving.messages import RequestFailed, StepDone
@@ -26,6 +26,7 @@ from twofold.serving.worker.sender import HandoffSender
 from twofold.serving.worker.state import KvLanding, SharedWorkerState, TokenSequence
 
 BLOCK = 16
+CHAIN = BlockChain(root_key(b""), BLOCK)
 
 
 class GatedCopier:
@@ -120,7 +121,7 @@ class StoreWorker:
         sampling = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
         with self.state.changed:
             self.state.sequences[name] = TokenSequence(
-                sampling, token_ids=list(prompt), prefix_blocks=request.prefix_blocks
+                sampling, token_ids=list(prompt), block_keys=list(request.prefix_blocks), chain=CHAIN
             )
             if target is not None:
                 self.state.sender.expect(name, target, HandoffMode.LAYER_WISE)  # the hand-off never gets a lease

@@ -60,12 +60,14 @@ class VirtualCluster:
         swap_blocks: int = 0,
         step_tokens: int = 3,
         mode: HandoffMode = HandoffMode.LAYER_WISE,
+        output_keys: Callable[[str], Sequence[BlockKey]] = lambda _: (),
     ) -> None:
         self.cluster = ClusterScheduler(router, FixedHandoff(mode), memory)
         self.moves: list[tuple[str, Role]] = []
         self.cluster.on_role_change = lambda name, role: self.moves.append((name, role))
         self.instances: dict[str, InstanceScheduler] = {}
         self.contents: dict[str, KvContents] = {}
+        self._output_keys = output_keys  # keys of the full blocks after those of a request's prompt
         for name, role, batcher in instances:
             blocks = accounts(num_blocks, block_size)
             leases = LeaseTable(blocks, name, EPOCH, lease_s=1e9)
@@ -75,7 +77,9 @@ class VirtualCluster:
                 host = BlockAllocator if accounts is BlockAllocator else PagedBlockAllocator
                 swap = SwapPreemption(blocks, host(swap_blocks, block_size), step_tokens)
             self.instances[name] = InstanceScheduler(made, blocks, leases, max_num_seqs, memory, swap)
-            self.contents[name] = KvContents(self.instances[name], self._keys_of)
+            self.contents[name] = KvContents(
+                self.instances[name], self._keys_of, lambda request_id: len(self._requests[request_id].prefix_blocks)
+            )
             self.cluster.add_instance(name, role, capacity_tokens)
             load = self.cluster.pools.get(name)
             assert load is not None
@@ -142,7 +146,7 @@ class VirtualCluster:
                 self._reserve(request.id, route.prefill)
 
     def _keys_of(self, request_id: str) -> Sequence[BlockKey]:
-        return self._requests[request_id].prefix_blocks
+        return [*self._requests[request_id].prefix_blocks, *self._output_keys(request_id)]
 
     def _reserve(self, request_id: str, source: str) -> None:  # see docs/decisions/0007
         decode = self._decode_of.pop(request_id, None)
@@ -267,10 +271,18 @@ class VirtualCluster:
         instance = self.instances[name]
         if run.batch is not None and self.contents[name].known:
             self.contents[name].ends(run.batch, self.ended)
+            self._fill(instance, run.batch)
         outcomes = instance.advance(run.count) if run.batch is None else instance.complete(run.batch)
         for outcome in outcomes:
             self._account(outcome)
         self._keep(instance.grant(self.now))
+
+    def _fill(self, instance: InstanceScheduler, batch: Batch) -> None:
+        for item in batch.items:
+            keys, full = self._keys_of(item.request_id), (item.context_tokens + 1) // instance.blocks.block_size
+            fills = (item.context_tokens + 1) % instance.blocks.block_size == 0
+            if item.phase is Phase.DECODE and fills and full <= len(keys):
+                instance.filled(item.request_id, full - 1, keys[full - 1])
 
     def _account(self, outcome: StepResult) -> None:
         request_id = outcome.request_id

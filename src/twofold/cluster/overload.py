@@ -9,7 +9,7 @@ from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger
 from twofold.scheduling.admission.overload import OverloadControl, create_overload_rule
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.cluster.pools import Pools
-from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
+from twofold.scheduling.routers import APPENDING_ROUTERS, FIXED_ROLE_ROUTERS
 from twofold.slo import Slo
 
 
@@ -26,7 +26,8 @@ def overload_control(
         role = kind.pool.role
         require(not (role.prefills and role.decodes), "overload control does not support mixed pools")
         require(kind.layout.stages == 1, "overload control does not support pipeline parallelism")
-        whole = not role.prefills or BATCHERS[kind.batcher].whole_prompts
+        prefills = role.prefills or spec.router in APPENDING_ROUTERS
+        whole = not prefills or BATCHERS[kind.batcher].whole_prompts
         require(whole, f"overload control needs a batcher of whole prompts in order, not {kind.batcher}")
     facts = {
         slot.name: InstanceCapacity(

@@ -18,7 +18,7 @@ from twofold.performance.profile import MeasuredProfile, load_profiles
 from twofold.performance.queueing import saturating_tokens
 from twofold.performance.registry import performance_model
 from twofold.scheduling.batchers import BATCHERS, can_swap
-from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
+from twofold.scheduling.routers import APPENDING_ROUTERS, FIXED_ROLE_ROUTERS
 
 _ROLE_BATCHERS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.MIXED: "mixed"}
 _ENDLESS_TOKENS = 1 << 40
@@ -211,11 +211,17 @@ def _swap_capacity(spec: ClusterSpec, model: Model, tensor_parallel: int, catalo
 
 
 def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
-    batcher = pool.batcher
+    batcher, appends = pool.batcher, spec.router in APPENDING_ROUTERS and pool.role is Role.DECODE
     if batcher is None:
         by_role = _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"
+        if appends:
+            by_role = "chunked-prefill"
         batcher = "splitwise-sim" if spec.rules == "splitwise-sim" else by_role
     require(batcher in BATCHERS, f"unknown batcher {batcher!r}: choose one of {', '.join(BATCHERS)}")
+    require(
+        not appends or BATCHERS[batcher].prefills,
+        f"the router {spec.router} prefills on decode instances, which the batcher {batcher} cannot",
+    )
     staged = pool.pipeline_parallel == 1 or BATCHERS[batcher].pipelined
     require(staged, f"the batcher {batcher} does not support pipelines: set pipeline_parallel 1 for its pool")
     if batcher == "prefill" and pool.pipeline_parallel > 1 and spec.pipeline_chunk is not None:

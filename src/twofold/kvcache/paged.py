@@ -121,13 +121,19 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         if len(keys) > len(table):
             raise ValueError(f"{allocation.owner} has {len(table)} blocks but publishes {len(keys)} keys")
         for position in range(start, len(keys)):
-            block, key = table[position], keys[position]
-            if block in self._keys or key in self._cached:  # published before, or another block has the key
-                continue
-            self._cached[key] = block
-            self._keys[block] = key
-            self.cache.put(key, position)
-            self.cache.hold(key)
+            self._publish(table[position], keys[position], position)
+
+    def publish_block(self, allocation: BlockAllocation, key: BlockKey, position: int) -> None:
+        """Make the full block at index `position` of an allocation available to other requests under `key`."""
+        self._publish(self._tables[allocation][position], key, position)
+
+    def _publish(self, block: int, key: BlockKey, position: int) -> None:
+        if block in self._keys or key in self._cached:  # published before, or another block has the key
+            return
+        self._cached[key] = block
+        self._keys[block] = key
+        self.cache.put(key, position)
+        self.cache.hold(key)
 
     def _share(self, owner: str, keys: Sequence[BlockKey], total: int) -> BlockAllocation:
         """Create an allocation of `total` blocks that shares the cached blocks with the keys `keys`.

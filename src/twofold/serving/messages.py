@@ -5,7 +5,7 @@ import msgspec
 from twofold.handoff import HandoffMode, Lease
 from twofold.instance import Role
 from twofold.performance.transfer import LinkSpeed, PrefillSpeed
-from twofold.request import BlockKey, Generation, Request, SamplingParams, TokenOutput
+from twofold.request import BlockChain, BlockKey, Generation, Request, SamplingParams, TokenOutput
 from twofold.scheduling.instance.status import InstanceStatus
 from twofold.security.network import HOME
 from twofold.serving.config import ServiceConfig
@@ -63,7 +63,10 @@ class Reserve(Message, frozen=True, kw_only=True):
     request: Request
     sampling: SamplingParams
     source: str
-    prompt_token_ids: list[int] | None = None  # if the decode worker recomputes KV, or samples by earlier tokens
+    # The end of the prompt: all of it if the decode worker recomputes KV or samples by earlier tokens, otherwise the
+    # tokens of its incomplete last block, with which the output continues `chain`.
+    prompt_token_ids: list[int] = []
+    chain: BlockChain | None = None
 
 
 class Abort(Message, frozen=True, kw_only=True):

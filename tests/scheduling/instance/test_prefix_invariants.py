@@ -54,11 +54,11 @@ sizes = st.lists(
 )
 
 
-def keys_of(number, prompt_tokens, shared_blocks, family):
-    """Return the block keys of a prompt with a shared prefix."""
+def keys_of(number, tokens, shared_blocks, family):
+    """Return the keys of the full blocks of `tokens` tokens with a shared prefix."""
     return tuple(
         1000 * family + place if place < shared_blocks else 1_000_000 + 1000 * number + place
-        for place in range(prompt_tokens // BLOCK)
+        for place in range(tokens // BLOCK)
     )
 
 
@@ -81,6 +81,13 @@ def run(world, sizes):
         for number, (prompt, output, arrival, _, shared, family) in enumerate(sizes)
     ]
     requests.sort(key=lambda request: request.arrival_s)
+
+    def output_keys(request_id):
+        # The answer to a prompt of shared blocks continues them: prompts with more of these blocks are the next turn.
+        prompt, output, _, _, shared, family = sizes[int(request_id)]
+        shared = 1000 if prompt // BLOCK <= shared else shared
+        return keys_of(int(request_id), prompt + output - 1, shared, family)[prompt // BLOCK :]
+
     aborts = {str(number): float(size[3]) for number, size in enumerate(sizes) if size[3] is not None}
     made = VirtualCluster(
         CLUSTERS[cluster],
@@ -89,6 +96,7 @@ def run(world, sizes):
         batch_s=lambda prefill, decodes: per_token * (1 + prefill + decodes),
         transfer_s=lambda request: transfer * request.prompt_tokens,
         accounts=lambda blocks, size: PrefixBlockAllocator(size, PrefixCache(blocks, create_eviction(eviction))),
+        output_keys=output_keys,
         **drawn,
     )
     made.run(requests, aborts)

@@ -190,3 +190,34 @@ def test_evicts_retained_blocks_for_a_prompt_that_needs_them():
     instance.submit(prompt("all", 32, "xyzuvwst"), decodes_here=False)
     assert ran(instance) == ["all"]
     assert instance.status().blocks_pinned == 0
+
+
+@pytest.mark.parametrize("batcher", ["mixed", "chunked-prefill", "splitwise"])
+def test_the_next_turn_reuses_the_answer(batcher):
+    instance = reusing(batcher)
+    instance.submit(prompt("a", 10, "ab", output=8), decodes_here=True)
+    while (batch := instance.next_batch(0.0)) is not None:
+        for item in batch.items:
+            position, rest = divmod(item.context_tokens + 1, 4)
+            if item.phase is Phase.DECODE and rest == 0:
+                instance.filled("a", position - 1, b"abcdef"[:position])
+        instance.filled("unknown", 0, b"x")
+        instance.complete(batch)
+    # KV exists of 10 prompt tokens and of all output tokens but the last: four full blocks.
+    assert instance.status().blocks_cached == 4
+    instance.submit(prompt("b", 22, "abcdx"), decodes_here=True)
+    assert items(instance) == [BatchItem("b", Phase.PREFILL, 6, 16, samples=True)]
+
+
+def test_an_aborted_answer_leaves_its_full_blocks():
+    instance = reusing("mixed")
+    instance.submit(prompt("a", 10, "ab", output=8), decodes_here=True)
+    step(instance)
+    step(instance)
+    batch = instance.next_batch(0.0)
+    instance.filled("a", 2, b"abc")
+    instance.abort("a")
+    instance.filled("a", 3, b"abcd")
+    instance.complete(batch)
+    instance.submit(prompt("b", 22, "abcdx"), decodes_here=True)
+    assert items(instance) == [BatchItem("b", Phase.PREFILL, 10, 12, samples=True)]

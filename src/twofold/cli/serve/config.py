@@ -24,7 +24,7 @@ from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.kvcache.sharding import Sharding
-from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
+from twofold.scheduling.routers import APPENDING_ROUTERS, FIXED_ROLE_ROUTERS
 from twofold.security.key import read_key
 from twofold.security.network import HOME, HostNetwork, TcpEndpoint, own_host
 from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
@@ -81,6 +81,7 @@ def _from_flags(settings: ServeSettings) -> ServiceConfig:
         chunked_prefill=settings.enable_chunked_prefill is not False,
         inlines=settings.inline_tbt is not None,
         roles_move=roles_move,
+        appends=router in APPENDING_ROUTERS,
         batchers=settings.batcher or {},
     )
     workers = plan_workers(

@@ -18,6 +18,7 @@ class Router(ABC):
     # Requirements of the router on the simulator or service.
     fixed_roles: ClassVar[bool] = True  # instances run only the phases they were started for
     needs_forecast: ClassVar[bool] = False  # `Pools.forecast` must be set
+    appends: ClassVar[bool] = False  # decode instances may prefill, so their batcher must
     uses_cells: ClassVar[bool] = False  # instances are grouped into cells
     reads_prefix_caches: ClassVar[bool] = False  # `Pools.forecast` must index the cached prefixes
     repeats_routes: ClassVar[bool] = True  # a request routed twice, with equal loads, gets the same route

@@ -27,7 +27,7 @@ from twofold.batch import Batch
 from twofold.kvcache.allocator import BlockAllocation, BlockAllocator, LeaseTable
 from twofold.kvcache.cache import RemovalReason
 from twofold.kvcache.paged import PrefixBlockAllocator
-from twofold.request import FinishReason, Phase, Request
+from twofold.request import BlockKey, FinishReason, Phase, Request
 from twofold.scheduling.instance.batcher import Batcher, SchedulingBudget
 from twofold.scheduling.instance.kv_receiver import KvReceiver, allocation_of
 from twofold.scheduling.instance.queues import (
@@ -62,7 +62,7 @@ class InstanceScheduler(KvReceiver):
     per lane. `max_num_seqs` applies to each batch.
 
     With a `PrefixBlockAllocator`, a prompt gets the blocks of its cached prefix when it starts, and full blocks of
-    prompts are published for reuse after each batch.
+    prompts are published for reuse after each batch. A live worker publishes full blocks of outputs with `filled`.
     """
 
     def __init__(
@@ -285,6 +285,15 @@ class InstanceScheduler(KvReceiver):
         lane.message = batch = Batch(self._batches, tuple(items))
         self._batches += 1
         return batch
+
+    def filled(self, request_id: str, position: int, key: BlockKey) -> None:
+        """Let later prompts reuse the block at index `position` of a request, which a decode has just filled.
+
+        Call this before `complete`. It does nothing for unknown requests and without a prefix cache.
+        """
+        sequence = self.sequences.get(request_id)
+        if self.shared is not None and sequence is not None and sequence.queue is not None:
+            self.shared.publish_block(allocation_of(sequence), key, position)
 
     def complete(self, batch: Batch, stopped: Collection[str] = ()) -> list[StepResult]:
         """Complete the oldest running batch and return one result per sampled token. `stopped` has the ids of the

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from twofold.scheduling.cluster.pools import pending_tokens, requests
 from twofold.scheduling.cluster.router import Router
+from twofold.scheduling.routers.appending import AppendPrefill
 from twofold.scheduling.routers.cells import CellRouter
 from twofold.scheduling.routers.draws import TwoChoices, at_random, round_robin
 from twofold.scheduling.routers.forecasting import Conductor, ShortestPredictedQueue
@@ -36,11 +37,15 @@ ROUTERS: dict[str, RegisteredRouter] = {
     "load": RegisteredRouter(ShortestPredictedQueue, "shortest predicted prefill queue"),
     "local-prefix": RegisteredRouter(lambda: Conductor(threshold=None), "least predicted TTFT, no fetches"),
     "conductor": RegisteredRouter(Conductor, "least predicted TTFT, fetches cached prefixes (Mooncake)"),
+    "append": RegisteredRouter(
+        AppendPrefill, "conductor that prefills on decode instances with most of the prompt cached"
+    ),
     "splitwise": RegisteredRouter(SplitwiseRouter, "three pools with a mixed pool that adapts (Splitwise)"),
     "splitwise-sim": RegisteredRouter(SplitwiseSimRouter, "as splitwise, with SplitwiseSim's idle rule"),
 }
 
 FIXED_ROLE_ROUTERS = tuple(name for name, router in ROUTERS.items() if router.kind.fixed_roles)
+APPENDING_ROUTERS = tuple(name for name, router in ROUTERS.items() if router.kind.appends)
 CELL_ROUTERS = tuple(name for name, router in ROUTERS.items() if router.kind.uses_cells)
 FORECASTING_ROUTERS = tuple(name for name, router in ROUTERS.items() if router.kind.needs_forecast)
 LIVE_ROUTERS = tuple(name for name, router in ROUTERS.items() if not router.kind.needs_idle_events)

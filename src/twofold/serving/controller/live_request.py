@@ -7,6 +7,7 @@ import msgspec
 
 from twofold.errors import RequestError, TwofoldError
 from twofold.events import PlacedRequest
+from twofold.kvcache.prefix import later_keys
 from twofold.request import Generation, TokenOutput
 from twofold.scheduling.admission.admission import QueuedRequest
 from twofold.scheduling.admission.limits import Refusal, RefusalReason
@@ -90,10 +91,15 @@ class LiveRequest:
         )
         if not made:
             return msgspec.structs.replace(generation, request=attempt)
+        token_ids, chain = generation.prompt_token_ids + self._tokens, generation.chain
+        if chain is not None:  # the KV of the output may be cached
+            keys = request.prefix_blocks
+            more = later_keys(chain, keys, token_ids[len(keys) * chain.block_size :])
+            attempt = msgspec.structs.replace(attempt, prefix_blocks=(*keys, *more))
         return msgspec.structs.replace(
             generation,
             request=attempt,
-            prompt_token_ids=generation.prompt_token_ids + self._tokens,
+            prompt_token_ids=token_ids,
             sampling=msgspec.structs.replace(
                 sampling,
                 max_tokens=sampling.max_tokens - made,

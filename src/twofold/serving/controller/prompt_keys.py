@@ -4,8 +4,8 @@ import secrets
 
 import msgspec
 
-from twofold.kvcache.prefix import prefix_keys, tenant_salt
-from twofold.request import Generation
+from twofold.kvcache.prefix import later_keys, root_key, tenant_salt
+from twofold.request import BlockChain, Generation
 
 
 class PromptKeys:
@@ -27,10 +27,12 @@ class PromptKeys:
         salt = self._salt(generation.key)
         if generation.cache_salt:
             salt = tenant_salt(generation.cache_salt, secret=salt)
-        scored = generation.sampling.prompt_logprobs is not None
-        blocks = [] if scored else prefix_keys(generation.prompt_token_ids, self._block_size, salt)
-        request = msgspec.structs.replace(generation.request, prefix_blocks=tuple(blocks))
-        return msgspec.structs.replace(generation, request=request, cache_salt="")
+        if generation.sampling.prompt_logprobs is not None:
+            return msgspec.structs.replace(generation, cache_salt="")
+        chain = BlockChain(root_key(salt), self._block_size)
+        blocks = tuple(later_keys(chain, (), generation.prompt_token_ids))
+        request = msgspec.structs.replace(generation.request, prefix_blocks=blocks)
+        return msgspec.structs.replace(generation, request=request, chain=chain, cache_salt="")
 
     def _salt(self, tenant: str) -> bytes:
         salt = self._salts.get(tenant)

@@ -168,13 +168,16 @@ class LiveRequests:
             self._reserve(generation, placed)
 
     def _reserve(self, generation: Generation, placed: PlacedRequest) -> None:
-        needs_prompt = self._recomputes or generation.sampling.needs_history
+        request, prompt, chain = generation.request, generation.prompt_token_ids, generation.chain
+        if not (self._recomputes or generation.sampling.needs_history):
+            prompt = [] if chain is None else prompt[len(request.prefix_blocks) * chain.block_size :]
         reserve = Reserve(
-            request=generation.request,
+            request=request,
             # The prefill worker scores the prompt.
             sampling=msgspec.structs.replace(generation.sampling, prompt_logprobs=None),
             source=placed.route.prefill,
-            prompt_token_ids=generation.prompt_token_ids if needs_prompt else None,
+            prompt_token_ids=prompt,
+            chain=chain,
         )
         self._workers.send(placed.route.decode, reserve)
 

@@ -23,13 +23,15 @@ class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
 
     `batchers` maps a role to the name of a batcher, which replaces the batcher that the other settings select.
     With `inlines`, mixed workers add whole prompts to decode batches. `roles_move` says that workers may change
-    roles; every worker then has Splitwise's batcher, which runs both phases.
+    roles; every worker then has Splitwise's batcher, which runs both phases. With `appends`, decode workers run chunks
+    of prompts, too.
     """
 
     chunked_prefill: bool = True
     max_num_batched_tokens: TokenBudget | None = None
     inlines: bool = False
     roles_move: bool = False
+    appends: bool = False
     batchers: Mapping[Role, str] = {}
 
     def terms(self, *, colocated: bool) -> JoinTerms:
@@ -37,13 +39,18 @@ class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
 
         Raise ConfigurationError for incompatible settings.
         """
-        chosen = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
+        chosen = {Role.PREFILL: "prefill", Role.DECODE: "chunked-prefill" if self.appends else "decode"}
         if colocated:
             whole = INLINED if self.inlines else "mixed"
             chosen = {Role.MIXED: "chunked-prefill" if self.chunked_prefill and not self.inlines else whole}
         if self.roles_move:
             chosen = dict.fromkeys(Role, "splitwise")
         chosen |= {role: name for role, name in self.batchers.items() if role in chosen}
+        decodes = chosen.get(Role.DECODE)
+        require(
+            not self.appends or decodes is None or BATCHERS[decodes].prefills,
+            f"the router prefills on decode workers, which the batcher {decodes} cannot",
+        )
         require(
             self.max_num_batched_tokens != AUTO or any(BATCHERS[batcher].whole_prompts for batcher in chosen.values()),
             "--max-num-batched-tokens auto needs batchers for whole prompts: leave out chunked prefill "

@@ -194,9 +194,10 @@ class StoreClient:
         start: int = 0,
         computed: Callable[[int], bool] = lambda _layer: True,
     ) -> int:
-        """Copy the blocks of a prompt, beginning with block `start`, to the store; return the number of copied blocks.
-        `computed` is called with each layer before its copy: it waits until the engine has computed the layer, and
-        returns False to end the copy.
+        """Copy consecutive blocks to the store, of which the first has index `start` in its request.
+
+        Return the number of copied blocks. `computed` is called with each layer before its copy: it waits until the
+        engine has computed the layer, and returns False to end the copy.
         """
         # The caller keeps the blocks allocated during this call. Blocks that the store has already are not copied.
         stored = written = 0
@@ -205,7 +206,7 @@ class StoreClient:
                 stored += written
                 if leased.last:
                     break
-                slots, sources = list(leased.slots.values()), [blocks[index] for index in leased.slots]
+                slots, sources = list(leased.slots.values()), [blocks[index - start] for index in leased.slots]
                 whole = _fill(request.memory, slots, copier, sources, computed)
                 if whole is None:
                     break

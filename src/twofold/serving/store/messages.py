@@ -68,7 +68,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Request to write the KV blocks of a prompt to the store, beginning with the block at index `start`."""
+    """Request to write consecutive KV blocks to the store. The first has index `start` in its request."""
 
     keys: list[bytes]
     start: int

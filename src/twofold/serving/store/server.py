@@ -146,7 +146,7 @@ class StoreServer:
             case messages.Load(keys=keys):
                 self._manager.load(requester, keys)
             case messages.Put(keys=keys, start=start):
-                self._manager.put(requester, keys, start)
+                self._manager.put(requester, [b""] * start + keys, start)  # the keys of earlier blocks are not needed
             case messages.Commit(blocks=blocks):
                 self._manager.commit(requester, blocks)
             case messages.Release(slots=None):

@@ -104,6 +104,7 @@ class JournaledInstance(InstanceScheduler):
     peer_lost = _journaled(InstanceScheduler.peer_lost, "source")
     handed_off = _journaled(InstanceScheduler.handed_off, "request_id")
     abort = _journaled(InstanceScheduler.abort, "request_id")
+    filled = _journaled(InstanceScheduler.filled, "request_id", "position", "key")
 
     def submit(self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False) -> None:
         super().submit(request, decodes_here=decodes_here, reused_tokens=reused_tokens, fetching=fetching)

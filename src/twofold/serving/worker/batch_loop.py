@@ -8,7 +8,7 @@ from functools import partial
 
 from twofold.batch import Batch, BatchItem
 from twofold.engine.base import NO_TOKEN, Engine, OnLayer, PipelineEngine, Sampled, SequenceStep
-from twofold.request import Phase, TokenOutput
+from twofold.request import BlockKey, Phase, TokenOutput
 from twofold.scheduling.instance.queues import StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.scheduling.instance.swap_preemption import BlockCopy
@@ -26,6 +26,7 @@ class PreparedBatch:
     batch: Batch
     steps: list[SequenceStep]
     reused: dict[str, int]  # cached prompt tokens by request id
+    filled: list[tuple[str, int, BlockKey]]  # blocks that decodes fill: request id, index and key
     handing_off: list[str]  # requests that are handed off after this batch
     layers: LayerSync | None  # synchronizes the batch with the KV store
     received: list[Sequence[int]]  # blocks from peers, copied before the batch
@@ -96,9 +97,10 @@ class BatchLoop:
                     steps = [self._step(item) for item in batch.items]
                     prompts = [item.request_id for item in batch.items if item.phase is Phase.PREFILL]
                     reused = {request_id: self._scheduler.reused_tokens(request_id) for request_id in prompts}
+                    filled = [] if self._scheduler.shared is None else self._fill_blocks(batch)
                     handing_off = self._begin_handoffs(batch)
                     layers, received = state.prefixes.begin(batch), state.landing.take()
-                    return PreparedBatch(batch, steps, reused, handing_off, layers, received, copies, now)
+                    return PreparedBatch(batch, steps, reused, filled, handing_off, layers, received, copies, now)
                 state.report_changes()
                 state.changed.wait()
             return None
@@ -128,6 +130,15 @@ class BatchLoop:
             copies=() if copy is None else (copy,),
         )
 
+    def _fill_blocks(self, batch: Batch) -> list[tuple[str, int, BlockKey]]:
+        filled: list[tuple[str, int, BlockKey]] = []
+        for item in batch.items:
+            if item.phase is Phase.DECODE:
+                sequence = self._state.sequences[item.request_id]
+                if sequence.fill_block(item.context_tokens + 1):
+                    filled.append((item.request_id, len(sequence.block_keys) - 1, sequence.block_keys[-1]))
+        return filled
+
     def _begin_handoffs(self, batch: Batch) -> list[str]:
         completed = [i.request_id for i in batch.items if i.phase is Phase.PREFILL and i.samples]
         blocks_of = self._scheduler.blocks_of
@@ -147,6 +158,8 @@ class BatchLoop:
                     state.sequences[item.request_id].prompt_scores.extend(result.prompt_scores)
                 if result.token_id != NO_TOKEN:
                     drawn[item.request_id] = result
+            for request_id, position, key in started.filled:
+                self._scheduler.filled(request_id, position, key)
             outcomes = self._scheduler.complete(started.batch, self._stopped(drawn))
             tokens = [(o.request_id, self._token(o, drawn[o.request_id], started.reused)) for o in outcomes]
             state.grant()

@@ -202,7 +202,8 @@ class InboxLoop:
         state.sequences[request.id] = TokenSequence(
             generation.sampling,
             token_ids=generation.prompt_token_ids,
-            prefix_blocks=keys,
+            block_keys=list(keys),
+            chain=generation.chain,
             cache_salt=generation.cache_salt,
         )
         if message.target is not None and message.mode is not None:
@@ -229,15 +230,18 @@ class InboxLoop:
                 self._state.changed.notify()
 
     def _reserve(self, message: messages.Reserve) -> None:
-        request, prompt = message.request, message.prompt_token_ids
-        sequence = (
-            TokenSequence(message.sampling, offset=request.prompt_tokens)
-            if prompt is None
-            else TokenSequence(message.sampling, token_ids=prompt)
+        state, request, prompt = self._state, message.request, message.prompt_token_ids
+        state.sequences[request.id] = TokenSequence(
+            message.sampling,
+            offset=request.prompt_tokens - len(prompt),
+            token_ids=prompt,
+            block_keys=list(request.prefix_blocks),
+            chain=message.chain,
+            # The prefill worker stores the prompt on its host.
+            stored_blocks=0 if state.peers.elsewhere(message.source) else len(request.prefix_blocks),
         )
         self._compile(message.sampling)  # complete long before the KV arrives
-        self._state.sequences[request.id] = sequence
-        self._state.scheduler.reserve(request, message.source)
+        state.scheduler.reserve(request, message.source)
 
     def _lose(self, instance: str) -> None:
         state = self._state

@@ -30,7 +30,7 @@ _MAX_HELD_SHARE = 1 / 4
 class _Held(NamedTuple):
     keys: Sequence[bytes]
     blocks: Sequence[int]
-    start: int  # blocks before it were stored earlier
+    start: int  # index of the first of these blocks in its request
     grant: BlockAllocation
 
 
@@ -75,40 +75,40 @@ class StoredPrefixes(PrefixSource):
             self._wanted.put((request_id, _live(keys), queue))
 
     def begin(self, batch: Batch) -> LayerSync | None:
-        prompts = [item for item in batch.items if item.phase is Phase.PREFILL]
-        loads = self._loads_for(prompts) if self._loads else []
-        computed = self._put(prompts) if self._client.epoch is not None else None
+        loads = self._loads_for(batch.items) if self._loads else []
+        computed = self._put(batch.items) if self._client.epoch is not None else None
         return LayerSync(self._copier.layers, loads, computed) if loads or computed is not None else None
 
-    def _loads_for(self, prompts: Sequence[BatchItem]) -> list[ReadyLayers]:
-        # Loads in progress into blocks that these prompts read.
+    def _loads_for(self, items: Sequence[BatchItem]) -> list[ReadyLayers]:
+        # Loads in progress into blocks that the prompts of a batch read.
         scheduler, reads = self._scheduler, set[int]()
-        for item in prompts:
-            reads.update(scheduler.blocks_of(item.request_id), scheduler.copy_of(item.request_id) or ())
+        for item in items:
+            if item.phase is Phase.PREFILL:
+                reads.update(scheduler.blocks_of(item.request_id), scheduler.copy_of(item.request_id) or ())
         return [layers for blocks, layers in self._loads if not blocks.isdisjoint(reads)]
 
-    def _put(self, prompts: Sequence[BatchItem]) -> ReadyLayers | None:
+    def _put(self, items: Sequence[BatchItem]) -> ReadyLayers | None:
         if not self._puts.empty() and self._held_blocks > _MAX_HELD_SHARE * self._shared.num_blocks:
             return None
-        held = [self._hold(item, keys) for item in prompts if (keys := self._full(item))]
+        held = [each for item in items if (each := self._hold(item)) is not None]
         if not held:
             return None
         computed = ReadyLayers()
         self._puts.put((held, computed))
         return computed
 
-    def _full(self, item: BatchItem) -> list[bytes]:
-        keys = self._state.sequences[item.request_id].prefix_blocks
-        return _live(keys[: (item.context_tokens + item.num_tokens) // self._shared.block_size])
-
-    def _hold(self, item: BatchItem, keys: Sequence[bytes]) -> _Held:
-        scheduler, shared = self._scheduler, self._shared
-        grant = scheduler.allocation_of(item.request_id)
+    def _hold(self, item: BatchItem) -> _Held | None:
+        """Hold the blocks of a request that are full after this batch and not queued for the store yet."""
+        shared, sequence = self._shared, self._state.sequences[item.request_id]
+        start, end = sequence.stored_blocks, (item.context_tokens + item.num_tokens) // shared.block_size
+        keys = _live(sequence.block_keys[start:end])
+        if not keys:
+            return None
+        sequence.stored_blocks = start + len(keys)
+        grant = self._scheduler.allocation_of(item.request_id)
         shared.begin_transfer(grant)
         self._held_blocks += len(keys)
-        begins = item.context_tokens == scheduler.reused_tokens(item.request_id)
-        start = 0 if begins else item.context_tokens // shared.block_size
-        return _Held(keys, tuple(shared.blocks_of(grant)[: len(keys)]), start, grant)
+        return _Held(keys, tuple(shared.blocks_of(grant)[start : start + len(keys)]), start, grant)
 
     def _queue(self, request_id: str, queue: Queue) -> None:
         if request_id in self._state.sequences:

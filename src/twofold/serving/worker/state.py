@@ -12,7 +12,8 @@ from twofold.engine.grammar import GrammarMatchers
 from twofold.handoff import Lease
 from twofold.kvcache.allocator import LeaseTable
 from twofold.kvcache.cache import CacheObserver, RemovalReason
-from twofold.request import BlockKey, Request, SamplingParams, TokenOutput, TokenScore
+from twofold.kvcache.prefix import later_keys
+from twofold.request import BlockChain, BlockKey, Request, SamplingParams, TokenOutput, TokenScore
 from twofold.scheduling.instance.status import InstanceStatus
 from twofold.serving.controller.heartbeat import ParentWatchdog, watchdog_clock
 from twofold.serving.controller.mailbox import Outbox
@@ -83,13 +84,16 @@ class TokenSequence:
     """Tokens and sampling parameters of a request.
 
     `token_ids` begins at position `offset` of the request, because a decode worker may lack the prompt's tokens.
+    `block_keys` are the keys of the full blocks of the prompt, and then of the output if `chain` is given.
     """
 
     sampling: SamplingParams
     offset: int = 0
     token_ids: list[int] = field(default_factory=list)
     generated: int = 0  # output tokens
-    prefix_blocks: tuple[BlockKey, ...] = ()  # keys of the prompt's full blocks
+    block_keys: list[BlockKey] = field(default_factory=list)
+    chain: BlockChain | None = None
+    stored_blocks: int = 0  # leading blocks that were queued for the host's store
     cache_salt: str = ""  # only requests with the same salt share blocks
     prompt_scores: list[TokenScore] = field(default_factory=list)  # of the chunks computed so far
 
@@ -101,6 +105,17 @@ class TokenSequence:
         """Return `count` tokens of the request from position `start` on."""
         return self.token_ids[start - self.offset : start - self.offset + count]
 
+    def fill_block(self, end: int) -> bool:
+        """Add the key of the block that token `end` − 1 fills; return False if it fills none, or the block has no key.
+
+        Call this with the end of each decode iteration, in order.
+        """
+        chain = self.chain
+        if chain is None or end % chain.block_size:
+            return False
+        self.block_keys.extend(later_keys(chain, self.block_keys, self.slice(end - chain.block_size, chain.block_size)))
+        return True
+
     def ends_with(self, token_id: int, eos_token_ids: frozenset[int]) -> bool:
         """Return whether a sampled token ends the output: it is EOS or a stop token of the request."""
         is_eos = token_id in eos_token_ids and not self.sampling.ignore_eos
@@ -108,7 +123,7 @@ class TokenSequence:
 
 
 class CacheChanges(CacheObserver):
-    """Prompt blocks cached or evicted since the last call of `take`."""
+    """Blocks cached or evicted since the last call of `take`."""
 
     def __init__(self) -> None:
         self._changes: dict[BlockKey, bool] = {}  # True: cached, False: evicted

@@ -167,7 +167,7 @@ class VllmLoop:
         here = max(1, output - elsewhere)
         sampling = vllm_sampling(sequence.sampling, request.prompt_tokens, here, self._eos, held.constrained)
         salt = request.id if held.source else sequence.cache_salt  # no sharing of blocks that a peer writes
-        keys = () if held.source else sequence.prefix_blocks
+        keys = () if held.source else sequence.block_keys
         self._core.add(request.id, sequence.token_ids, sampling, salt, keys)
 
     def _account(self, outputs: list[EngineCoreOutput], began: float) -> None:

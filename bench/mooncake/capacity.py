@@ -18,7 +18,7 @@ from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import create_eviction
 from twofold.planning.capacity.curve import NEVER, least_capacities
 from twofold.request import BlockKey
-from twofold.workload.rescale import BLOCK_TOKENS
+from twofold.workload.blocks import BLOCK_TOKENS
 from twofold.workload.trace import open_trace
 
 PUBLISHED = {

@@ -6,8 +6,8 @@ from itertools import chain
 import msgspec
 
 from twofold.request import Request
+from twofold.workload.blocks import BLOCK_TOKENS
 from twofold.workload.distributions import arrival_times
-from twofold.workload.rescale import BLOCK_TOKENS
 
 SPLIT, EVEN, VLLM = "3P+1D", "2P+2D", "vLLM"
 _FAR = 1 << 20  # maximum blocks of a prompt, so that block ids do not collide

@@ -9,7 +9,7 @@ from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.simulation.closed_loop import ClosedLoop
+from twofold.simulation.clients import ClosedLoop
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
 from twofold.timeline import Moment

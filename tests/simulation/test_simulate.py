@@ -139,6 +139,10 @@ def test_stop_when_leaves_requests_unfinished():
         ({"failures": (InstanceFailure(instance="decode-0", at_s=2.0, back_s=1.0),)}, "back_s must be after at_s"),
         ({"memory_utilization": 0.05}, "llama2-70b needs"),
         (
+            {"router": "append", "pools": (SPLIT.pools[0], msgspec.structs.replace(SPLIT.pools[1], batcher="decode"))},
+            "the router append prefills on decode instances",
+        ),
+        (
             {"pools": (PoolSpec(machines=1, machine="dgx-h100", role=Role.MIXED, batcher="magic"),)},
             "unknown batcher 'magic'",
         ),

@@ -9,7 +9,7 @@ import pytest
 
 from support.traces import ROOT, public_trace
 from twofold.workload.distributions import load_lengths
-from twofold.workload.source import NAMED, is_named
+from twofold.workload.source import LENGTHS, is_named
 
 PUBLISHED = {"azure-code": ((1469, 2048), (13, 28)), "azure-conv": ((1020, 1155), (129, 211))}
 
@@ -37,7 +37,7 @@ def test_generated_lengths_stay_within_the_observed_range(name):
     assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.02
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", LENGTHS)
 def test_data_names_its_source(name):
     """Every packaged distribution is valid and names its source, licence and paper."""
     lengths = load_lengths(name)

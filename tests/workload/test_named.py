@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.traces import ask
 from twofold.errors import ConfigurationError, WorkloadError
 from twofold.workload.rescale import mean_rate
-from twofold.workload.source import NAMED, generate, workload
+from twofold.workload.source import LENGTHS, generate, workload
 from twofold.workload.trace import FORMATS, write_trace
 
 
@@ -22,7 +22,7 @@ def trace(tmp_path):
 
 
 @given(
-    name=st.sampled_from(NAMED),
+    name=st.sampled_from(LENGTHS),
     seed=st.integers(0, 2**32),
     rate=st.floats(0.1, 1000),
     arrival=st.sampled_from([None, "poisson", "gamma", "constant"]),
@@ -86,7 +86,7 @@ def test_trace_lengths_combine_with_an_arrival_process(trace):
     ("spec", "options", "message"),
     [
         ("azure-cod", {}, r"nor lengths as in 512\+64 nor one of azure-code, .*\(did you mean azure-code\?\)"),
-        ("zebra", {}, "'zebra' is neither a trace file nor lengths .*, distserve-summaries$"),
+        ("zebra", {}, "'zebra' is neither a trace file nor lengths .*, distserve-summaries, agent$"),
         ("", {}, "'' is neither a trace file"),
         ("azure-code", {"num_requests": 1}, r"azure-code needs a rate .* \(its trace has 2.57\)"),
         ("azure-code", {"rate": 1.0}, "give a number of requests or a duration"),

@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 
 from twofold.bench.endpoint import Endpoint, authorization
+from twofold.bench.prompts import Prompt
 from twofold.errors import TwofoldError
 from twofold.events import Recorder
 from twofold.request import FinishReason, Request
@@ -37,6 +38,7 @@ class StreamChoice(msgspec.Struct, frozen=True):
     text: str | None = None
     delta: StreamDelta | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | None = None
 
     @property
     def opens_chat(self) -> bool:
@@ -46,6 +48,11 @@ class StreamChoice(msgspec.Struct, frozen=True):
     @property
     def has_text(self) -> bool:
         return bool(self.text) or (self.delta is not None and self.delta.has_text)
+
+    @property
+    def answer(self) -> str:
+        """Text of the answer, without reasoning."""
+        return (self.text if self.delta is None else self.delta.content) or ""
 
 
 class StreamPromptDetails(msgspec.Struct, frozen=True):
@@ -118,6 +125,9 @@ class Reply:
     finish_reason: str | None = None
     usage: StreamUsage | None = None
     done: bool = False
+    keeps_output: bool = False  # for the next turn of a session
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
 
     def add(self, choice: StreamChoice, now: float) -> None:
         """Record a chunk that arrived at `now` (s)."""
@@ -128,6 +138,9 @@ class Reply:
             self.chunk_has_text.append(has_text)
             self.ends_with_notice = not has_text and choice.finish_reason is not None
         self.finish_reason = choice.finish_reason or self.finish_reason
+        if self.keeps_output:
+            self.text += choice.answer
+            self.token_ids += choice.token_ids or ()
 
     @property
     def complete(self) -> bool:
@@ -167,10 +180,13 @@ class RequestFailedError(TwofoldError):
 
 
 class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Success or failure of a request. `chunks` counts the chunks with output."""
+    """Success or failure of a request. `chunks` counts the chunks with output, `cached_tokens` the tokens of the prompt
+    that the server reports as found in its prefix cache.
+    """
 
     request_id: str
     chunks: int
+    cached_tokens: int | None = None  # None if the server does not report it
     error: str | None = None
     detail: str | None = None
 
@@ -205,7 +221,7 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    def body(self, request: Request, prompt: list[int] | str) -> bytes:
+    def body(self, request: Request, prompt: Prompt) -> bytes:
         """Return the JSON body of a request."""
         fields: dict[str, object] = {
             "model": self._endpoint.model,
@@ -217,9 +233,11 @@ class Client:
         if self._config.ignore_eos:
             fields["ignore_eos"] = True
         if self._config.chat:
-            fields["messages"] = [{"role": "user", "content": prompt}]
+            fields["messages"] = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         else:
             fields["prompt"] = prompt
+            if request.session and isinstance(prompt, list):
+                fields["return_token_ids"] = True  # for the prompt of the next turn
         return msgspec.json.encode(fields)
 
     async def send(self, request: Request, body: bytes, reply: Reply | None = None) -> RequestOutcome:
@@ -239,7 +257,11 @@ class Client:
         finally:
             self._record(timeline, reply, reason)
         why, detail = (None, None) if failure is None else (failure.reason, failure.detail)
-        return RequestOutcome(request_id=request.id, chunks=len(reply.chunk_times_s), error=why, detail=detail)
+        details = None if reply.usage is None else reply.usage.prompt_tokens_details
+        cached = None if details is None else details.cached_tokens
+        return RequestOutcome(
+            request_id=request.id, chunks=len(reply.chunk_times_s), cached_tokens=cached, error=why, detail=detail
+        )
 
     def _record(self, timeline: Timeline, reply: Reply, reason: FinishReason) -> None:
         request = timeline.request

@@ -11,10 +11,11 @@ from itertools import chain
 
 import msgspec
 
-from twofold.bench.client import Client, ClientConfig, RequestOutcome
+from twofold.bench.client import Client, ClientConfig, Reply, RequestOutcome
 from twofold.bench.endpoint import Endpoint
 from twofold.bench.prompts import PromptMaker
-from twofold.errors import ConfigurationError
+from twofold.bench.sessions import Dialogue
+from twofold.errors import ConfigurationError, require
 from twofold.events import Recorder
 from twofold.request import Request
 from twofold.timeline import Moment, Timeline
@@ -64,6 +65,14 @@ class LoadResult:
     def errors(self) -> dict[str, str]:
         """Failure reason of each failed request, by request id."""
         return {outcome.request_id: outcome.error for outcome in self.outcomes if outcome.error is not None}
+
+    @property
+    def cached_share(self) -> float | None:
+        """Share of the prompt tokens that the server found in its prefix cache; None if it does not report them."""
+        lengths = {timeline.request.id: timeline.request.prompt_tokens for timeline in self.timelines}
+        done = [outcome for outcome in self.outcomes if outcome.cached_tokens is not None]
+        tokens = sum(lengths[outcome.request_id] for outcome in done)
+        return sum(outcome.cached_tokens or 0 for outcome in done) / tokens if tokens else None
 
     @property
     def packed_tokens(self) -> int:
@@ -134,27 +143,48 @@ class _Load:
                 else:
                     for _ in range(self._config.concurrency):
                         tasks.create_task(self._client_of_closed_loop(left))
+        except ExceptionGroup as failed:  # a wrong setting, which is the same for every request
+            raise failed.exceptions[0] from None
         finally:
             self._result.ended_s = time.monotonic()
 
     async def _open_loop(self, requests: Iterator[Request], origin_s: float, replies: asyncio.TaskGroup) -> None:
+        sessions: dict[str, asyncio.Task[Dialogue]] = {}
         for request in requests:
-            body = self._body(request)
             due_s = origin_s + request.arrival_s
+            if request.session:
+                await asyncio.sleep(due_s - time.monotonic())
+                turn = self._turn(request, due_s, sessions.get(request.session))
+                sessions[request.session] = replies.create_task(turn)
+            else:
+                body = self._body(request)
+                await asyncio.sleep(due_s - time.monotonic())
+                replies.create_task(self._send(request, body, due_s))
+
+    async def _turn(self, request: Request, due_s: float, before: asyncio.Task[Dialogue] | None) -> Dialogue:
+        """Send a turn of a session after the one before it, and return the session so far."""
+        if before is None:
+            dialogue = Dialogue(self._config.prompts, self._config.client.chat)
+        else:
+            dialogue = await before
+            due_s = max(due_s, time.monotonic() + request.think_s)
             await asyncio.sleep(due_s - time.monotonic())
-            replies.create_task(self._send(request, body, due_s))
+        prompt, reply = dialogue.prompt(request), Reply(keeps_output=True)
+        await self._send(request, self._client.body(request, prompt), due_s, reply)
+        return dialogue.answered(request, prompt, reply)
 
     async def _client_of_closed_loop(self, requests: Iterator[Request]) -> None:
         for request in requests:  # shared with the other clients
+            require(not request.session, "sessions follow their own pace: leave out the number of clients")
             await self._send(request, self._body(request), time.monotonic())
             await asyncio.sleep(self._config.think_s)
 
-    async def _send(self, request: Request, body: bytes, due_s: float) -> None:
+    async def _send(self, request: Request, body: bytes, due_s: float, reply: Reply | None = None) -> None:
         async with self._slots:
             self._result.send_lags_s.append(max(0.0, time.monotonic() - due_s))
             self._counts.sent += 1
             self._on_change(self._counts)
-            outcome = await self._client.send(request, body)
+            outcome = await self._client.send(request, body, reply)
         self._result.outcomes.append(outcome)
         self._counts.done += outcome.error is None
         self._counts.failed += outcome.error is not None
@@ -163,7 +193,7 @@ class _Load:
     async def _warm_up(self, like: Request) -> None:
         names = [f"warmup-{number}" for number in range(self._config.warmup)]
         # No prefix blocks: a warm-up must not fill caches for the run.
-        samples = [msgspec.structs.replace(like, id=name, prefix_blocks=()) for name in names]
+        samples = [msgspec.structs.replace(like, id=name, prefix_blocks=(), shared_tokens=0) for name in names]
         outcomes = await asyncio.gather(*(self._client.send(sample, self._body(sample)) for sample in samples))
         self._result.timelines.clear()
         failed = [outcome for outcome in outcomes if outcome.error is not None]
@@ -189,6 +219,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     e2e_s: float | None
     token_times_s: list[float]  # since the request was sent
     chunks: int | None
+    cached_tokens: int | None
     error: str | None
     detail: str | None
 
@@ -212,6 +243,7 @@ def records(result: LoadResult) -> list[RequestRecord]:
                 e2e_s=timeline.e2e_s,
                 token_times_s=[time_s - sent_s for time_s in timeline.token_times_s],
                 chunks=None if outcome is None else outcome.chunks,
+                cached_tokens=None if outcome is None else outcome.cached_tokens,
                 error=None if outcome is None else outcome.error,
                 detail=None if outcome is None else outcome.detail,
             )

@@ -2,13 +2,14 @@
 
 from enum import StrEnum
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from twofold.request import BlockKey, Request
-from twofold.workload.rescale import BLOCK_TOKENS
+from twofold.workload.blocks import BLOCK_TOKENS
 
 # Short, common words: with a leading space, each is one token in most tokenizers.
 _TEXT = (
@@ -32,6 +33,9 @@ def unlike_lengths(mean: int, count: int, longest: int) -> list[int]:
         return [min(mean, longest)]
     steps = [16 ** (number / (count - 1)) for number in range(count)]
     return [min(longest, max(1, round(mean * count * step / sum(steps)))) for step in steps]
+
+
+Prompt = list[int] | str | list[Any]  # token ids, text, or the messages of a chat
 
 
 class PromptForm(StrEnum):
@@ -64,11 +68,22 @@ class PromptMaker(msgspec.Struct, frozen=True, kw_only=True):
         ids: list[int] = self._draw(request, self.lowest, self.vocabulary).tolist()
         return ids
 
+    def continuation(self, request: Request, count: int) -> list[int] | str:
+        """Return the `count` new tokens of a later turn of a session, as token ids or as text."""
+        stream = self._stream("request", request.id)
+        if self.form is PromptForm.TEXT:
+            return " ".join(WORDS[number] for number in stream.integers(0, len(WORDS), count).tolist())
+        ids: list[int] = stream.integers(self.lowest, self.vocabulary, count).tolist()
+        return ids
+
     def _draw(self, request: Request, low: int, high: int) -> npt.NDArray[np.int64]:
         wanted = request.prompt_tokens
         blocks = request.prefix_blocks[: -(-wanted // self.block_tokens)]
         parts = [self._stream("block", _name(block)).integers(low, high, self.block_tokens) for block in blocks]
-        rest = wanted - len(parts) * self.block_tokens
+        shared = request.shared_tokens
+        if shared:  # the beginning that all sessions have in common
+            parts.append(self._stream("shared", "").integers(low, high, shared))
+        rest = wanted - shared - len(blocks) * self.block_tokens
         if rest > 0:
             parts.append(self._stream("request", request.id).integers(low, high, rest))
         return np.concatenate(parts)[:wanted] if parts else np.empty(0, dtype=np.int64)

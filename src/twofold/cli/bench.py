@@ -15,7 +15,7 @@ from twofold.bench.client import ClientConfig
 from twofold.bench.endpoint import Endpoint, discover
 from twofold.bench.load import LoadConfig, LoadResult, OnChange, RequestRecord, records, run_load
 from twofold.bench.prompts import PromptForm, PromptMaker, token_range
-from twofold.cli.options import DURATION, JSON, NUM_REQUESTS, RATE, SLO_BOUNDS
+from twofold.cli.options import DURATION, JSON, NUM_REQUESTS, RATE, SLO_BOUNDS, ApiSettings
 from twofold.cli.progress import load_progress
 from twofold.cli.settings import Settings, command, flag, refuse
 from twofold.cli.workload import ArrivalSettings, nonempty
@@ -60,12 +60,9 @@ class LoadSettings(ArrivalSettings):
         return list(nonempty(requests, f"workload {self.workload} has no request within the limits"))
 
 
-class ClientSettings(Settings, panel="Client"):
+class ClientSettings(ApiSettings, panel="Client"):
     """Flags that describe the endpoint and how requests are sent."""
 
-    base_url: str = flag("URL of the endpoint.", "http://127.0.0.1:8000", metavar="URL")
-    model: str | None = flag("Served model.", unset="the first one of the endpoint")
-    api_key: str | None = flag("API key.", env="OPENAI_API_KEY", metavar="KEY")
     prompt_form: str = flag("Form of the prompts.", "tokens", choices=PROMPT_FORMS)
     vocab_size: int | None = flag("Draw token ids below this size.", ge=2, unset="that of the endpoint")
     chat: bool = flag("Use /v1/chat/completions, with text prompts.", False)
@@ -100,6 +97,7 @@ class BenchReport(JsonReport, frozen=True, kw_only=True):
     summary: Summary
     send_lag_s: LatencyDistribution | None
     packed_tokens: int
+    cached_share: float | None
     interrupted: bool
     requests: list[RequestRecord] | None = None
 
@@ -115,6 +113,7 @@ class BenchReport(JsonReport, frozen=True, kw_only=True):
             summary=summary,
             send_lag_s=LatencyDistribution.of(result.send_lags_s),
             packed_tokens=result.packed_tokens,
+            cached_share=result.cached_share,
             interrupted=result.interrupted,
             requests=records(result) if per_request else None,
         )
@@ -122,6 +121,8 @@ class BenchReport(JsonReport, frozen=True, kw_only=True):
     def show(self) -> None:
         """Print the report as a terminal table."""
         notes = {"Send lag P99": seconds(self.send_lag_s.p99 if self.send_lag_s else None)}
+        if self.cached_share is not None:
+            notes["Prompt tokens cached"] = f"{self.cached_share:.1%}"
         if self.packed_tokens:
             notes["Tokens sharing a chunk"] = f"{self.packed_tokens:,}"
         endpoint = self.config.endpoint

@@ -12,6 +12,7 @@ from twofold.performance.registry import PERFORMANCE_MODELS
 from twofold.scheduling.admission.overload import OVERLOAD_RULES
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.cluster.scheduler import HANDOFF_POLICIES
+from twofold.serving.gateway.tools.families import PARSERS
 from twofold.slo import Slo, parse_slo
 
 if TYPE_CHECKING:
@@ -196,6 +197,14 @@ class StoreSettings(Settings, panel="Prefix cache"):
         return StoreConfig(memory_bytes=self.kv_store_dram, disk_dir=str(path), disk_bytes=disk_bytes)
 
 
+class ApiSettings(Settings, panel="Endpoint"):
+    """Flags that name an OpenAI-compatible endpoint and its model."""
+
+    base_url: str = flag("URL of the endpoint.", "http://127.0.0.1:8000", metavar="URL")
+    model: str | None = flag("Served model.", unset="the first one of the endpoint")
+    api_key: str | None = flag("API key.", env="OPENAI_API_KEY", metavar="KEY")
+
+
 class HttpSettings(Settings, panel="HTTP"):
     """Flags for the address, the model name and the API keys of a service."""
 
@@ -213,7 +222,22 @@ class HttpSettings(Settings, panel="HTTP"):
     allow_anonymous: bool = flag("Let other machines connect without a key.", False)
 
 
-class LimitSettings(Settings, panel="Limits"):
+class AnswerSettings(Settings, panel="Answers"):
+    """Flags for the form of chat answers, and for their storage."""
+
+    tool_parser: str = flag("Format of tool calls in chat answers.", AUTO, choices=PARSERS)
+    reasoning_parser: str = flag("Format of reasoning in chat answers.", AUTO, choices=PARSERS)
+    response_store: int = flag(
+        "Memory for responses that `previous_response_id` can continue.",
+        256 << 20,
+        metavar="SIZE",
+        parse=parse_size,
+        unset="256MiB",
+    )
+    response_lifetime: float = flag("Seconds for which these responses are kept.", 86_400.0, ge=0.0)
+
+
+class LimitSettings(AnswerSettings, panel="Limits"):
     """Flags that set limits of the gateway."""
 
     max_running: int = flag("Maximum number of running requests.", 1024, ge=1)

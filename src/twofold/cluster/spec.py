@@ -12,6 +12,7 @@ from twofold.kvcache.eviction import create_eviction
 from twofold.scheduling.cluster.shared import OwnLoad
 from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, FORECASTING_ROUTERS
+from twofold.workload.blocks import BLOCK_TOKENS
 
 SATURATING: Final = "auto"  # max_num_batched_tokens: the shortest prompt that saturates the instance
 TOKEN_BUDGET: Final = 2048
@@ -31,11 +32,13 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     dram: str
     disk: str | None = None
     eviction: str = "lru"
+    block_tokens: int = BLOCK_TOKENS  # a trace with prefix blocks fixes them
     dram_bytes_per_s: float | None = None  # to one instance; by default, PCIe 4.0 per accelerator
     disk_bytes_per_s: float | None = None  # to one instance; by default, of one NVMe drive
 
     def __post_init__(self) -> None:
         create_eviction(self.eviction)
+        require(self.block_tokens >= 1, f"block_tokens must be at least 1, not {self.block_tokens}")
         for _, size in self.tier_sizes:
             cache_size_tokens(size, 1)
         for field in ("dram_bytes_per_s", "disk_bytes_per_s"):

@@ -20,7 +20,7 @@ from twofold.performance.profile import MeasuredProfile, dump_profile
 from twofold.request import Request
 from twofold.serving.config import WorkerConfig
 from twofold.serving.launch.worker_plan import BatchPolicies, available_cores, plan_workers
-from twofold.simulation.closed_loop import ClosedLoop
+from twofold.simulation.clients import ClosedLoop
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
 from twofold.timeline import Timeline

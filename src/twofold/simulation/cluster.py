@@ -90,11 +90,15 @@ class VirtualCluster(InstanceEnvironment):
 
     def arrive(self, request: Request) -> None:
         """Record the arrival of a request, process it, and schedule the next arrival."""
+        self.inject(request)
+        self._schedule_arrival(request)
+
+    def inject(self, request: Request) -> None:
+        """Record the arrival of a request and process it."""
         now, statistics = self.kernel.now, self.statistics
         statistics.arrive(now)
         self.events.arrived(request, now / PS)
         self.enter(request, statistics.arrived, now)
-        self._schedule_arrival(request)
 
     def enter(self, request: Request, number: int, arrived: int) -> None:
         """Place or reject a request that arrived at picosecond `arrived`. Requests are numbered from 1."""

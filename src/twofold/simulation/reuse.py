@@ -21,6 +21,7 @@ from twofold.scheduling.instance.queues import RunningBatch
 from twofold.simulation.histogram import Histogram
 from twofold.simulation.kernel import Call, EventOrder, Kernel, MachineLink, VirtualNetwork
 from twofold.simulation.statistics import SimulatedRequest, Tally
+from twofold.workload.blocks import session_keys
 
 _MICRO: Final = 10**6
 _HOTTEST: Final = 10
@@ -75,9 +76,6 @@ class ReuseResult(msgspec.Struct, frozen=True, kw_only=True):
         return sum(block.caches for block in self.hottest) / (len(self.hottest) * self.caches)
 
 
-BLOCK_TOKENS: Final = 512  # block size of traces
-
-
 class HostCache:
     """Handle with which a simulated instance accesses the prefix cache of the instance's machine.
 
@@ -113,9 +111,9 @@ def make_cache(name: str, spec: CacheSpec, prefixes: PrefixIndex, kv_bytes_per_t
     watcher = _Watcher(name, prefixes)
     tiers = []
     for tier, room in spec.tier_sizes:
-        blocks = cache_size_tokens(room, kv_bytes_per_token) // BLOCK_TOKENS
+        blocks = cache_size_tokens(room, kv_bytes_per_token) // spec.block_tokens
         if not blocks:
-            size = f"{BLOCK_TOKENS} tokens, which are {kv_bytes_per_token * BLOCK_TOKENS:,} bytes"
+            size = f"{spec.block_tokens} tokens, which are {kv_bytes_per_token * spec.block_tokens:,} bytes"
             raise ConfigurationError(f"kv_cache: {tier} of {room} has no room for a block of {size}")
         tiers.append(PrefixCache(blocks, create_eviction(spec.eviction), watcher))
     return TieredCache(tiers)
@@ -138,12 +136,12 @@ _FETCH: Final = EventOrder.TRANSFER + (1 << 39)  # after hand-offs that land at 
 
 
 class _Use:
-    __slots__ = ("fetched", "hits", "host", "keys", "life", "loading", "ttft_s")
+    __slots__ = ("block_tokens", "fetched", "hits", "host", "keys", "life", "loading", "ttft_s")
 
-    def __init__(self, life: SimulatedRequest, host: HostCache, ttft_s: float | None) -> None:
+    def __init__(self, life: SimulatedRequest, host: HostCache, block_tokens: int, ttft_s: float | None) -> None:
         # Pinned blocks of one prompt, from its placement to the end of its prefill.
         self.life = life
-        self.host = host
+        self.host, self.block_tokens = host, block_tokens
         self.keys = life.request.prefix_blocks
         self.ttft_s = ttft_s
         self.hits: list[int] = []
@@ -156,7 +154,7 @@ class _Use:
 
     @property
     def reused_tokens(self) -> int:
-        return min(self.blocks * BLOCK_TOKENS, self.life.prompt_tokens - 1)
+        return min(self.blocks * self.block_tokens, self.life.prompt_tokens - 1)
 
 
 class PrefixReuse(RequestSubscriber):
@@ -170,7 +168,7 @@ class PrefixReuse(RequestSubscriber):
         kernel: Kernel,
         network: VirtualNetwork,
         hosts: Mapping[str, HostCache],
-        tiers: Sequence[str],
+        cache: CacheSpec,
         kv_bytes_per_token: int,
         layers: int,
     ) -> None:
@@ -178,10 +176,12 @@ class PrefixReuse(RequestSubscriber):
         self._hosts = dict(hosts)
         self._by_name = {host.name: host for host in hosts.values()}
         self._uses: dict[str, _Use] = {}
-        self._block_bytes = kv_bytes_per_token * BLOCK_TOKENS
+        self._turns: dict[str, SimulatedRequest] = {}  # turns of sessions that decode
+        self._block_tokens = cache.block_tokens
+        self._block_bytes = kv_bytes_per_token * cache.block_tokens
         self._layers = layers
-        self._tiers = tuple(tiers)
-        self._hits = [0] * len(tiers)
+        self._tiers = tuple(tier for tier, _ in cache.tier_sizes)
+        self._hits = [0] * len(self._tiers)
         self._bits = {name: 1 << number for number, name in enumerate(self._by_name)}
         self._requests = dict.fromkeys(hosts, 0)
         self._blocks = self._fetched = self._prompt_tokens = self._reused_tokens = 0
@@ -197,7 +197,7 @@ class PrefixReuse(RequestSubscriber):
     def submit(self, life: SimulatedRequest, route: Route) -> None:
         """Pin a placed request's cached blocks, start its prefix fetch, and submit it to its instance."""
         host = self._hosts[life.prefill.name]
-        use = self._uses[life.id] = _Use(life, host, route.ttft_s)
+        use = self._uses[life.id] = _Use(life, host, self._block_tokens, route.ttft_s)
         self._requests[life.prefill.name] += 1
         use.hits = host.hold(use.keys)
         use.loading = host.loading_ps(use.hits)
@@ -226,10 +226,21 @@ class PrefixReuse(RequestSubscriber):
         use = self._uses.pop(request_id)
         use.host.release(use.keys[: use.blocks])
         use.host.cache.insert(use.keys)  # takes no extra time: layers are written once they are computed
+        if use.life.request.session:
+            self._turns[request_id] = use.life
         self._count(use)
+
+    def finished(self, request_id: str, output_tokens: int, now: float) -> None:
+        """Store the blocks of a turn, including its output, in the cache of its decode instance if it has one."""
+        life = self._turns.pop(request_id, None)
+        host = None if life is None else self._hosts.get(life.decode.name)
+        if life is not None and host is not None:
+            tokens = life.prompt_tokens + output_tokens - 1  # the last token has no KV
+            host.cache.insert(session_keys(life.request, tokens, self._block_tokens))
 
     def aborted(self, request_id: str, now: float) -> None:
         """Unpin the blocks of an aborted request."""
+        self._turns.pop(request_id, None)
         use = self._uses.pop(request_id, None)
         if use is not None:
             use.host.release(use.keys[: use.blocks])

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Final
 
@@ -30,12 +31,13 @@ from twofold.performance.distserve_published import published_capacity
 from twofold.performance.profile import load_profiles
 from twofold.performance.transfer import TransferModel
 from twofold.request import Request
-from twofold.scheduling.batchers import create_batcher
+from twofold.scheduling.batchers import BATCHERS, create_batcher
 from twofold.scheduling.cluster.forecast import ClusterForecast, ModelPrediction
 from twofold.scheduling.cluster.scheduler import HANDOFF_POLICIES, ClusterScheduler
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.scheduling.instance.swap_preemption import SwapPreemption
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, FORECASTING_ROUTERS, ROUTERS
+from twofold.simulation.clients import SessionOrder
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.controllers import ReplicatedControllers
 from twofold.simulation.handoffs import SimulatedHandoffs
@@ -46,10 +48,11 @@ from twofold.simulation.kernel import EventOrder, Kernel, MachineLink, VirtualNe
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.overload import SimulatedOverload
 from twofold.simulation.result import PoolResult, SimulationResult, SteadyState
-from twofold.simulation.reuse import BLOCK_TOKENS, HostCache, PrefixReuse, make_cache
+from twofold.simulation.reuse import HostCache, PrefixReuse, make_cache
 from twofold.simulation.series import Series
 from twofold.simulation.statistics import MICRO, RunStatistics, Sampler
 from twofold.slo import Slo
+from twofold.workload.blocks import BLOCK_TOKENS
 
 _DRAM_LINK, _DISK_LINK = "pcie4", "nvme"
 _DEFAULT_CACHE: Final = CacheSpec(dram="1 tokens")  # load times for forecasts if there is no cache
@@ -142,7 +145,7 @@ def _attach_caches(
     if cache is None and spec.router not in FORECASTING_ROUTERS:
         return
     prefixes = PrefixIndex()
-    forecast = cluster.scheduler.pools.forecast = ClusterForecast(prefixes, BLOCK_TOKENS)
+    forecast = cluster.scheduler.pools.forecast = ClusterForecast(prefixes, _block_tokens(spec))
     known: dict[tuple[int, TransferModel], ModelPrediction] = {}
     for slot in slots:
         profile, transfer = slot.profile, transfers[slot.pool]
@@ -153,19 +156,18 @@ def _attach_caches(
         forecast.join(slot.name, known[key])
     if cache is None:
         return
-    size, roles_move = transfers[0].kv_bytes_per_token, spec.router not in FIXED_ROLE_ROUTERS
+    size = transfers[0].kv_bytes_per_token
     caches: dict[str, TieredCache] = {}
     hosts: dict[str, HostCache] = {}
     for slot in slots:
-        if slot.profile.pool.role.prefills or roles_move:
+        if BATCHERS[slot.profile.batcher].prefills:
             machine = slot.machine
             if machine not in caches:
                 caches[machine] = make_cache(machine, cache, prefixes, size)
             speeds = _cache_speeds(cache, catalog, slot.profile.tensor_parallel)
-            block_ps = [ps(BLOCK_TOKENS * size / speed) for speed in speeds]
+            block_ps = [ps(cache.block_tokens * size / speed) for speed in speeds]
             hosts[slot.name] = HostCache(machine, caches[machine], block_ps, cluster.instances[slot.name].link)
-    tiers = [tier for tier, _ in cache.tier_sizes]
-    cluster.reuse = PrefixReuse(cluster.kernel, network, hosts, tiers, size, transfers[0].layers)
+    cluster.reuse = PrefixReuse(cluster.kernel, network, hosts, cache, size, transfers[0].layers)
     cluster.events.subscribe(cluster.reuse)
 
 
@@ -233,7 +235,7 @@ def simulate(
         cluster.events.subscribe(control.ledger)
     if prepare is not None:
         prepare(cluster)
-    cluster.feed(requests)
+    cluster.feed(_in_turn(requests, cluster, spec))
     if sampler is not None:
         cluster.kernel.before_step = sampler.before
     next_check = _CHECK_EVERY
@@ -250,6 +252,23 @@ def simulate(
         observer.close(cluster.kernel.now)
     context = with_profiles(spec, catalog).model(spec.model).max_context
     return _result(spec, profiles, cluster, statistics, sampled, context, time.process_time() - began)
+
+
+def _in_turn(requests: Iterable[Request], cluster: VirtualCluster, spec: ClusterSpec) -> Iterable[Request]:
+    """Return the requests; those of sessions wait for the turns before them."""
+    iterator = iter(requests)
+    first = next(iterator, None)
+    if first is None:
+        return ()
+    if not first.session:
+        return chain((first,), iterator)
+    turns = SessionOrder(chain((first,), iterator), _block_tokens(spec))
+    turns.attach(cluster)
+    return turns
+
+
+def _block_tokens(spec: ClusterSpec) -> int:
+    return BLOCK_TOKENS if spec.kv_cache is None else spec.kv_cache.block_tokens
 
 
 def _result(

@@ -20,12 +20,13 @@ from twofold.errors import require
 
 
 class RandomStream(IntEnum):
-    """Independent random number streams: for arrival times, for prompt lengths and for output lengths."""
+    """Independent random number streams: for arrival times, prompt lengths, output lengths, and turns of sessions."""
 
     # The numbers are part of seeds: a changed number would change all workloads.
     ARRIVALS = 0
     PROMPTS = 1
     OUTPUTS = 2
+    SESSIONS = 3
 
 
 def generator(seed: int, stream: RandomStream) -> Generator:

@@ -31,6 +31,7 @@ class TraceFormat:
     header: str | None = None
     keeps_ids: bool = False
     keeps_prefix_blocks: bool = False
+    keeps_sessions: bool = False
     resolution_s: float = 0.0
 
 

@@ -18,24 +18,45 @@ class TwofoldRow(msgspec.Struct, omit_defaults=True):
     prompt_tokens: int
     output_tokens: int
     prefix_blocks: tuple[int, ...] = ()
+    session: str = ""
+    think_s: float = 0.0
+    shared_tokens: int = 0
 
 
 def read(lines: Lines) -> Iterator[Request]:
+    in_sessions: bool | None = None
     for line in json_rows(lines, TwofoldRow):
         if not math.isfinite(line.arrival_s) or line.arrival_s < 0:
             raise lines.error(f"arrival_s is {line.arrival_s:g}, which is not a time in seconds from 0 on")
+        in_sessions = bool(line.session) if in_sessions is None else in_sessions
+        if bool(line.session) is not in_sessions:
+            raise lines.error("either every request of a trace belongs to a session, or none")
+        if not 0 <= line.think_s < math.inf:
+            raise lines.error(f"think_s is {line.think_s:g}, which is not a time in seconds from 0 on")
+        if not 0 <= line.shared_tokens <= line.prompt_tokens:
+            raise lines.error(f"shared_tokens is {line.shared_tokens}, which is not a part of the prompt")
         yield Request(
             id=line.id,
             arrival_s=line.arrival_s,
             prompt_tokens=prompt_length(lines, "prompt_tokens", line.prompt_tokens),
             output_tokens=output_length(lines, "output_tokens", line.output_tokens),
             prefix_blocks=line.prefix_blocks,
+            session=line.session,
+            think_s=line.think_s,
+            shared_tokens=line.shared_tokens,
         )
 
 
 def encode(_index: int, request: Request) -> str:
     line = TwofoldRow(
-        request.id, request.arrival_s, request.prompt_tokens, request.output_tokens, block_numbers(request)
+        id=request.id,
+        arrival_s=request.arrival_s,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+        prefix_blocks=block_numbers(request),
+        session=request.session,
+        think_s=request.think_s,
+        shared_tokens=request.shared_tokens,
     )
     return msgspec.json.encode(line).decode()
 
@@ -48,4 +69,5 @@ TWOFOLD = TraceFormat(
     encode=encode,
     keeps_ids=True,
     keeps_prefix_blocks=True,
+    keeps_sessions=True,
 )

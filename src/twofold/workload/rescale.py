@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from twofold.errors import require
 from twofold.request import Request
+from twofold.workload.blocks import BLOCK_TOKENS
 from twofold.workload.distributions import require_positive
-
-BLOCK_TOKENS = 512  # block size of Mooncake's hash_ids; see Request.prefix_blocks
 
 
 def scale_rate(requests: Iterable[Request], factor: float) -> Iterator[Request]:
@@ -86,9 +85,15 @@ def scale_lengths(requests: Iterable[Request], factor: float) -> Iterator[Reques
 
 
 def fit_to_context(requests: Iterable[Request], max_model_len: int) -> Iterator[Request]:
-    """Shorten requests of more than `max_model_len` tokens. Prompt and output shrink by the same factor."""
+    """Shorten requests of more than `max_model_len` tokens. Prompt and output shrink by the same factor. Sessions end
+    before such a turn.
+    """
     require(max_model_len >= 2, f"the context must be at least 2 tokens, not {max_model_len}")
-    return (_clipped(request, max_model_len) for request in requests)
+    return (
+        _clipped(request, max_model_len)
+        for request in requests
+        if not request.session or request.prompt_tokens + request.output_tokens <= max_model_len
+    )
 
 
 def fit_lengths(requests: Iterable[Request], length_scale: float, max_model_len: int | None) -> Iterator[Request]:
@@ -112,4 +117,7 @@ def resize(request: Request, prompt_tokens: int, output_tokens: int) -> Request:
     blocks = request.prefix_blocks
     if prompt_tokens != request.prompt_tokens:
         blocks = blocks[: min(prompt_tokens, request.prompt_tokens) // BLOCK_TOKENS]
-    return replace(request, prompt_tokens=prompt_tokens, output_tokens=output_tokens, prefix_blocks=blocks)
+    shared = min(round(request.shared_tokens * prompt_tokens / request.prompt_tokens), prompt_tokens)
+    return replace(
+        request, prompt_tokens=prompt_tokens, output_tokens=output_tokens, prefix_blocks=blocks, shared_tokens=shared
+    )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from twofold.errors import ConfigurationError, WorkloadError, require
@@ -18,6 +19,7 @@ from twofold.workload.distributions import (
 )
 from twofold.workload.rescale import fit_lengths, mean_rate, retime, scale_rate, take, to_rate, window
 from twofold.workload.rows import require_file
+from twofold.workload.sessions import agent_turns, mean_turns
 from twofold.workload.trace import open_trace
 
 
@@ -65,8 +67,10 @@ class Replay:
         return take(window(reopen(), self.start_s), count)
 
 
+AGENT = "agent"
 # Each name is a quantile file in data/.
-NAMED: tuple[str, ...] = ("azure-code", "azure-conv", "distserve-chat", "distserve-code", "distserve-summaries")
+LENGTHS: tuple[str, ...] = ("azure-code", "azure-conv", "distserve-chat", "distserve-code", "distserve-summaries")
+NAMED = (*LENGTHS, AGENT)
 
 
 def is_named(spec: str) -> bool:
@@ -133,18 +137,22 @@ def generate(
     """Return the requests of a generated workload. Raises ConfigurationError for invalid arguments."""
     if not is_named(name):
         raise unknown_name("workload", name, NAMED)
-    lengths = load_lengths(name)
+    lengths = None if name == AGENT else load_lengths(name)
     if rate is None:
-        own = f"its trace has {lengths.requests_per_s:.2f}" if lengths.requests else "as in 1.5"
+        own = f"its trace has {lengths.requests_per_s:.2f}" if lengths is not None and lengths.requests else "as in 1.5"
         raise ConfigurationError(f"{name} needs a rate in requests per second ({own})")
     ends = num_requests is not None or duration_s is not None
     require(ends, f"{name} is endless: give a number of requests or a duration")
     require(arrival != REPLAY, f"{name} has no arrival times: use {', '.join(ARRIVALS)}")
-    times = arrival_times(arrival or ("poisson" if burstiness == 1 else "gamma"), rate, seed, burstiness)
-    pairs = lengths.sample(seed)
+    times = partial(
+        arrival_times, arrival or ("poisson" if burstiness == 1 else "gamma"), seed=seed, burstiness=burstiness
+    )
+    if lengths is None:  # `rate` counts all turns
+        turns = agent_turns(times(rate=rate / mean_turns()), seed)
+        return window(take(turns, num_requests), 0.0, duration_s)
     endless = (
         Request(id=str(index), arrival_s=time, prompt_tokens=prompt, output_tokens=output)
-        for index, (time, (prompt, output)) in enumerate(zip(times, pairs, strict=False))
+        for index, (time, (prompt, output)) in enumerate(zip(times(rate=rate), lengths.sample(seed), strict=False))
     )
     return window(take(endless, num_requests), 0.0, duration_s)
 

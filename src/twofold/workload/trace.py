@@ -80,12 +80,13 @@ def _read(path: Path, chosen: TraceFormat, notes: ReadNotes) -> Iterator[Request
 class WriteResult:
     """Number of requests written to a trace file, and numbers of requests that lost information.
 
-    Lost ids, lost prefix blocks and rounded arrival times are counted separately.
+    Lost ids, prefix blocks and sessions, and rounded arrival times, are counted separately.
     """
 
     requests: int = 0
     lost_ids: int = 0
     lost_prefix_blocks: int = 0
+    lost_turns: int = 0
     rounded: int = 0
 
     def losses(self, target: TraceFormat) -> list[str]:
@@ -93,6 +94,7 @@ class WriteResult:
         step_ms = target.resolution_s * 1e3
         sentences = {
             f"no prefix blocks: {self.lost_prefix_blocks:,} requests lost theirs": self.lost_prefix_blocks,
+            f"no sessions: {self.lost_turns:,} requests lost theirs": self.lost_turns,
             f"no request ids: {self.lost_ids:,} became row numbers": self.lost_ids,
             f"times in steps of {step_ms:g} ms: {self.rounded:,} were rounded": self.rounded,
         }
@@ -118,6 +120,7 @@ def _count(written: WriteResult, index: int, request: Request, target: TraceForm
     written.requests += 1
     written.lost_ids += not target.keeps_ids and request.id != str(index)
     written.lost_prefix_blocks += not target.keeps_prefix_blocks and bool(request.prefix_blocks)
+    written.lost_turns += not target.keeps_sessions and bool(request.session)
     if target.resolution_s:
         steps = request.arrival_s / target.resolution_s
         # Tolerance of a thousandth of a step for float error.

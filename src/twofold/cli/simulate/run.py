@@ -26,7 +26,7 @@ from twofold.reporting.simulation.report import SimulationReport, replan_table
 from twofold.reporting.simulation.table import simulation_tables
 from twofold.scheduling.replan.replanner import Replanner, ReplanRules
 from twofold.scheduling.replan.traffic import TrafficMonitor
-from twofold.simulation.closed_loop import ClosedLoop
+from twofold.simulation.clients import ClosedLoop
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.observers.files import AtomicFile, ChromeTrace, EventLog, ParquetTable

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from twofold.performance.base import PerformanceModel
 from twofold.performance.reuse import reuse_s
 from twofold.request import BlockKey
-from twofold.workload.rescale import BLOCK_TOKENS
+from twofold.workload.blocks import BLOCK_TOKENS
 
 Blocks = npt.NDArray[np.int64]
 NEVER = np.iinfo(np.int64).max

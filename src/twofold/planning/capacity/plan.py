@@ -19,7 +19,7 @@ from twofold.planning.capacity.curve import (
     savings_s,
 )
 from twofold.request import Request
-from twofold.workload.rescale import BLOCK_TOKENS
+from twofold.workload.blocks import BLOCK_TOKENS
 
 
 class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from twofold.serving.gateway.gateway import RequestLimits
 from twofold.serving.gateway.keys import KeyRing
 from twofold.serving.gateway.server import HttpServer
 from twofold.serving.gateway.tokenizer import TextTokenizer
+from twofold.serving.gateway.tools.families import BY_CHECKPOINT, AnswerParsers
 
 
 @contextmanager
@@ -53,9 +54,10 @@ def running_gateway(
     tokenizer: bool | TextTokenizer = True,
     keys: KeyRing | None = None,
     limits: RequestLimits | None = None,
+    parsers: AnswerParsers = BY_CHECKPOINT,
 ) -> Iterator[httpx.Client]:
     """Run a gateway in front of `service`, and yield an HTTP client of the gateway."""
     own = byte_level() if tokenizer is True else tokenizer or None
-    app = create_app(service, own, keys=keys, limits=limits)
+    app = create_app(service, own, keys=keys, limits=limits, parsers=parsers)
     with running_app(app, limits) as url, httpx.Client(base_url=url, timeout=600) as client:
         yield client

@@ -14,7 +14,7 @@ from twofold.serving.gateway.gateway import RequestLimits
 ASK = {"model": "tiny", "prompt": "The", "max_tokens": 1}
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/nothing", "/v1/models/", "/docs", "/v1/completions/"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/nothing", "/v1/models/", "/v1/completions/"])
 def test_unknown_paths_are_404(client, path):
     response = client.get(path)
     assert response.status_code == 404
@@ -34,6 +34,12 @@ def test_lists_the_served_model(client):
     (card,) = client.get("/v1/models").json()["data"]
     assert (card["id"], card["object"], card["max_model_len"]) == ("tiny", "model", 256)
     assert client.get("/v1/models/tiny").json() == card
+
+
+def test_serves_a_page_of_the_api(client):
+    page = client.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "/openapi.json" in page.text
 
 
 def test_serves_metrics_and_version(client):

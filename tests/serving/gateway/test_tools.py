@@ -11,7 +11,7 @@ from support.scripted_service import EOS, ScriptedService, served_model
 from support.tokenizers_for_tests import byte_level, tool_caller
 from twofold.engine.grammar import GrammarMatchers, allowed_tokens
 from twofold.serving.gateway.schemas import ChatFields, ChosenFunction, FunctionTool, NamedTool, ToolFunction
-from twofold.serving.gateway.tools.families import FAMILIES
+from twofold.serving.gateway.tools.families import AUTO, FAMILIES, NONE, PARSERS, AnswerParsers
 from twofold.serving.gateway.tools.forced_calls import forced_calls, template_tools
 from twofold.serving.gateway.tools.message_parser import MessageParser
 
@@ -197,3 +197,37 @@ def test_wrong_tools_are_refused(fields, param):
 def test_models_without_tools_refuse_them():
     with running_gateway(ScriptedService()) as client:
         assert refused(ask(client), param="tools")["code"] == "unsupported_parameter"
+
+
+def test_parsers_can_be_named():
+    text = f"<think>Hm.</think>Look. {CALL}"
+    cases = [
+        (AnswerParsers(), ("Look. ", "Hm.", 1)),
+        (AnswerParsers(reasoning="none"), ("<think>Hm.</think>Look. ", None, 1)),
+        (AnswerParsers(tools="hermes", reasoning="glm"), ("Look. ", "Hm.", 1)),
+        (AnswerParsers(tools="llama3"), (f"Look. {CALL}", "Hm.", 0)),
+    ]
+    for parsers, (content, reasoning, calls) in cases:
+        with running_gateway(service(text), tokenizer=tool_caller(), parsers=parsers) as client:
+            (choice,) = ask(client).json()["choices"]
+        message = choice["message"]
+        found = (message["content"], message.get("reasoning_content"), len(message.get("tool_calls", ())))
+        assert found == (content, reasoning, calls), parsers
+    with running_gateway(service(text), tokenizer=tool_caller(), parsers=AnswerParsers(tools="none")) as client:
+        refused(ask(client), param="tools")
+        message = ask(client, tools=None).json()["choices"][0]["message"]
+        assert message["reasoning_content"] == "Hm."
+
+
+def test_a_named_parser_serves_an_unknown_template():
+    parsers = AnswerParsers(tools="hermes")
+    assert AnswerParsers().template("a template", None) is None
+    assert parsers.template("a template", None) == FAMILIES["hermes"].template
+    assert parsers.family("a template") is FAMILIES["hermes"]
+    assert AnswerParsers(reasoning="deepseek").template("a template", None)["fields"].keys() >= {"reasoning_content"}
+    own = {"start_anchor": "x", "fields": {"content": {}}}
+    assert AnswerParsers().template("a template", own) is own
+
+
+def test_every_family_can_be_named():
+    assert list(PARSERS) == [AUTO, NONE, *FAMILIES]

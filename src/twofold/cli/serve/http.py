@@ -18,6 +18,7 @@ from twofold.errors import ConfigurationError
 from twofold.scheduling.admission.limits import AdmissionLimits
 from twofold.serving.gateway.gateway import RequestLimits
 from twofold.serving.gateway.keys import KeyRing, read_keys
+from twofold.serving.gateway.tools.families import AnswerParsers
 from twofold.serving.launch.local_service import HttpConfig
 from twofold.serving.telemetry.telemetry import TelemetryConfig
 from twofold.slo import Slo
@@ -48,6 +49,7 @@ def http_config(
     return HttpConfig(
         served_model_name=name,
         keys=keys,
+        parsers=AnswerParsers(settings.tool_parser, settings.reasoning_parser),
         limits=RequestLimits(
             body_bytes=settings.max_body_bytes,
             # A request with more generations than this could never be admitted.
@@ -55,6 +57,8 @@ def http_config(
             prompt_tokens=settings.max_prompt_tokens,
             timeout_s=settings.request_timeout,
             longest_retention_s=cache_retention_s,
+            stored_response_bytes=settings.response_store,
+            stored_response_s=settings.response_lifetime,
         ),
         admission=AdmissionLimits(
             max_running=settings.max_running,

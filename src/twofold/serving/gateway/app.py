@@ -10,6 +10,7 @@ from importlib import resources
 
 import msgspec
 from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -22,13 +23,16 @@ from twofold.serving.controller.service import Service
 from twofold.serving.gateway.endpoints.chat import chat
 from twofold.serving.gateway.endpoints.completions import complete
 from twofold.serving.gateway.endpoints.messages import count_tokens, create_message
+from twofold.serving.gateway.endpoints.responses import create_response, delete_response, get_input, get_response
 from twofold.serving.gateway.endpoints.tokens import detokenize, tokenize
 from twofold.serving.gateway.gateway import Gateway, RequestLimits, read_struct
 from twofold.serving.gateway.keys import KeyRing
 from twofold.serving.gateway.middleware import RequestMiddleware
 from twofold.serving.gateway.openapi import openapi
+from twofold.serving.gateway.response_store import ResponseStore
 from twofold.serving.gateway.responses import Health, ModelCard, ModelList, Version, answer_error, answer_http_error
 from twofold.serving.gateway.tokenizer import TextTokenizer
+from twofold.serving.gateway.tools.families import BY_CHECKPOINT, AnswerParsers
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Minimum seconds between two snapshots, for any number of viewers.
@@ -83,22 +87,26 @@ def create_app(
     *,
     keys: KeyRing | None,
     limits: RequestLimits | None = None,
+    parsers: AnswerParsers = BY_CHECKPOINT,
     constrains: bool = True,
     checks_constraints: bool = True,
 ) -> FastAPI:
     """Create the gateway application for `service`. Without a tokenizer, prompts must be token ids. With `keys`, /v1,
     /pools and the dashboard's data require an API key.
 
-    `constrains` tells whether the service can constrain outputs, and `checks_constraints` whether constraints are
-    checked here.
+    `parsers` names the formats of tool calls and reasoning in answers. `constrains` tells whether the service can
+    constrain outputs, and `checks_constraints` whether constraints are checked here.
     """
     grammars = None
     if checks_constraints and tokenizer is not None:
         grammars = GrammarMatchers(tokenizer.backend.to_str, service.model.vocab_size, ())
+    limits = limits or RequestLimits()
     gateway = Gateway(
         service=service,
         tokenizer=tokenizer,
-        limits=limits or RequestLimits(),
+        limits=limits,
+        parsers=parsers,
+        responses=ResponseStore(limits.stored_response_bytes, limits.stored_response_s),
         constrains=constrains and (tokenizer is not None or not checks_constraints),
         grammars=grammars,
     )
@@ -114,7 +122,10 @@ def create_app(
 def _add_api(app: FastAPI, gateway: Gateway) -> None:
     app.add_route("/v1/completions", partial(complete, gateway), methods=["POST"])
     app.add_route("/v1/chat/completions", partial(chat, gateway), methods=["POST"])
-
+    app.add_route("/v1/responses", partial(create_response, gateway), methods=["POST"])
+    app.add_route("/v1/responses/{id}", partial(get_response, gateway), methods=["GET"])
+    app.add_route("/v1/responses/{id}", partial(delete_response, gateway), methods=["DELETE"])
+    app.add_route("/v1/responses/{id}/input_items", partial(get_input, gateway), methods=["GET"])
     app.add_route("/v1/messages", partial(create_message, gateway), methods=["POST"])
     app.add_route("/v1/messages/count_tokens", partial(count_tokens, gateway), methods=["POST"])
     app.add_route("/tokenize", partial(tokenize, gateway), methods=["POST"])
@@ -168,6 +179,10 @@ def _add_operations(app: FastAPI, service: Service, limits: RequestLimits, *, ke
     @app.get("/openapi.json")
     async def description() -> Response:
         return Response(described, media_type="application/json")
+
+    @app.get("/docs")
+    async def docs() -> Response:
+        return get_swagger_ui_html(openapi_url="/openapi.json", title=f"Twofold: {service.model.name}")
 
     dashboard = Dashboard(service)
 

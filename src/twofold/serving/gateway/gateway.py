@@ -1,7 +1,7 @@
 """State shared by all endpoints, and decoding of request bodies."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
@@ -10,8 +10,10 @@ from starlette.requests import Request
 from twofold.engine.grammar import GrammarMatchers
 from twofold.errors import RequestError
 from twofold.serving.controller.service import Service
+from twofold.serving.gateway.response_store import ResponseStore
 from twofold.serving.gateway.schemas import invalid
 from twofold.serving.gateway.tokenizer import TextTokenizer
+from twofold.serving.gateway.tools.families import BY_CHECKPOINT, AnswerParsers
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -23,7 +25,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on one HTTP request. Limits on prompts apply to each prompt separately.
 
     `choices` limits `n`, and `generations` limits `n` times the number of prompts. `timeout_s` is the default timeout.
-    `longest_retention_s` limits how long clients may keep prompts cached.
+    `longest_retention_s` limits how long clients may keep prompts cached. `stored_response_bytes` and
+    `stored_response_s` limit the responses that clients can continue.
     """
 
     header_bytes: int = 64 * 1024
@@ -41,6 +44,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     bad_word_characters: int = 8192  # of all together
     biased_tokens: int = 1024
     constraint_characters: int = 256 * 1024
+    stored_response_bytes: int = 256 * 1024 * 1024
+    stored_response_s: float = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class Gateway:
     limits: RequestLimits
     constrains: bool = True  # whether the service can constrain outputs
     grammars: GrammarMatchers | None = None  # that check constraints; None: the servers behind this gateway do
+    parsers: AnswerParsers = BY_CHECKPOINT
+    responses: ResponseStore = field(default_factory=lambda: ResponseStore(0, 0.0))
 
     @property
     def scores_prompts(self) -> bool:

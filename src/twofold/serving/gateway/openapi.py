@@ -1,5 +1,6 @@
 """OpenAPI 3.1 description of the gateway."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,8 @@ import msgspec
 
 import twofold
 from twofold.serving.gateway.endpoints.chat import ROLES, UNSUPPORTED_PARTS
+from twofold.serving.gateway.endpoints.messages import CountFields, MessagesFields
+from twofold.serving.gateway.endpoints.responses_input import NEUTRAL, ResponsesFields
 from twofold.serving.gateway.generations import MODES, RETENTIONS, TIMEOUT_HEADER
 from twofold.serving.gateway.responses import (
     ChatChunk,
@@ -37,11 +40,14 @@ _STRUCTS = (
     ChatFields,
     Completion,
     CompletionFields,
+    CountFields,
     DetokenizeFields,
     Detokenized,
     ErrorBody,
     Health,
+    MessagesFields,
     ModelList,
+    ResponsesFields,
     TokenizeFields,
     Tokenized,
     Version,
@@ -73,7 +79,8 @@ _TIMEOUT: Json = {
     "description": "Timeout of the request in seconds, like the field `timeout`.",
     "schema": {"type": "number", "exclusiveMinimum": 0},
 }
-_MODEL: Json = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+_PATH: Json = {"in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+_ANY_OBJECT: Json = {"application/json": {"schema": {"type": "object"}}}
 _PREFIX = "#/components/schemas/"
 _NOT_SUPPORTED = "Not supported: accepts neutral values only."
 
@@ -91,6 +98,8 @@ def schemas(model: str) -> Json:
         fields["prompt_cache_retention"] = {"enum": [None, *RETENTIONS]}
         for name in UNSUPPORTED.keys() - kind.supported:
             fields[name] = {"enum": [None, *UNSUPPORTED[name]], "description": _NOT_SUPPORTED}
+    for name, neutral in NEUTRAL.items():
+        made["ResponsesFields"]["properties"][name] = {"enum": list(neutral), "description": _NOT_SUPPORTED}
     made["PromptCacheOptions"]["properties"]["mode"] = {"enum": [None, *MODES]}
     made["ChatFields"]["properties"]["messages"]["minItems"] = 1
     part = {"type": {"const": "text"}, "text": {"type": "string"}}
@@ -125,32 +134,59 @@ def openapi(model: str, *, keys: bool) -> Json:
 
 
 def _api(*, keys: bool) -> Json:
-    paths: dict[str, tuple[str, Json]] = {
-        "/v1/completions": ("post", _generation_operation("completions", CompletionFields, Completion, Completion)),
-        "/v1/chat/completions": ("post", _generation_operation("chat", ChatFields, ChatCompletion, ChatChunk)),
-        "/tokenize": ("post", _body_operation("tokenize", TokenizeFields, Tokenized)),
-        "/detokenize": ("post", _body_operation("detokenize", DetokenizeFields, Detokenized)),
-        "/v1/models": ("get", _json_operation("models", "The model served", ModelList)),
-        "/v1/models/{model}": ("get", _json_operation("model", "One model", ModelCard, errors=(404,))),
+    generates = (400, 404, 413, 429, 503, 504)
+    paths: Json = {
+        "/v1/completions": {"post": _generation_operation("completions", CompletionFields, Completion, Completion)},
+        "/v1/chat/completions": {"post": _generation_operation("chat", ChatFields, ChatCompletion, ChatChunk)},
+        "/v1/responses": {"post": _other_operation("responses", "A response of OpenAI's", ResponsesFields, generates)},
+        "/v1/responses/{id}": {
+            "get": _other_operation("response", "A stored response", None, (404,)),
+            "delete": _other_operation("delete_response", "Forget a stored response", None, (404,)),
+        },
+        "/v1/responses/{id}/input_items": {"get": _other_operation("input_items", "Its input", None, (404,))},
+        "/v1/messages": {"post": _other_operation("messages", "A message of Anthropic's", MessagesFields, generates)},
+        "/v1/messages/count_tokens": {
+            "post": _other_operation("count_tokens", "The tokens of a prompt", CountFields, (400, 404, 413))
+        },
+        "/tokenize": {"post": _body_operation("tokenize", TokenizeFields, Tokenized)},
+        "/detokenize": {"post": _body_operation("detokenize", DetokenizeFields, Detokenized)},
+        "/v1/models": {"get": _json_operation("models", "The model served", ModelList)},
+        "/v1/models/{model}": {"get": _json_operation("model", "One model", ModelCard, errors=(404,))},
     }
-    paths["/v1/models/{model}"][1]["parameters"] = [_MODEL]
-    if keys:
-        for _, operation in paths.values():
-            operation["security"] = [{"bearer": []}]
-            operation["responses"]["401"] = _error(401)
-    return {path: {method: operation} for path, (method, operation) in paths.items()}
+    for path, operations in paths.items():
+        for operation in operations.values():
+            if found := re.findall(r"{(\w+)}", path):
+                operation["parameters"] = [_PATH | {"name": name} for name in found]
+            if keys:
+                operation["security"] = [{"bearer": []}]
+                operation["responses"]["401"] = _error(401)
+            if path.startswith("/v1/messages"):  # errors in Anthropic's form, but for a missing key
+                for status in operation["responses"].keys() - {"200", "401", "431"}:
+                    operation["responses"][status]["content"] = _ANY_OBJECT
+    return paths
 
 
 def _operations() -> Json:
     text: Json = {"text/plain": {"schema": {"type": "string"}}}
-    this: Json = {"application/json": {"schema": {"type": "object"}}}
     return {
         "/health": {"get": _health("health")},
         "/ping": {"get": _health("ping"), "post": _health("post_ping")},
         "/version": {"get": _json_operation("version", "The version of the software", Version)},
         "/metrics": {"get": _operation("metrics", "Prometheus text exposition", text)},
-        "/openapi.json": {"get": _operation("description", "This description", this)},
+        "/openapi.json": {"get": _operation("description", "This description", _ANY_OBJECT)},
+        "/docs": {
+            "get": _operation("docs", "This description as a page", {"text/html": {"schema": {"type": "string"}}})
+        },
     }
+
+
+def _other_operation(name: str, summary: str, body: type | None, errors: Sequence[int]) -> Json:
+    """Describe an operation of another API, whose answers are described there."""
+    stream: Json = {"text/event-stream": {"schema": {"type": "string"}}} if 503 in errors else {}
+    operation = _operation(name, summary, _ANY_OBJECT | stream, errors=errors)
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference(body)}}}
+    return operation
 
 
 def _body_operation(name: str, body: type, answer: type) -> Json:

@@ -38,6 +38,7 @@ from twofold.serving.gateway.gateway import RequestLimits
 from twofold.serving.gateway.keys import KeyRing
 from twofold.serving.gateway.server import HttpServer
 from twofold.serving.gateway.tokenizer import TextTokenizer, load_tokenizer
+from twofold.serving.gateway.tools.families import BY_CHECKPOINT, AnswerParsers
 from twofold.serving.launch.child_process import Report
 from twofold.serving.launch.launcher import Launcher, LocalLauncher
 from twofold.serving.launch.model_source import ModelFacts
@@ -55,11 +56,12 @@ USER_ERROR = 2  # exit status after a configuration error
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """HTTP settings of a service: its model name, API keys and limits."""
+    """HTTP settings of a service: its model name, API keys, limits, and parsers of answers."""
 
     served_model_name: str
     keys: KeyRing | None = None
     limits: RequestLimits = RequestLimits()
+    parsers: AnswerParsers = BY_CHECKPOINT
     admission: AdmissionLimits = AdmissionLimits()
 
 
@@ -139,8 +141,9 @@ class LocalService:
         if self._config.network is not None:
             self._on_progress(f"workers may join at {self._config.network.controller}")
         constrains = self._config.engine.engine != "emulated"
+        http = self._http
         app = create_app(
-            controller, await tokenizer, keys=self._http.keys, limits=self._http.limits, constrains=constrains
+            controller, await tokenizer, keys=http.keys, limits=http.limits, parsers=http.parsers, constrains=constrains
         )
         if await unless_set(self._stop, asyncio.create_task(controller.wait_ready())):
             self._was_ready = True

@@ -164,7 +164,14 @@ class RoutedGateway:
                     self._on_progress("waiting for the servers")
                     if await unless_set(self._stop, asyncio.create_task(service.wait_ready())):
                         keys, limits = self._http.keys, self._http.limits
-                        app = create_app(service, tokenizer, keys=keys, limits=limits, checks_constraints=False)
+                        app = create_app(
+                            service,
+                            tokenizer,
+                            keys=keys,
+                            limits=limits,
+                            parsers=self._http.parsers,
+                            checks_constraints=False,
+                        )
                         server = HttpServer(app, self._listener, grace_s=READ_GRACE_S, limits=limits)
                         await self._serve(service, server)
                 finally:

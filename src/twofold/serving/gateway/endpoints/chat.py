@@ -14,7 +14,7 @@ from twofold.serving.gateway.generations import AnswerFormat, ResponseSpec, resp
 from twofold.serving.gateway.output import Delta, LogprobFormat
 from twofold.serving.gateway.schemas import ChatFields, ContentPart, FunctionTool, InputMessage, ToolCall, invalid
 from twofold.serving.gateway.streaming import OpenAIWriter, event, respond
-from twofold.serving.gateway.tools.families import Json, family_of
+from twofold.serving.gateway.tools.families import Json
 from twofold.serving.gateway.tools.forced_calls import forced_calls, offered_tools, template_tools
 from twofold.serving.gateway.tools.message_parser import ParsedCall
 
@@ -71,9 +71,9 @@ def _with_format(
 ) -> ResponseSpec:
     """Add the form of the answer, and the constraint of an answer that must call tools. Raises RequestError."""
     tokenizer = gateway.require_tokenizer("messages")
-    family = family_of(tokenizer.chat_template)
-    template = tokenizer.response_template or (None if family is None else family.template)
-    if template is None:
+    family = gateway.parsers.family(tokenizer.chat_template)
+    template = gateway.parsers.template(tokenizer.chat_template, tokenizer.response_template)
+    if template is None or (tools and "tool_calls" not in template["fields"]):
         if tools:
             raise invalid("tools", "the form of this model's tool calls is unknown", code="unsupported_parameter")
         return spec

@@ -186,3 +186,56 @@ FAMILIES = {
 def family_of(chat_template: str) -> ModelFamily | None:
     """Return the family of a model with this chat template; None if it is unknown."""
     return next((each for each in FAMILIES.values() if all(mark in chat_template for mark in each.marks)), None)
+
+
+AUTO, NONE = "auto", "none"
+PARSERS = {
+    AUTO: "that of the checkpoint",
+    NONE: "leaves the text as it is",
+    "glm": "GLM",
+    "hermes": "Hermes, Qwen",
+    "mistral-args": "Mistral with [ARGS]",
+    "mistral": "Mistral with a list of calls",
+    "deepseek": "DeepSeek",
+    "gpt-oss": "gpt-oss",
+    "llama3": "Llama 3",
+    "gemma": "FunctionGemma",
+}
+
+
+class AnswerParsers(msgspec.Struct, frozen=True):
+    """Families by whose formats tool calls and reasoning are found in answers.
+
+    `auto` follows the checkpoint: its response template, or the family of its chat template. `none` leaves the text as
+    it is.
+    """
+
+    tools: str = AUTO
+    reasoning: str = AUTO
+
+    def family(self, chat_template: str) -> ModelFamily | None:
+        """Return the family that writes the tool calls of a model with this chat template; None if it is unknown."""
+        return family_of(chat_template) if self.tools == AUTO else FAMILIES.get(self.tools)
+
+    def template(self, chat_template: str, own: Json | None) -> Json | None:
+        """Return the response template of a model whose checkpoint brings the template `own`; None if it is unknown."""
+        found = family_of(chat_template)
+        auto = own or (None if found is None else found.template)
+        if self.tools == self.reasoning == AUTO:
+            return auto
+        named = {parser: FAMILIES[parser].template for parser in (self.tools, self.reasoning) if parser in FAMILIES}
+        base = named.get(self.tools) or auto or named.get(self.reasoning)
+        if base is None:
+            return None
+        fields = dict(base["fields"])
+        if self.tools == NONE:
+            fields.pop("tool_calls", None)
+        thoughts = auto if self.reasoning == AUTO else named.get(self.reasoning)
+        if self.reasoning != AUTO or thoughts is not None:
+            fields.pop("reasoning_content", None)
+        if thoughts is not None and "reasoning_content" in thoughts["fields"]:
+            fields["reasoning_content"] = thoughts["fields"]["reasoning_content"]
+        return base | {"fields": fields}
+
+
+BY_CHECKPOINT = AnswerParsers()

@@ -1,0 +1,239 @@
+"""Requests of OpenAI's Responses API, and the chat requests that they mean."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from twofold.serving.gateway.schemas import (
+    CacheKey,
+    CalledFunction,
+    ChatFields,
+    ChosenFunction,
+    Count,
+    FunctionTool,
+    InputMessage,
+    JsonSchemaFormat,
+    NamedTool,
+    ResponseFormat,
+    StreamOptions,
+    ToolCall,
+    ToolFunction,
+    invalid,
+)
+from twofold.serving.gateway.tools.families import Json
+
+
+class InputPart(Struct, frozen=True, kw_only=True):
+    """Part of an item's content. Images and files are refused."""
+
+    type: str
+    text: str | None = None
+
+
+class InputItem(Struct, frozen=True, kw_only=True):
+    """Item of an input: a message, a call of a function, its output, or reasoning."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[InputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+    summary: list[InputPart] | None = None
+
+
+class ResponsesTool(Struct, frozen=True, kw_only=True):
+    """A tool. The service runs none itself, so `type` must be function."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class ChosenTool(Struct, frozen=True, kw_only=True):
+    type: str
+    name: str | None = None
+
+
+class ReasoningOptions(Struct, frozen=True, kw_only=True):
+    """Options of reasoning. `summary` has no effect: the reasoning is returned as it is."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class TextFormat(Struct, frozen=True, kw_only=True):
+    """Constraint on the output."""
+
+    type: str = "text"
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Struct, frozen=True, kw_only=True):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponsesFields(Struct, frozen=True, kw_only=True):
+    """Body of `POST /v1/responses`."""
+
+    model: str
+    input: str | list[InputItem]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    tools: list[ResponsesTool] | None = None
+    tool_choice: str | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: CacheKey | None = None
+    prompt_cache_retention: str | None = None
+    truncation: object = None
+    background: object = None
+    conversation: object = None
+    prompt: object = None
+
+
+# Unsupported fields, with the values that have no effect on the answer.
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "background": (None, False),
+    "conversation": (None,),
+    "prompt": (None,),
+    "truncation": (None, "disabled"),
+}
+
+
+def chat_of(fields: ResponsesFields, earlier: Sequence[InputMessage]) -> ChatFields:
+    """Return the chat request that a request means after the `earlier` messages. Raises RequestError."""
+    for name, neutral in NEUTRAL.items():
+        if getattr(fields, name) not in neutral:
+            raise invalid(name, "not supported by this service; leave it out", code="unsupported_parameter")
+    system = [] if fields.instructions is None else [InputMessage(role="system", content=fields.instructions)]
+    form = None if fields.text is None or fields.text.format is None else _format(fields.text.format)
+    options: dict[str, Any] = {"response_format": form}
+    tools = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(fields.tools or [])]
+    return ChatFields(
+        model=fields.model,
+        messages=[*system, *earlier, *new_messages(fields)],
+        stream=fields.stream,
+        stream_options=StreamOptions(continuous_usage_stats=True) if fields.stream else None,
+        max_completion_tokens=fields.max_output_tokens,
+        temperature=fields.temperature,
+        top_p=fields.top_p,
+        tools=tools or None,
+        tool_choice=_choice(fields.tool_choice),
+        parallel_tool_calls=fields.parallel_tool_calls,
+        reasoning_effort=None if fields.reasoning is None else fields.reasoning.effort,
+        prompt_cache_key=fields.prompt_cache_key,
+        prompt_cache_retention=fields.prompt_cache_retention,
+        **options,
+    )
+
+
+def new_messages(fields: ResponsesFields) -> list[InputMessage]:
+    """Return the messages of a request's input. Raises RequestError for other content than text."""
+    if isinstance(fields.input, str):
+        return [InputMessage(role="user", content=fields.input)]
+    return list(_messages(fields.input))
+
+
+def items_of(fields: ResponsesFields) -> list[Json]:
+    """Return the input of a request as a list of items."""
+    if isinstance(fields.input, str):
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": fields.input}]}]
+    items: list[Json] = [msgspec.to_builtins(item) for item in fields.input]
+    return [{name: value for name, value in item.items() if value is not None} for item in items]
+
+
+def _messages(items: Sequence[InputItem]) -> Iterator[InputMessage]:
+    """Yield the messages of input items. Consecutive items of the assistant are one message."""
+    answer = _Answer()
+    for number, item in enumerate(items):
+        place = f"input[{number}]"
+        if item.type == "message" and item.role == "assistant":
+            answer.texts.append(_text(item.content, f"{place}.content"))
+        elif item.type == "reasoning":
+            answer.thoughts.append(_text(item.content or item.summary or "", place))
+        elif item.type == "function_call" and item.name is not None:
+            call = CalledFunction(name=item.name, arguments=item.arguments or "{}")
+            answer.calls.append(ToolCall(id=item.call_id, function=call))
+        else:
+            yield from answer.messages()
+            answer = _Answer()
+            yield _other(item, place)
+    yield from answer.messages()
+
+
+def _other(item: InputItem, place: str) -> InputMessage:
+    if item.type == "function_call_output":
+        output = _text(item.output, f"{place}.output")
+        return InputMessage(role="tool", content=output, tool_call_id=item.call_id)
+    if item.type != "message" or item.role is None:
+        raise invalid(f"{place}.type", f"{item.type!r} is not supported: use messages, function calls and reasoning")
+    return InputMessage(role=item.role, content=_text(item.content, f"{place}.content"))
+
+
+class _Answer:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.thoughts: list[str] = []
+        self.calls: list[ToolCall] = []
+
+    def messages(self) -> Iterator[InputMessage]:
+        if self.texts or self.thoughts or self.calls:
+            yield InputMessage(
+                role="assistant",
+                content="\n".join(self.texts),
+                tool_calls=self.calls or None,
+                reasoning_content="\n".join(self.thoughts) or None,
+            )
+
+
+def _text(content: str | Sequence[InputPart] | None, place: str) -> str:
+    if content is None:
+        raise invalid(place, "it is missing; send a string or a list of text parts")
+    if isinstance(content, str):
+        return content
+    for number, part in enumerate(content):
+        if part.text is None:
+            raise invalid(f"{place}[{number}].type", f"{part.type!r} is not supported; this service takes text only")
+    return "\n".join(part.text or "" for part in content)
+
+
+def _tool(tool: ResponsesTool, place: str) -> FunctionTool:
+    if tool.type != "function" or tool.name is None:
+        raise invalid(
+            f"{place}.type", f"{tool.type!r} is not supported: this service runs no tools itself, use function"
+        )
+    return FunctionTool(
+        function=ToolFunction(
+            name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+        )
+    )
+
+
+def _choice(choice: str | ChosenTool | None) -> str | NamedTool | None:
+    if not isinstance(choice, ChosenTool):
+        return choice
+    if choice.type != "function" or choice.name is None:
+        raise invalid("tool_choice", f"{choice.type!r} is not supported: use none, auto, required or a function")
+    return NamedTool(function=ChosenFunction(name=choice.name))
+
+
+def _format(given: TextFormat) -> ResponseFormat:
+    schema = JsonSchemaFormat(schema=given.schema, name=given.name, description=given.description, strict=given.strict)
+    return ResponseFormat(type=given.type, json_schema=schema if given.type == "json_schema" else None)

@@ -1,0 +1,61 @@
+"""Store of the responses that `previous_response_id` continues."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from twofold.serving.gateway.schemas import InputMessage, invalid
+from twofold.serving.gateway.tools.families import Json
+
+
+class StoredResponse(NamedTuple):
+    """A response, and the messages of its conversation up to and with its output."""
+
+    body: Json
+    messages: Sequence[InputMessage]
+    input: Sequence[Json]  # items of this request alone
+    bytes: int
+    until_s: float
+
+
+class ResponseStore:
+    """Keeps responses in memory for `lifetime_s` seconds, the latest of them within `limit_bytes` bytes.
+
+    Each API key sees its own responses only.
+    """
+
+    def __init__(self, limit_bytes: int, lifetime_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit, self._lifetime_s, self._clock = limit_bytes, lifetime_s, clock
+        self._responses: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()  # oldest first
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._responses)
+
+    def put(
+        self, key: str, body: Json, messages: Sequence[InputMessage], items: Sequence[Json], new_bytes: int
+    ) -> None:
+        """Store a response. `new_bytes` is its size, without the messages of earlier responses of its conversation."""
+        stored = StoredResponse(body, messages, items, new_bytes, self._clock() + self._lifetime_s)
+        self._responses[key, body["id"]] = stored
+        self._bytes += new_bytes
+        while self._responses and (self._bytes > self._limit or self._expired(next(iter(self._responses.values())))):
+            self._bytes -= self._responses.popitem(last=False)[1].bytes
+
+    def get(self, key: str, response_id: str, field: str, *, status: int = 404) -> StoredResponse:
+        """Return a stored response. Raises RequestError with `status` if there is none with this id."""
+        stored = self._responses.get((key, response_id))
+        if stored is None or self._expired(stored):
+            raise invalid(
+                field, f"there is no stored response {response_id!r}", status=status, code="previous_response_not_found"
+            )
+        return stored
+
+    def delete(self, key: str, response_id: str) -> None:
+        """Forget a response. Raises RequestError (404) if there is none with this id."""
+        self._bytes -= self.get(key, response_id, "response_id").bytes
+        del self._responses[key, response_id]
+
+    def _expired(self, stored: StoredResponse) -> bool:
+        return stored.until_s <= self._clock()

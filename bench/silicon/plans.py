@@ -319,12 +319,17 @@ def answered(question: Question, peer: Peer, requests: Sequence[Request], folder
 def run(question: Question, given: argparse.Namespace) -> Outcome | str:
     folder = given.folder / f"{question.model}-{question.machine}-{question.backend}"
     folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / "outcome.json"
+    if kept.exists():
+        return msgspec.json.decode(kept.read_bytes(), type=Outcome)
     requests = list(workload(WORKLOAD, rate=1.0, num_requests=given.requests, arrival="poisson", seed=0))
     write_trace(requests, folder / TRACE, FORMATS["twofold"])
     try:
-        return answered(question, Peer(given.aisimulate, given.trials, requests, folder), requests, folder)
+        outcome = answered(question, Peer(given.aisimulate, given.trials, requests, folder), requests, folder)
     except TwofoldError as error:
         return f"{question.model} on {question.machine}, {question.backend}: {error}"
+    kept.write_bytes(msgspec.json.encode(outcome))
+    return outcome
 
 
 def show(outcomes: Sequence[Outcome | str]) -> None:
@@ -350,7 +355,9 @@ def main() -> None:
     parser.add_argument("--machines", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--backends", nargs="+", choices=PERFORMANCE, default=list(PERFORMANCE))
     parser.add_argument("--jobs", type=int, default=cores())
-    parser.add_argument("--folder", type=Path, default=Path("plans"), help="keep traces and configurations here")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("plans"), help="keep traces, configurations and answers here"
+    )
     parser.add_argument("--json", type=Path, help="file for all results")
     given = parser.parse_args()
     given.aisimulate, given.folder = given.aisimulate.absolute(), given.folder.absolute()

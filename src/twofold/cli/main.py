@@ -33,7 +33,8 @@ COMMANDS: Final = {
     "calibrate": Entry("twofold.cli.calibrate", "app", "Fit performance models to measurements."),
     "catalog": Entry("twofold.cli.catalog", "app", "Show machines, models, links and storage tiers."),
     "trace": Entry("twofold.cli.trace", "app", "Show, convert, rescale and generate traces."),
-    "model": Entry("twofold.cli.model", "app", "Create models to try things with."),
+    "model": Entry("twofold.cli.model", "app", "Create or get models to try things with."),
+    "chat": Entry("twofold.cli.chat", "chat", "Talk to an OpenAI-compatible endpoint."),
     "pools": Entry("twofold.cli.pools", "app", "Show and set the roles of running workers."),
 }
 

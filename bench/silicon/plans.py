@@ -267,7 +267,8 @@ def design_of(engine: dict[str, Any]) -> Design:
     for role in Role:
         if (name := ROLES[role]) in engine["workers"]:
             sizes, scheduler = engine["workers"][name]["parallelism"], engine["workers"][name]["scheduler"]
-            if sizes.get("pipeline", 1) > 1 or (sizes["moe_tensor"] > 1 and sizes["moe_expert"] > 1):
+            mixed_experts = sizes["moe_tensor"] > 1 and (sizes["moe_expert"] > 1 or sizes["attention_data"] > 1)
+            if sizes.get("pipeline", 1) > 1 or mixed_experts:
                 raise ConfigurationError(f"Twofold does not simulate {sizes}")
             found.append(
                 Workers(
@@ -280,6 +281,17 @@ def design_of(engine: dict[str, Any]) -> Design:
                 )
             )
     return tuple(found)
+
+
+def described(engine: dict[str, Any]) -> str:
+    """Describe a design of AISimulate that Twofold does not simulate."""
+    found = []
+    for role in Role:
+        if (name := ROLES[role]) in engine["workers"]:
+            sizes = engine["workers"][name]["parallelism"]
+            experts = f"experts TP{sizes['moe_tensor']}×EP{sizes['moe_expert']}"
+            found.append(f"{sizes['replicas']}×TP{sizes['tensor']}×DP{sizes['attention_data']} {role}, {experts}")
+    return " + ".join(found)
 
 
 def spec_of(question: Question, design: Design) -> ClusterSpec:
@@ -308,7 +320,7 @@ def answered(question: Question, peer: Peer, requests: Sequence[Request], folder
         answers.append(
             Answer(
                 planner=planner,
-                design=str(engine["workers"]) if design is None else " + ".join(each.name for each in design),
+                design=described(engine) if design is None else " + ".join(each.name for each in design),
                 twofold=here,
                 aisimulate=highest(partial(peer.attained, engine), rate),
             )

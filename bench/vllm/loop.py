@@ -226,7 +226,12 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
             twin = SimulatedEndpoint(design, profile, folder, profile.extend(load_catalog()))
             highest = knee(twin, loop.requests, slo)
             rates = [round(highest * load, 3) for load in given.loads]
-            loads = [OfferedLoad(requests=loop.requests(rate, given.seconds), rate=rate) for rate in rates]
+            # With fewer requests, one of them moves the attainment by more than its limit.
+            lasts = [max(given.seconds, given.requests / rate) for rate in rates]
+            loads = [
+                OfferedLoad(requests=loop.requests(rate, seconds), rate=rate)
+                for rate, seconds in zip(rates, lasts, strict=True)
+            ]
             report.comparisons.extend(
                 compare_endpoint(
                     partial(loop.load, url),
@@ -276,7 +281,8 @@ def main() -> None:
     parser.add_argument("--designs", nargs="+", choices=names, default=names, help="designs to serve")
     parser.add_argument("--replays", type=int, default=1, help="measurements at each rate")
     parser.add_argument("--tries", type=int, default=3, help="most loads for one measurement on a steady host")
-    parser.add_argument("--seconds", type=float, default=120.0, help="seconds of arrivals at each rate")
+    parser.add_argument("--seconds", type=float, default=60.0, help="least seconds of arrivals at each rate")
+    parser.add_argument("--requests", type=int, default=60, help="least number of requests at each rate")
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="keep profiles, logs and AIPerf's files here; profiles are reused")

@@ -47,6 +47,8 @@ async def encode_messages(gateway: Gateway, fields: ChatFields, tools: Sequence[
     tokenizer = gateway.require_tokenizer("messages")
     messages = template_messages(fields.messages)
     gateway.check_length(sum(len(message["content"]) for message in messages), "messages")
+    if tools:  # before the template renders them
+        gateway.check_length(len(msgspec.json.encode(tools)), "tools")
     if tools and "tools" not in tokenizer.chat_template:
         raise invalid("tools", "this model's chat template has no tools", code="unsupported_parameter")
     options = dict(fields.chat_template_kwargs or {})

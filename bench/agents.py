@@ -54,7 +54,7 @@ SIMULATED_BLOCK = 512
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
-    """What a design did with the turns: share of cached prompt tokens, and times of later turns in seconds."""
+    """Results of a design: share of cached prompt tokens, and times of later turns in seconds."""
 
     design: str
     cached: float

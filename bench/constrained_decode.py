@@ -101,7 +101,7 @@ async def measure(url: str, given: argparse.Namespace) -> tuple[list[float], lis
                 ratios.append(constrained / plain)
                 steps.append(plain)
         for number in range(given.rounds):
-            schema = large_schema(given.properties + number)  # a new one, which nobody has compiled
+            schema = large_schema(given.properties + number)  # not compiled before
             with_schema.append(await longest_gap_s(streams, given.batch, given.tokens, schema))
             without.append(await longest_gap_s(streams, given.batch, given.tokens, None))
     return ratios, with_schema, without, statistics.median(steps)

@@ -57,8 +57,8 @@ class ClosedLoop(RequestSubscriber):
 class SessionOrder(RequestSubscriber):
     """Requests in the order of their arrival, of which the turns of a session wait for one another.
 
-    Iterate over it to get the turns that wait for none; the others arrive by themselves. The prompts of turns get the
-    keys of their blocks of `block_tokens` tokens. Call `attach` before the simulation begins.
+    Iterate over it to get the turns that wait for none; this object schedules the arrivals of the others. The prompts
+    of turns get the keys of their blocks of `block_tokens` tokens. Call `attach` before the simulation begins.
     """
 
     def __init__(self, requests: Iterable[Request], block_tokens: int) -> None:

@@ -3,49 +3,24 @@
 import anthropic
 import pytest
 
-from support.running_gateway import running_app
-from support.scripted_service import EOS, ScriptedService, served_model
-from support.tokenizers_for_tests import tool_caller
+from support.asked import Asked, ids_of
 from twofold.request import FinishReason, TokenOutput
-from twofold.serving.gateway.app import create_app
-from twofold.serving.gateway.keys import ApiKey, KeyRing
 
 WEATHER = {"name": "get_weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 HI = [{"role": "user", "content": "Hi"}]
 
 
-def ids_of(text):
-    return tool_caller().backend.encode(text, add_special_tokens=False).ids
-
-
-class Asked:
-    """A client of a gateway whose service gives scripted answers, and the prompts that the service gets."""
-
-    def __init__(self, text, ends=(EOS,)):
-        self.service = ScriptedService(lambda _: [*ids_of(text), *ends], model=served_model(max_model_len=4096))
-
-    def __enter__(self):
-        keys = KeyRing([ApiKey("me", "secret")])
-        self._app = running_app(create_app(self.service, tool_caller(), keys=keys))
-        url = self._app.__enter__()
-        self.client = anthropic.Anthropic(base_url=url, api_key="secret", max_retries=0, timeout=600)
-        return self
-
-    def __exit__(self, *error):
-        self.client.close()
-        return self._app.__exit__(*error)
+class AskedForMessages(Asked):
+    def connect(self, url):
+        return anthropic.Anthropic(base_url=url, api_key="secret", max_retries=0, timeout=600)
 
     def create(self, **fields):
         return self.client.messages.create(**{"model": "tiny", "max_tokens": 500, "messages": HI, **fields})
 
-    @property
-    def prompt(self):
-        return tool_caller().decode(self.service.started[-1].prompt_token_ids, skip_special_tokens=False)
-
 
 def test_an_answer():
-    with Asked("Hello there.") as asked:
+    with AskedForMessages("Hello there.") as asked:
         message = asked.create(system="Be kind.", extra_body={"temperature": 0.5, "top_k": 7})
         counted = asked.client.messages.count_tokens(model="tiny", messages=HI, system="Be kind.")
     assert (message.type, message.role, message.stop_reason) == ("message", "assistant", "end_turn")
@@ -58,16 +33,16 @@ def test_an_answer():
 
 
 def test_reasons_to_stop():
-    with Asked("one two three") as asked:
+    with AskedForMessages("one two three") as asked:
         stopped = asked.create(stop_sequences=["two"])
         assert (stopped.stop_reason, stopped.stop_sequence, stopped.content[0].text) == ("stop_sequence", "two", "one ")
     cut = [TokenOutput(index=0, token_id=ids_of("x")[0], finish_reason=FinishReason.LENGTH)]
-    with Asked("", cut) as asked:
+    with AskedForMessages("", cut) as asked:
         assert asked.create(max_tokens=1).stop_reason == "max_tokens"
 
 
 def test_thinking_and_tools():
-    with Asked(f"<think>Hm.</think>Look.{CALL}") as asked:
+    with AskedForMessages(f"<think>Hm.</think>Look.{CALL}") as asked:
         message = asked.create(tools=[WEATHER])
         thinking, text, call = message.content
         assert (thinking.thinking, text.text) == ("Hm.", "Look.")
@@ -92,7 +67,7 @@ def test_thinking_and_tools():
 
 
 def test_choices_of_tools():
-    with Asked(CALL) as asked:
+    with AskedForMessages(CALL) as asked:
         for choice, constrained in (("any", True), ("auto", False), ("none", False)):
             asked.create(tools=[WEATHER], tool_choice={"type": choice})
             assert (asked.service.started[-1].sampling.constraint is not None) is constrained
@@ -101,7 +76,7 @@ def test_choices_of_tools():
 
 
 def test_a_stream_adds_up_to_the_answer():
-    with Asked(f"<think>Hm.</think>Look.{CALL}") as asked:
+    with AskedForMessages(f"<think>Hm.</think>Look.{CALL}") as asked:
         whole = asked.create(tools=[WEATHER])
         with asked.client.messages.stream(model="tiny", max_tokens=500, messages=HI, tools=[WEATHER]) as stream:
             events = [event.type for event in stream]
@@ -125,14 +100,14 @@ def test_a_stream_adds_up_to_the_answer():
     ],
 )
 def test_wrong_requests_are_refused(fields, says):
-    with Asked("ok") as asked, pytest.raises(anthropic.BadRequestError, match=says) as caught:
+    with AskedForMessages("ok") as asked, pytest.raises(anthropic.BadRequestError, match=says) as caught:
         asked.create(**fields)
     assert caught.value.body["type"] == "error"
     assert caught.value.body["error"]["type"] == "invalid_request_error"
 
 
 def test_errors_have_their_status():
-    with Asked("ok") as asked:
+    with AskedForMessages("ok") as asked:
         with pytest.raises(anthropic.NotFoundError):
             asked.create(model="other")
         wrong = asked.client.with_options(api_key="wrong")
@@ -142,7 +117,7 @@ def test_errors_have_their_status():
 
 def test_an_error_in_a_stream_is_an_event():
     with (
-        Asked("ok", [RuntimeError("broken")]) as asked,
+        AskedForMessages("ok", [RuntimeError("broken")]) as asked,
         pytest.raises(anthropic.APIStatusError, match="unexpected error"),
         asked.client.messages.stream(model="tiny", max_tokens=5, messages=HI) as stream,
     ):

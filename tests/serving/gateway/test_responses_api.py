@@ -4,12 +4,8 @@ import openai
 import pydantic
 import pytest
 
-from support.running_gateway import running_app
-from support.scripted_service import EOS, ScriptedService, served_model
-from support.tokenizers_for_tests import tool_caller
+from support.asked import Asked, ids_of
 from twofold.request import FinishReason, TokenOutput
-from twofold.serving.gateway.app import create_app
-from twofold.serving.gateway.keys import ApiKey, KeyRing
 from twofold.serving.gateway.response_store import ResponseStore
 
 WEATHER = {
@@ -21,37 +17,16 @@ WEATHER = {
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 
 
-def ids_of(text):
-    return tool_caller().backend.encode(text, add_special_tokens=False).ids
-
-
-class Asked:
-    """A client of a gateway whose service gives scripted answers, and the prompts that the service gets."""
-
-    def __init__(self, text, ends=(EOS,)):
-        self.service = ScriptedService(lambda _: [*ids_of(text), *ends], model=served_model(max_model_len=4096))
-
-    def __enter__(self):
-        keys = KeyRing([ApiKey("me", "secret"), ApiKey("you", "other")])
-        self._app = running_app(create_app(self.service, tool_caller(), keys=keys))
-        url = self._app.__enter__()
-        self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0, timeout=600)
-        return self
-
-    def __exit__(self, *error):
-        self.client.close()
-        return self._app.__exit__(*error)
+class AskedForResponses(Asked):
+    def connect(self, url):
+        return openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0, timeout=600)
 
     def create(self, **fields):
         return self.client.responses.create(**{"model": "tiny", "input": "Hi", **fields})
 
-    @property
-    def prompt(self):
-        return tool_caller().decode(self.service.started[-1].prompt_token_ids, skip_special_tokens=False)
-
 
 def test_an_answer():
-    with Asked("Hello there.") as asked:
+    with AskedForResponses("Hello there.") as asked:
         response = asked.create(instructions="Be kind.", temperature=0.5, top_p=0.9, metadata={"a": "b"})
     assert (response.object, response.status, response.output_text) == ("response", "completed", "Hello there.")
     assert response.output[0].content[0].type == "output_text"
@@ -65,13 +40,13 @@ def test_an_answer():
 
 def test_a_cut_answer_is_incomplete():
     cut = [TokenOutput(index=0, token_id=ids_of("x")[0], finish_reason=FinishReason.LENGTH)]
-    with Asked("", cut) as asked:
+    with AskedForResponses("", cut) as asked:
         response = asked.create(max_output_tokens=1)
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
 def test_a_response_is_continued():
-    with Asked(f"<think>Hm.</think>Look.{CALL}") as asked:
+    with AskedForResponses(f"<think>Hm.</think>Look.{CALL}") as asked:
         first = asked.create(instructions="Be kind.", tools=[WEATHER])
         output = {"type": "function_call_output", "call_id": first.output[2].call_id, "output": "sunny"}
         second = asked.create(previous_response_id=first.id, input=[output], tools=[WEATHER])
@@ -91,7 +66,7 @@ def test_a_response_is_continued():
 
 
 def test_stored_responses_can_be_read_and_deleted():
-    with Asked("ok") as asked:
+    with AskedForResponses("ok") as asked:
         response, loose = asked.create(), asked.create(store=False)
         assert asked.client.responses.retrieve(response.id) == response
         (item,) = asked.client.responses.input_items.list(response.id).data
@@ -124,7 +99,7 @@ def test_the_store_keeps_the_latest_for_a_time():
 
 
 def test_tools_and_reasoning():
-    with Asked(f"<think>Hm.</think>Look.{CALL}") as asked:
+    with AskedForResponses(f"<think>Hm.</think>Look.{CALL}") as asked:
         response = asked.create(tools=[WEATHER])
         reasoning, message, call = response.output
         for choice, constrained in (
@@ -144,7 +119,7 @@ def test_structured_output_is_parsed():
     class City(pydantic.BaseModel):
         name: str
 
-    with Asked('{"name": "Rome"}') as asked:
+    with AskedForResponses('{"name": "Rome"}') as asked:
         parsed = asked.client.responses.parse(model="tiny", input="Where?", text_format=City)
         asked.create(text={"format": {"type": "json_object"}})
         assert asked.service.started[1].sampling.constraint.text == '{"type":"object"}'
@@ -153,7 +128,7 @@ def test_structured_output_is_parsed():
 
 
 def test_a_stream_adds_up_to_the_answer():
-    with Asked(f"<think>Hm.</think>Look.{CALL}") as asked:
+    with AskedForResponses(f"<think>Hm.</think>Look.{CALL}") as asked:
         whole = asked.create(tools=[WEATHER])
         with asked.client.responses.stream(model="tiny", input="Hi", tools=[WEATHER]) as stream:
             events = list(stream)
@@ -194,12 +169,12 @@ def test_a_stream_adds_up_to_the_answer():
     ],
 )
 def test_wrong_requests_are_refused(fields, says):
-    with Asked("ok") as asked, pytest.raises(openai.BadRequestError, match=says):
+    with AskedForResponses("ok") as asked, pytest.raises(openai.BadRequestError, match=says):
         asked.create(**fields)
 
 
 def test_an_error_in_a_stream_is_an_event():
-    with Asked("ok", [RuntimeError("broken")]) as asked:
+    with AskedForResponses("ok", [RuntimeError("broken")]) as asked:
         events = list(asked.create(stream=True))
     assert events[-1].type == "error"
     assert "unexpected error" in events[-1].message

@@ -99,7 +99,7 @@ def schemas(model: str) -> Json:
         for name in UNSUPPORTED.keys() - kind.supported:
             fields[name] = {"enum": [None, *UNSUPPORTED[name]], "description": _NOT_SUPPORTED}
     for name, neutral in NEUTRAL.items():
-        made["ResponsesFields"]["properties"][name] = {"enum": list(neutral), "description": _NOT_SUPPORTED}
+        made["ResponsesFields"]["properties"][name] = {"enum": [None, *neutral], "description": _NOT_SUPPORTED}
     made["PromptCacheOptions"]["properties"]["mode"] = {"enum": [None, *MODES]}
     made["ChatFields"]["properties"]["messages"]["minItems"] = 1
     part = {"type": {"const": "text"}, "text": {"type": "string"}}
@@ -181,7 +181,7 @@ def _operations() -> Json:
 
 
 def _other_operation(name: str, summary: str, body: type | None, errors: Sequence[int]) -> Json:
-    """Describe an operation of another API, whose answers are described there."""
+    """Describe an operation of another vendor's API, without its answers."""
     stream: Json = {"text/event-stream": {"schema": {"type": "string"}}} if 503 in errors else {}
     operation = _operation(name, summary, _ANY_OBJECT | stream, errors=errors)
     if body is not None:

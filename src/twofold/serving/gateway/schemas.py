@@ -4,6 +4,7 @@ Null selects the default, and unknown fields are ignored. Known but unsupported 
 accepted only with values that do not affect the answer.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
@@ -51,8 +52,13 @@ else:
 
 def refuse_unsupported(fields: "GenerationFields") -> None:
     """Raise RequestError if an unsupported field is set to a value that would affect the answer."""
-    for name in UNSUPPORTED.keys() - fields.supported:
-        value, neutral_values = getattr(fields, name), UNSUPPORTED[name]
+    refuse_values(fields, {name: UNSUPPORTED[name] for name in UNSUPPORTED.keys() - fields.supported})
+
+
+def refuse_values(fields: Struct, neutral: Mapping[str, Sequence[object]]) -> None:
+    """Raise RequestError if a field has another value than null and its neutral values."""
+    for name, neutral_values in neutral.items():
+        value = getattr(fields, name)
         if value is None or any(_same(value, allowed) for allowed in neutral_values):
             continue
         allowed = " or ".join(["null", *(msgspec.json.encode(each).decode() for each in neutral_values)])

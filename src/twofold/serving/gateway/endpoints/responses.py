@@ -30,9 +30,10 @@ async def create_response(gateway: Gateway, request: Request) -> Response:
     earlier: Sequence[InputMessage] = ()
     if before is not None:
         earlier = gateway.responses.get(key, before, "previous_response_id", status=400).messages
-    chat = chat_of(fields, earlier)
+    new = new_messages(fields)
+    chat = chat_of(fields, [*earlier, *new])
     spec, token_ids = await start_chat(gateway, request, chat)
-    writer = ResponsesWriter(gateway, key, spec, fields, earlier)
+    writer = ResponsesWriter(gateway, key, spec, fields, earlier, new)
     return await respond(gateway, request, chat, spec, [token_ids], writer)
 
 
@@ -70,10 +71,16 @@ class ResponsesWriter:
     done = b""
 
     def __init__(
-        self, gateway: Gateway, key: str, spec: ResponseSpec, fields: ResponsesFields, earlier: Sequence[InputMessage]
+        self,
+        gateway: Gateway,
+        key: str,
+        spec: ResponseSpec,
+        fields: ResponsesFields,
+        earlier: Sequence[InputMessage],
+        new: Sequence[InputMessage],
     ) -> None:
         self._store, self._key, self._spec, self._fields = gateway.responses, key, spec, fields
-        self._earlier = earlier
+        self._earlier, self._new = earlier, new  # messages of earlier responses, and of this request
         self._id = spec.id.replace("chatcmpl-", "resp_", 1)
         self._output: list[Json] = []  # complete items
         self._open: Json | None = None  # the item that the output is in
@@ -177,7 +184,7 @@ class ResponsesWriter:
         cut = delta.finish_reason is FinishReason.LENGTH
         body = self._body("incomplete" if cut else "completed", usage)
         if self._fields.store is not False:
-            new = [*new_messages(self._fields), _answer(self._output)]
+            new = [*self._new, _answer(self._output)]
             items = [{"id": f"item_{secrets.token_hex(16)}"} | item for item in items_of(self._fields)]
             size = len(_ENCODER.encode([body, new, items]))
             self._store.put(self._key, body, [*self._earlier, *new], items, size)

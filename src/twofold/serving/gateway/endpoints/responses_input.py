@@ -1,7 +1,7 @@
 """Requests of OpenAI's Responses API, and the chat requests that they mean."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
@@ -21,6 +21,7 @@ from twofold.serving.gateway.schemas import (
     ToolCall,
     ToolFunction,
     invalid,
+    refuse_values,
 )
 from twofold.serving.gateway.tools.families import Json
 
@@ -108,27 +109,24 @@ class ResponsesFields(Struct, frozen=True, kw_only=True):
     prompt: object = None
 
 
-# Unsupported fields, with the values that have no effect on the answer.
+# Unsupported fields, with the values besides null that have no effect on the answer.
 NEUTRAL: dict[str, tuple[object, ...]] = {
-    "background": (None, False),
-    "conversation": (None,),
-    "prompt": (None,),
-    "truncation": (None, "disabled"),
+    "background": (False,),
+    "conversation": (),
+    "prompt": (),
+    "truncation": ("disabled",),
 }
 
 
-def chat_of(fields: ResponsesFields, earlier: Sequence[InputMessage]) -> ChatFields:
-    """Return the chat request that a request means after the `earlier` messages. Raises RequestError."""
-    for name, neutral in NEUTRAL.items():
-        if getattr(fields, name) not in neutral:
-            raise invalid(name, "not supported by this service; leave it out", code="unsupported_parameter")
+def chat_of(fields: ResponsesFields, messages: Sequence[InputMessage]) -> ChatFields:
+    """Return the chat request for a request, with the messages of its conversation. Raises RequestError."""
+    refuse_values(fields, NEUTRAL)
     system = [] if fields.instructions is None else [InputMessage(role="system", content=fields.instructions)]
     form = None if fields.text is None or fields.text.format is None else _format(fields.text.format)
-    options: dict[str, Any] = {"response_format": form}
     tools = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(fields.tools or [])]
     return ChatFields(
         model=fields.model,
-        messages=[*system, *earlier, *new_messages(fields)],
+        messages=[*system, *messages],
         stream=fields.stream,
         stream_options=StreamOptions(continuous_usage_stats=True) if fields.stream else None,
         max_completion_tokens=fields.max_output_tokens,
@@ -140,7 +138,7 @@ def chat_of(fields: ResponsesFields, earlier: Sequence[InputMessage]) -> ChatFie
         reasoning_effort=None if fields.reasoning is None else fields.reasoning.effort,
         prompt_cache_key=fields.prompt_cache_key,
         prompt_cache_retention=fields.prompt_cache_retention,
-        **options,
+        response_format=form,
     )
 
 

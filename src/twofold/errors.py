@@ -47,6 +47,10 @@ class RequestError(UserError):
         self.param, self.status, self.code, self.retry_after_s = param, status, code, retry_after_s
 
 
+class UnsupportedError(RequestError):
+    """A request needs a feature that this service does not have, but that the servers behind it may have."""
+
+
 class OutOfBlocksError(TwofoldError):
     """The KV cache has too few free blocks."""
 

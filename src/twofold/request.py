@@ -122,6 +122,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0  # lower values are served first, as in vLLM
     deadline_s: float | None = None  # on the clock of `arrival_s`; None selects the default timeout
     cache_salt: str = ""  # requests with different salts share no cached prompts
+    server_fields: dict[str, msgspec.Raw] = {}  # JSON fields of the request that only servers behind the gateway know
 
 
 class TokenScore(msgspec.Struct, frozen=True, array_like=True):

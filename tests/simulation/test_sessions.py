@@ -115,3 +115,15 @@ def test_agents_reuse_most_of_their_prompts():
     result, _ = run(spec, requests)
     assert result.completed == len(requests)
     assert result.reuse.reused_tokens > 0.85 * result.reuse.prompt_tokens
+
+
+def test_a_router_that_follows_sessions_finds_more_of_their_prompts():
+    requests = list(workload("agent", rate=2.0, num_requests=400, seed=1))
+    found = {}
+    for router in ("session", "round-robin"):
+        spec = msgspec.structs.replace(
+            cluster("4xh100@1:mixed", router), kv_cache=CacheSpec(dram="100000000 tokens"), max_num_seqs=64
+        )
+        found[router] = run(spec, requests)[0].reuse
+    assert found["session"].reused_tokens > 0.85 * found["session"].prompt_tokens
+    assert found["session"].reused_tokens > 1.2 * found["round-robin"].reused_tokens

@@ -65,6 +65,19 @@ def test_a_response_is_continued():
     assert "<|im_start|>tool\nsunny<|im_end|>" in prompt
 
 
+def test_a_conversation_is_a_session():
+    with AskedForResponses("ok") as asked:
+        first = asked.create()
+        second = asked.create(previous_response_id=first.id)
+        asked.create(previous_response_id=second.id)
+        asked.create()
+        asked.create(previous_response_id=second.id, prompt_cache_key="mine")
+        *same, other, named = [each.request.session for each in asked.service.started]
+    assert same == [f"me {first.id}"] * 3
+    assert other not in (*same, "")
+    assert named == "me mine"
+
+
 def test_stored_responses_can_be_read_and_deleted():
     with AskedForResponses("ok") as asked:
         response, loose = asked.create(), asked.create(store=False)
@@ -84,7 +97,7 @@ def test_the_store_keeps_the_latest_for_a_time():
     now = 0.0
     store = ResponseStore(100, 60.0, lambda: now)
     for number in range(3):
-        store.put("me", {"id": f"r{number}"}, [], [], 40)
+        store.put("me", {"id": f"r{number}"}, [], [], "", 40)
     assert len(store) == 2
     assert store.get("me", "r2", "x").body == {"id": "r2"}
     with pytest.raises(Exception, match="no stored response 'r0'"):
@@ -92,7 +105,7 @@ def test_the_store_keeps_the_latest_for_a_time():
     now = 60.0
     with pytest.raises(Exception, match="no stored response 'r2'"):
         store.get("me", "r2", "x")
-    store.put("me", {"id": "r3"}, [], [], 40)
+    store.put("me", {"id": "r3"}, [], [], "", 40)
     assert len(store) == 1
     store.delete("me", "r3")
     assert len(store) == 0

@@ -132,3 +132,9 @@ def test_every_refusal_reason_has_a_message():
 def test_cache_retention_is_capped(client, service, path, body, fields, seconds):
     assert client.post(path, json=body | fields).status_code == 200
     assert service.started[-1].request.retain_s == seconds
+
+
+@pytest.mark.parametrize(("fields", "session"), [({}, ""), ({"prompt_cache_key": "mine"}, " mine")])
+def test_a_cache_key_names_a_session(client, service, fields, session):
+    assert client.post("/v1/chat/completions", json=CHAT | fields).status_code == 200
+    assert service.started[-1].request.session == session

@@ -5,11 +5,12 @@ import json
 from contextlib import ExitStack
 
 import aiohttp
+import msgspec
 import pytest
 
 from support.scripted_endpoint import DONE, Drop, Refuse, Send, endpoint, event
 from twofold.instance import Role
-from twofold.request import FinishReason, Generation, Request, SamplingParams
+from twofold.request import Constraint, ConstraintKind, FinishReason, Generation, Request, SamplingParams
 from twofold.serving.upstream.client import RejectedError, ServerModel, VllmClient
 from twofold.serving.upstream.config import ServerConfig
 from twofold.serving.upstream.requests import AttemptLostError, UpstreamRequest, seed_of
@@ -56,13 +57,16 @@ def attempt():
     the request, the raised error or None, and the HTTP request bodies that each server received.
     """
 
-    def run(prefill, decode=None, max_tokens=4, seed=0, first_index=0):
+    def run(prefill, decode=None, max_tokens=4, seed=0, known=(), server_fields=None, **sampled):
         heard, raised = Events(), None
 
         async def scenario(urls):
-            request = Request(id="a~0", arrival_s=0.0, prompt_tokens=2, output_tokens=max_tokens)
-            sampling = SamplingParams(max_tokens=max_tokens, seed=seed)
-            generation = Generation(request=request, prompt_token_ids=[5, 6], sampling=sampling)
+            prompt = [5, 6, *known]
+            request = Request(id="a~0", arrival_s=0.0, prompt_tokens=len(prompt), output_tokens=max_tokens)
+            sampling = SamplingParams(max_tokens=max_tokens, seed=seed, resumed_tokens=len(known), **sampled)
+            generation = Generation(
+                request=request, prompt_token_ids=prompt, sampling=sampling, server_fields=server_fields or {}
+            )
             later = set()
             async with aiohttp.ClientSession() as session:
                 servers = []
@@ -71,7 +75,7 @@ def attempt():
                     servers.append(Server(config, VllmClient(session, url), 1.0))
                     servers[-1].card = ServerModel("m", 100)
                 begin = lambda what: later.add(asyncio.ensure_future(what))  # noqa: E731
-                exchange = UpstreamRequest(generation, first_index, servers[0], servers[-1], heard, begin)
+                exchange = UpstreamRequest(generation, len(known), servers[0], servers[-1], heard, begin)
                 try:
                     await exchange.run()
                 finally:
@@ -160,6 +164,41 @@ def test_a_rejected_request_is_not_retried(attempt):
     _, raised, _ = attempt([Refuse(400)], [])
     assert isinstance(raised, RejectedError)
     assert (raised.status, str(raised)) == (400, "refused by the script")
+
+
+PENALIZED = {"presence_penalty": 1.0}
+CONSTRAINED = {"constraint": Constraint(ConstraintKind.REGEX, "[a-z]+")}
+UNKNOWN = {"server_fields": {"vllm_xargs": msgspec.Raw(b'{"a":1}')}}
+
+
+@pytest.mark.parametrize("fields", [PENALIZED, CONSTRAINED, UNKNOWN])
+def test_outputs_that_depend_on_their_beginning_are_generated_again(attempt, fields):
+    """A server cannot continue such an output after tokens in its prompt, so it generates them once more."""
+    decoded = stream(chunk(7), chunk(8, 9), chunk(10, finish="length"))
+    heard, raised, (asked, fetched) = attempt(whole(7), decoded, max_tokens=2, seed=3, known=(7, 8), **fields)
+    assert raised is None
+    assert heard.tokens == [(0, 9, "d"), (1, 10, "d")]
+    assert [each["prompt"] for each in (asked[0], fetched[0])] == [[5, 6]] * 2
+    assert fetched[0]["max_tokens"] == 4
+    assert asked[0]["seed"] == fetched[0]["seed"] == 3, "the same tokens are drawn"
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [(whole(6), [Refuse(400)]), (whole(7), stream(chunk(7, 6))), (whole(7), stream(chunk(7), chunk(8, finish="stop")))],
+)
+def test_another_output_than_before_ends_the_request(attempt, prefill, decode):
+    heard, raised, _ = attempt(prefill, decode, known=(7, 8), **PENALIZED)
+    assert isinstance(raised, RejectedError)
+    assert (raised.status, heard.tokens) == (502, [])
+
+
+def test_other_outputs_continue_after_their_tokens(attempt):
+    fields = {"allowed_token_ids": msgspec.Raw(b"[9,10]"), "user": msgspec.Raw(b'"me"')}
+    decoded = stream(chunk(9), chunk(10, finish="stop"))
+    heard, raised, (asked, _) = attempt(whole(9), decoded, known=(7, 8), server_fields=fields)
+    assert (heard.tokens, raised) == ([(0, 9, "p"), (1, 10, "d")], None)
+    assert (asked[0]["prompt"], asked[0]["allowed_token_ids"], asked[0]["user"]) == ([5, 6, 7, 8], [9, 10], "me")
 
 
 def test_resumed_attempts_have_their_own_seed():

@@ -15,6 +15,7 @@ from support.running_service import ROUTE, running_service
 from twofold.bench.services import free_port
 
 GREEDY = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
+PENALTY = {"presence_penalty": 1.5, "frequency_penalty": 0.5}
 PROMPT = [5, 6, 7] * 30
 
 
@@ -83,9 +84,12 @@ def test_a_client_disconnect_ends_the_request_on_the_server(route, behind):
 
 
 def test_streams_move_from_a_hung_server(routes, behind):
-    """A hung server changes no output, and gets requests again after it recovers."""
+    """A hung server changes no output, also none that depends on its own tokens. It gets requests again after it
+    recovers.
+    """
     route = routes(10)
     (whole,) = alone(behind[0][1], [PROMPT], max_tokens=300)
+    (penalized,) = alone(behind[0][1], [PROMPT], max_tokens=300, **PENALTY)
     process = behind[0][0]
 
     async def watch():
@@ -93,7 +97,7 @@ def test_streams_move_from_a_hung_server(routes, behind):
 
         async def one(session, number):
             body = {"model": "tiny", "prompt": PROMPT, "stream": True, "return_token_ids": True}
-            body |= {**GREEDY, "max_tokens": 300}
+            body |= {**GREEDY, "max_tokens": 300} | (PENALTY if number % 2 else {})
             async with session.post(f"{route}/v1/completions", json=body) as response:
                 async for line in response.content:
                     if line.startswith(b"data: {"):
@@ -114,7 +118,7 @@ def test_streams_move_from_a_hung_server(routes, behind):
                 assert again == [whole[:60]] * 3
         return tokens
 
-    assert asyncio.run(asyncio.wait_for(watch(), 600)) == [whole] * 4
+    assert asyncio.run(asyncio.wait_for(watch(), 600)) == [whole, penalized] * 2
     assert metric(route, "request_replays_total") > 0
 
 
@@ -131,3 +135,64 @@ def test_waits_for_servers_that_start_later(tiny_model_dir):
         running.enter_context(own)
         _, url = running.enter_context(running_service(None, *flags, program=ROUTE))
         assert len(asyncio.run(wait_and_ask())) == 60
+
+
+def asked(url, path, body, **headers):
+    """Return the status, the content type and the text of a response."""
+
+    async def ask():
+        async with aiohttp.ClientSession(headers=headers) as session, session.post(url + path, json=body) as response:
+            return response.status, response.content_type, await response.text()
+
+    return asyncio.run(ask())
+
+
+def scored(text):
+    """Return the parts of a response to a request with echo that do not differ between servers."""
+    choices = [json.loads(line.removeprefix("data: "))["choices"] for line in text.splitlines() if '"choices"' in line]
+    return [(each["text"], each["logprobs"]) for listed in choices for each in listed]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_what_the_gateway_cannot_do_itself_a_server_does(route, behind, streams):
+    """Log probabilities of a prompt come from a server, to which the request goes as it is."""
+    body = {"model": "tiny", "prompt": PROMPT, "echo": True, "logprobs": 1, "max_tokens": 2, "stream": streams}
+    got, wanted = (asked(url, "/v1/completions", body | {"temperature": 0}) for url in (route, behind[0][1]))
+    assert got[:2] == wanted[:2] == (200, "text/event-stream" if streams else "application/json")
+    assert scored(got[2]) == scored(wanted[2])
+    assert any(logprobs["token_logprobs"][-1] is not None for _, logprobs in scored(got[2]))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": "tiny", "prompt": PROMPT, "use_beam_search": True}),
+        ("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+        ("/v1/embeddings", {"model": "tiny", "input": "a"}),
+    ],
+)
+def test_a_server_s_refusal_is_passed_on(route, behind, path, body):
+    got, wanted = (asked(url, path, body) for url in (route, behind[0][1]))
+    assert got == wanted
+    assert 400 <= got[0] < 500
+
+
+def test_requests_for_another_model_are_refused(route):
+    status, _, text = asked(route, "/v1/embeddings", {"model": "other", "input": "a"})
+    assert (status, json.loads(text)["error"]["code"]) == (404, "model_not_found")
+
+
+def test_servers_that_are_gone_get_no_whole_requests(tiny_model_dir, behind):
+    """If a server has gone, another one answers."""
+    body = {"model": "tiny", "prompt": PROMPT, "echo": True, "logprobs": 0, "max_tokens": 0}
+    model = tiny_model_dir("llama")
+    with ExitStack() as running:
+        flags = (*ENGINE, "--colocated", "1", "--served-model-name", "tiny")
+        doomed, own = running.enter_context(running_service(model, *flags))
+        servers = [flag for url in (own, behind[1][1]) for flag in ("--colocated", url)]
+        gateway = running_service(None, "--model", str(model), "--served-model-name", "tiny", *servers, program=ROUTE)
+        _, url = running.enter_context(gateway)
+        assert asked(url, "/v1/completions", body)[0] == 200
+        doomed.kill()
+        doomed.wait()
+        assert asked(url, "/v1/completions", body)[0] == 200

@@ -9,6 +9,7 @@ from twofold.scheduling.routers.cells import CellRouter
 from twofold.scheduling.routers.draws import TwoChoices, at_random, round_robin
 from twofold.scheduling.routers.forecasting import Conductor, ShortestPredictedQueue
 from twofold.scheduling.routers.jsq import JoinShortestQueue, PlannedRoles
+from twofold.scheduling.routers.sessions import SessionAffinity
 from twofold.scheduling.routers.splitwise import SplitwiseRouter, SplitwiseSimRouter
 
 
@@ -32,6 +33,7 @@ ROUTERS: dict[str, RegisteredRouter] = {
     "round-robin": RegisteredRouter(round_robin, "each instance in turn"),
     "random": RegisteredRouter(at_random, "any instance, the same ones in every run"),
     "two-choices": RegisteredRouter(TwoChoices, "the less loaded of two random instances"),
+    "session": RegisteredRouter(SessionAffinity, "jsq that keeps the turns of a session together"),
     "cells:jsq": RegisteredRouter(lambda: CellRouter(JoinShortestQueue()), "a cell by two choices, jsq within it"),
     "jsq-planned": RegisteredRouter(PlannedRoles, "jsq with roles that re-planning may change"),
     "load": RegisteredRouter(ShortestPredictedQueue, "shortest predicted prefill queue"),

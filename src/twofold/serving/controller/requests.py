@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -11,7 +12,7 @@ from twofold.errors import InstanceLostError, RequestError, TwofoldError
 from twofold.events import PlacedRequest, Recorder, RequestEvents
 from twofold.handoff import HandoffMode, Lease
 from twofold.request import FinishReason, Generation, TokenOutput
-from twofold.scheduling.admission.admission import Admission
+from twofold.scheduling.admission.admission import Admission, QueuedRequest
 from twofold.scheduling.admission.overload import OverloadControl
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.serving.controller.forecast import LiveForecast
@@ -59,6 +60,7 @@ class LiveRequests:
         telemetry.admission(admission)
         self._live: dict[str, LiveRequest] = {}
         self._attempts: dict[str, LiveRequest] = {}  # by the id of the current attempt
+        self._forwarded: dict[str, asyncio.Event] = {}  # set when it is the turn of a request
         self.opened = asyncio.Event()  # set while requests are admitted
         self._closed = False
         self._idle = asyncio.Event()
@@ -78,7 +80,7 @@ class LiveRequests:
         """Stop admitting requests, and wait until all live requests have ended."""
         self._closed = True
         self._idle.clear()
-        if self._live:
+        if self._live or self._forwarded:
             await self._idle.wait()
 
     def fail_all(self, reason: str) -> None:
@@ -91,9 +93,7 @@ class LiveRequests:
 
     async def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
         """Yield the output tokens of a request in order (see `Service.generate`)."""
-        if not self.admitting:
-            what = "shutting down" if self._closed else "starting"
-            raise RequestError(f"the service is {what} and takes no requests", status=503, code="not_ready")
+        self._check_admitting()
         live = self._admit(generation)
         try:
             while True:
@@ -103,6 +103,33 @@ class LiveRequests:
                     return
         finally:
             self.end(live, FinishReason.ABORT)  # no effect after the last token
+
+    @asynccontextmanager
+    async def forwarding(self, queued: QueuedRequest) -> AsyncGenerator[None, None]:
+        """Admit a request that a server answers without this service, and wait for its turn. Raises RequestError."""
+        self._check_admitting()
+        refusal = self._admission.offer(queued, time.monotonic())
+        if refusal is not None:
+            raise rejection_error(refusal)
+        turn = self._forwarded[queued.id] = asyncio.Event()
+        try:
+            self.place_waiting()
+            await turn.wait()
+            yield
+        finally:
+            del self._forwarded[queued.id]
+            self._admission.release(queued.id, time.monotonic())
+            self._ended_one()
+            self.place_waiting()
+
+    def _check_admitting(self) -> None:
+        if not self.admitting:
+            what = "shutting down" if self._closed else "starting"
+            raise RequestError(f"the service is {what} and takes no requests", status=503, code="not_ready")
+
+    def _ended_one(self) -> None:
+        if not self._live and not self._forwarded:
+            self._idle.set()
 
     def _admit(self, generation: Generation) -> LiveRequest:
         if self._name_blocks is not None:
@@ -125,14 +152,17 @@ class LiveRequests:
         self.place_waiting()
         for queued in self._admission.expired(time.monotonic()):
             self._telemetry.deadline_missed()
-            self.fail(self._live[queued.id], deadline_error())
+            if queued.id in self._live:  # forwarded requests have a timeout of their own
+                self.fail(self._live[queued.id], deadline_error())
         self._telemetry.held.set(self._admission.waiting)
 
     def place_waiting(self) -> None:
         """Place waiting requests on workers, in the order of the queue."""
         now = time.monotonic()
         while (queued := self._admission.next(now)) is not None:
-            if not self._place(self._live[queued.id]):
+            if queued.id in self._forwarded:
+                self._forwarded[queued.id].set()
+            elif not self._place(self._live[queued.id]):
                 self._admission.put_back(queued, now)
                 return
 
@@ -279,8 +309,7 @@ class LiveRequests:
         timeline = self.recorder.end(live.id, reason)
         if timeline is not None:
             self.events.ended(timeline, time.monotonic())
-        if not self._live:
-            self._idle.set()
+        self._ended_one()
         self._place_on_resumed()
 
     def fail(self, live: LiveRequest, error: TwofoldError) -> None:

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib import resources
 
@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 import twofold
 from twofold.engine.grammar import GrammarMatchers
-from twofold.errors import TwofoldError
+from twofold.errors import TwofoldError, UnsupportedError
 from twofold.instance import Role
 from twofold.serving.controller.service import Service
 from twofold.serving.gateway.endpoints.chat import chat
@@ -25,7 +25,7 @@ from twofold.serving.gateway.endpoints.completions import complete
 from twofold.serving.gateway.endpoints.messages import count_tokens, create_message
 from twofold.serving.gateway.endpoints.responses import create_response, delete_response, get_input, get_response
 from twofold.serving.gateway.endpoints.tokens import detokenize, tokenize
-from twofold.serving.gateway.gateway import Gateway, RequestLimits, read_struct
+from twofold.serving.gateway.gateway import Forwarder, Gateway, RequestLimits, read_body, read_struct
 from twofold.serving.gateway.keys import KeyRing
 from twofold.serving.gateway.middleware import RequestMiddleware
 from twofold.serving.gateway.openapi import openapi
@@ -37,6 +37,11 @@ from twofold.serving.gateway.tools.families import BY_CHECKPOINT, AnswerParsers
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Minimum seconds between two snapshots, for any number of viewers.
 PERIOD_S = 1.0
+# Endpoints of vLLM that run the model, and that this gateway has not.
+FORWARDED: tuple[str, ...] = ("/pooling", "/classify", "/score", "/rerank", "/v2/rerank", "/v2/embed")
+FORWARDED += ("/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/audio/transcriptions", "/v1/audio/translations")
+
+Endpoint = Callable[[Gateway, Request], Awaitable[Response]]
 
 
 class Dashboard:
@@ -90,12 +95,14 @@ def create_app(
     parsers: AnswerParsers = BY_CHECKPOINT,
     constrains: bool = True,
     checks_constraints: bool = True,
+    forwarder: Forwarder | None = None,
 ) -> FastAPI:
     """Create the gateway application for `service`. Without a tokenizer, prompts must be token ids. With `keys`, /v1,
     /pools and the dashboard's data require an API key.
 
     `parsers` names the formats of tool calls and reasoning in answers. `constrains` tells whether the service can
-    constrain outputs, and `checks_constraints` whether constraints are checked here.
+    constrain outputs, and `checks_constraints` whether constraints are checked here. Requests that this gateway cannot
+    run itself go to `forwarder`.
     """
     grammars = None
     if checks_constraints and tokenizer is not None:
@@ -109,6 +116,7 @@ def create_app(
         responses=ResponseStore(limits.stored_response_bytes, limits.stored_response_s),
         constrains=constrains and (tokenizer is not None or not checks_constraints),
         grammars=grammars,
+        forwarder=forwarder,
     )
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.add_middleware(RequestMiddleware, keys=keys)
@@ -120,16 +128,19 @@ def create_app(
 
 
 def _add_api(app: FastAPI, gateway: Gateway) -> None:
-    app.add_route("/v1/completions", partial(complete, gateway), methods=["POST"])
-    app.add_route("/v1/chat/completions", partial(chat, gateway), methods=["POST"])
+    app.add_route("/v1/completions", _or_forwarded(complete, gateway), methods=["POST"])
+    app.add_route("/v1/chat/completions", _or_forwarded(chat, gateway), methods=["POST"])
     app.add_route("/v1/responses", partial(create_response, gateway), methods=["POST"])
     app.add_route("/v1/responses/{id}", partial(get_response, gateway), methods=["GET"])
     app.add_route("/v1/responses/{id}", partial(delete_response, gateway), methods=["DELETE"])
     app.add_route("/v1/responses/{id}/input_items", partial(get_input, gateway), methods=["GET"])
-    app.add_route("/v1/messages", partial(create_message, gateway), methods=["POST"])
+    app.add_route("/v1/messages", _or_forwarded(create_message, gateway), methods=["POST"])
     app.add_route("/v1/messages/count_tokens", partial(count_tokens, gateway), methods=["POST"])
     app.add_route("/tokenize", partial(tokenize, gateway), methods=["POST"])
     app.add_route("/detokenize", partial(detokenize, gateway), methods=["POST"])
+    if gateway.forwarder is not None:
+        for path in FORWARDED:
+            app.add_route(path, partial(_forward, gateway, gateway.forwarder), methods=["POST"])
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -139,6 +150,25 @@ def _add_api(app: FastAPI, gateway: Gateway) -> None:
     async def model(name: str) -> Response:
         gateway.check_model(name)
         return _json(_card(gateway))
+
+
+async def _forward(gateway: Gateway, forwarder: Forwarder, request: Request) -> Response:
+    return forwarder.answer(request, await read_body(request, gateway.limits.body_bytes))
+
+
+def _or_forwarded(endpoint: Endpoint, gateway: Gateway) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint whose requests go to a server as they are if the gateway does not support them."""
+    forwarder = gateway.forwarder
+    if forwarder is None:
+        return partial(endpoint, gateway)
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(gateway, request)
+        except UnsupportedError:
+            return forwarder.answer(request, request.state.body)
+
+    return answer
 
 
 class RoleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,13 +2,14 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
 from twofold.engine.grammar import GrammarMatchers
-from twofold.errors import RequestError
+from twofold.errors import RequestError, UnsupportedError
 from twofold.serving.controller.service import Service
 from twofold.serving.gateway.response_store import ResponseStore
 from twofold.serving.gateway.schemas import invalid
@@ -48,6 +49,14 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     stored_response_s: float = 24 * 3600.0
 
 
+class Forwarder(Protocol):
+    """Interface to servers that can answer a request which the gateway does not run itself."""
+
+    def answer(self, request: Request, body: bytes) -> Response:
+        """Return the answer of a server to a request with this body."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Gateway:
     """State shared by all endpoints: the service, the model's tokenizer (None if missing) and the limits."""
@@ -59,11 +68,16 @@ class Gateway:
     grammars: GrammarMatchers | None = None  # that check constraints; None: the servers behind this gateway do
     parsers: AnswerParsers = BY_CHECKPOINT
     responses: ResponseStore = field(default_factory=lambda: ResponseStore(0, 0.0))
+    forwarder: Forwarder | None = None  # to servers behind this gateway
 
     @property
     def scores_prompts(self) -> bool:
         """Whether the service can return log probabilities of prompts: neither emulated engines nor servers can."""
         return self.constrains and self.grammars is not None
+
+    def forwards(self, error: Exception) -> bool:
+        """Whether a request that the gateway refused with this error goes to a server as it is."""
+        return self.forwarder is not None and isinstance(error, UnsupportedError)
 
     def check_model(self, name: str) -> None:
         """Raise RequestError (404) unless `name` is the served model."""
@@ -101,7 +115,7 @@ class Gateway:
 
 async def read_struct(request: Request, kind: type[T], max_bytes: int) -> T:
     """Decode a request's JSON body as type `kind`. Raises RequestError (400 or 413) and ClientDisconnect."""
-    body = await _read_body(request, max_bytes)
+    body = request.state.body = await read_body(request, max_bytes)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -110,7 +124,7 @@ async def read_struct(request: Request, kind: type[T], max_bytes: int) -> T:
         raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
 
 
-async def _read_body(request: Request, max_bytes: int) -> bytes:
+async def read_body(request: Request, max_bytes: int) -> bytes:
     """Read a request's body of at most `max_bytes`; raises RequestError (413) for a larger body."""
     too_large = RequestError(f"the body exceeds the limit of {max_bytes} bytes", status=413, code="request_too_large")
     content_length = request.headers.get("content-length", "")

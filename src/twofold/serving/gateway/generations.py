@@ -13,7 +13,7 @@ from twofold.serving.gateway.gateway import Gateway, RequestLimits
 from twofold.serving.gateway.keys import ApiKey
 from twofold.serving.gateway.middleware import Arrival
 from twofold.serving.gateway.output import OutputProcessor
-from twofold.serving.gateway.schemas import GenerationFields, invalid, refuse_unsupported
+from twofold.serving.gateway.schemas import PASSED, GenerationFields, invalid, refuse_unsupported, unsupported
 from twofold.serving.gateway.structured import GivenConstraint, given_constraint
 from twofold.serving.gateway.tools.families import Json
 from twofold.serving.gateway.tools.message_parser import MessageParser
@@ -23,6 +23,8 @@ TIMEOUT_HEADER = "X-Request-Timeout"
 RETENTIONS: Final = {"in_memory": 0.0, "in-memory": 0.0, "24h": 24 * 3600.0}
 MODES: Final = ("implicit",)
 
+# The gateway sets these fields itself.
+_OWN_FIELDS: Final = frozenset({"kv_transfer_params", "request_id", "return_tokens_as_token_ids"})
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _SEED_BITS = 63
 _SEED_MASK = (1 << _SEED_BITS) - 1
@@ -40,7 +42,8 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters of a response: id, request arrival, deadline, lifetime of the prompt's KV cache, and constraint.
+    """Parameters of a response: id, request arrival, deadline, lifetime of the prompt's KV cache, constraint, and the
+    request's fields that only servers behind the gateway know.
 
     Times are in seconds; the deadline is a time of the monotonic clock.
     """
@@ -51,6 +54,7 @@ class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
     retain_s: float
     given: GivenConstraint | None = None
     format: AnswerFormat | None = None  # of a chat answer that may have reasoning or tool calls
+    server_fields: dict[str, msgspec.Raw] = {}
 
 
 class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +82,15 @@ def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFiel
         retain_s=min(_retention_s(fields), gateway.limits.longest_retention_s),
         given=given_constraint(fields),
     )
+
+
+def server_fields(gateway: Gateway, request: HttpRequest, fields: GenerationFields) -> dict[str, msgspec.Raw]:
+    """Return the fields of a request's body that only the servers behind the gateway know, if there are servers."""
+    if gateway.forwarder is None:
+        return {}
+    given = msgspec.json.decode(request.state.body, type=dict[str, msgspec.Raw])
+    own = _OWN_FIELDS.union(fields.__struct_fields__) - PASSED
+    return {name: value for name, value in given.items() if name not in own}
 
 
 def plan(
@@ -112,6 +125,7 @@ def plan(
 def _generation(
     spec: ResponseSpec, fields: GenerationFields, index: int, token_ids: list[int], sampling: SamplingParams
 ) -> Generation:
+    key = "" if spec.arrival.key is None else spec.arrival.key.name
     request = Request(
         # Clients may reuse request ids, so the generation's id has a random suffix.
         id=f"{spec.id}-{index}-{secrets.token_hex(16)}",
@@ -119,15 +133,18 @@ def _generation(
         prompt_tokens=len(token_ids),
         output_tokens=sampling.max_tokens,
         retain_s=spec.retain_s,
+        # Requests without a cache key belong to no session. Keys of different tenants differ.
+        session=f"{key} {fields.prompt_cache_key}" if fields.prompt_cache_key else "",
     )
     return Generation(
         request=request,
         prompt_token_ids=token_ids,
         sampling=sampling,
-        key="" if spec.arrival.key is None else spec.arrival.key.name,
+        key=key,
         priority=fields.priority or 0,
         deadline_s=spec.deadline_s,
         cache_salt=fields.cache_salt or "",
+        server_fields=spec.server_fields,
     )
 
 
@@ -204,7 +221,7 @@ def _bad_words(fields: GenerationFields, limits: RequestLimits) -> tuple[str, ..
 def _check_fields(gateway: Gateway, fields: GenerationFields, prompts: int) -> None:
     gateway.check_model(fields.model)
     n, limits = fields.generated, gateway.limits
-    refuse_unsupported(fields)
+    refuse_unsupported(fields, PASSED if gateway.forwarder is not None else ())
     if fields.best_of is not None and fields.best_of < (fields.n or 1):
         raise invalid("best_of", f"{fields.best_of} is less than n {fields.n}")
     if fields.stream and n > (fields.n or 1):
@@ -214,7 +231,7 @@ def _check_fields(gateway: Gateway, fields: GenerationFields, prompts: int) -> N
     if fields.max_tokens == 0 and not fields.echoes:
         raise invalid("max_tokens", "0 requires echo: true")
     if fields.echoes and fields.wanted_logprobs is not None and not gateway.scores_prompts:
-        raise invalid("echo", "this service cannot return log probabilities of a prompt", code="unsupported_parameter")
+        raise unsupported("echo", "this service cannot return log probabilities of a prompt")
     if n > limits.choices:
         raise invalid("n" if fields.n == n else "best_of", f"{n} is more than the limit of {limits.choices}")
     if n * prompts > limits.generations:

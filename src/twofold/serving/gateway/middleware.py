@@ -13,7 +13,7 @@ from twofold.serving.gateway.keys import ApiKey, KeyRing
 from twofold.serving.gateway.responses import error_response, error_response_for
 from twofold.serving.telemetry.context import CURRENT, context_of
 
-_PROTECTED = frozenset({"/v1", "/pools", "/dashboard/data", "/tokenize", "/detokenize"})
+_OPEN = frozenset({"/health", "/ping", "/metrics", "/version", "/openapi.json", "/docs", "/dashboard"})
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -81,7 +81,7 @@ def _authorization(headers: Headers) -> str:
 
 
 def _is_protected(path: str) -> bool:
-    return path in _PROTECTED or path.startswith("/v1/")
+    return path not in _OPEN
 
 
 def _request_id(headers: Headers) -> str:

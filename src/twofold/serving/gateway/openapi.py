@@ -100,6 +100,7 @@ def schemas(model: str) -> Json:
             fields[name] = {"enum": [None, *UNSUPPORTED[name]], "description": _NOT_SUPPORTED}
     for name, neutral in NEUTRAL.items():
         made["ResponsesFields"]["properties"][name] = {"enum": [None, *neutral], "description": _NOT_SUPPORTED}
+    made["StructuredOutputs"]["properties"]["structural_tag"] = {"enum": [None], "description": _NOT_SUPPORTED}
     made["PromptCacheOptions"]["properties"]["mode"] = {"enum": [None, *MODES]}
     made["ChatFields"]["properties"]["messages"]["minItems"] = 1
     part = {"type": {"const": "text"}, "text": {"type": "string"}}

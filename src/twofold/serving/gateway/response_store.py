@@ -15,6 +15,7 @@ class StoredResponse(NamedTuple):
     body: Json
     messages: Sequence[InputMessage]
     input: Sequence[Json]  # items of this request alone
+    session: str  # the cache key of the conversation, which by default is the id of its first response
     bytes: int
     until_s: float
 
@@ -34,10 +35,16 @@ class ResponseStore:
         return len(self._responses)
 
     def put(
-        self, key: str, body: Json, messages: Sequence[InputMessage], items: Sequence[Json], new_bytes: int
+        self,
+        key: str,
+        body: Json,
+        messages: Sequence[InputMessage],
+        items: Sequence[Json],
+        session: str,
+        new_bytes: int,
     ) -> None:
         """Store a response. `new_bytes` is its size, without the messages of earlier responses of its conversation."""
-        stored = StoredResponse(body, messages, items, new_bytes, self._clock() + self._lifetime_s)
+        stored = StoredResponse(body, messages, items, session, new_bytes, self._clock() + self._lifetime_s)
         self._responses[key, body["id"]] = stored
         self._bytes += new_bytes
         while self._responses and (self._bytes > self._limit or self._expired(next(iter(self._responses.values())))):

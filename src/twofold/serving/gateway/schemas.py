@@ -4,18 +4,23 @@ Null selects the default, and unknown fields are ignored. Known but unsupported 
 accepted only with values that do not affect the answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta, Struct
 
-from twofold.errors import RequestError
+from twofold.errors import RequestError, UnsupportedError
 
 
 def invalid(field: str, reason: str, *, status: int = 400, code: str | None = None) -> RequestError:
     """Return a RequestError that names `field` as invalid because of `reason`."""
     return RequestError(f"{field}: {reason}", param=field, status=status, code=code)
+
+
+def unsupported(field: str, reason: str, *, code: str = "unsupported_parameter") -> UnsupportedError:
+    """Return an UnsupportedError that names `field` because of `reason`."""
+    return UnsupportedError(f"{field}: {reason}", param=field, code=code)
 
 
 # Unsupported fields, with the values besides null that have no effect on the answer. They are decoded to reject others.
@@ -42,6 +47,9 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "web_search_options": (),
 }
 
+# Unsupported fields that servers behind the gateway apply to each token, so that the gateway can pass them on.
+PASSED = frozenset({"allowed_token_ids"})
+
 if TYPE_CHECKING:
     UnsupportedFields = Struct
 else:
@@ -50,21 +58,19 @@ else:
     )
 
 
-def refuse_unsupported(fields: "GenerationFields") -> None:
-    """Raise RequestError if an unsupported field is set to a value that would affect the answer."""
-    refuse_values(fields, {name: UNSUPPORTED[name] for name in UNSUPPORTED.keys() - fields.supported})
+def refuse_unsupported(fields: "GenerationFields", passed: Collection[str]) -> None:
+    """Raise UnsupportedError if an unsupported field, not in `passed`, has a value that would affect the answer."""
+    refuse_values(fields, {name: UNSUPPORTED[name] for name in UNSUPPORTED.keys() - fields.supported - set(passed)})
 
 
 def refuse_values(fields: Struct, neutral: Mapping[str, Sequence[object]]) -> None:
-    """Raise RequestError if a field has another value than null and its neutral values."""
+    """Raise UnsupportedError if a field has another value than null and its neutral values."""
     for name, neutral_values in neutral.items():
         value = getattr(fields, name)
         if value is None or any(_same(value, allowed) for allowed in neutral_values):
             continue
         allowed = " or ".join(["null", *(msgspec.json.encode(each).decode() for each in neutral_values)])
-        raise invalid(
-            name, f"not supported by this service; leave it out or send {allowed}", code="unsupported_parameter"
-        )
+        raise unsupported(name, f"not supported by this service; leave it out or send {allowed}")
 
 
 def _same(value: object, allowed: object) -> bool:
@@ -123,6 +129,7 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
+    structural_tag: object = None  # not supported
 
 
 class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ import msgspec
 from twofold.engine.grammar import GrammarError
 from twofold.request import Constraint, ConstraintKind
 from twofold.serving.gateway.gateway import Gateway
-from twofold.serving.gateway.schemas import GenerationFields, ResponseFormat, StructuredOutputs, invalid
+from twofold.serving.gateway.schemas import GenerationFields, ResponseFormat, StructuredOutputs, invalid, unsupported
 
 _ANY_OBJECT = Constraint(ConstraintKind.JSON, '{"type":"object"}')
 
@@ -45,11 +45,7 @@ async def check_constraint(gateway: Gateway, given: GivenConstraint | None) -> N
         return
     field, most = given.field, gateway.limits.constraint_characters
     if not gateway.constrains:
-        raise invalid(
-            field,
-            "this service cannot constrain its output: it has no tokenizer, or an emulated engine",
-            code="unsupported_parameter",
-        )
+        raise unsupported(field, "this service cannot constrain its output: it has no tokenizer, or an emulated engine")
     if len(given.constraint.text) > most:
         raise invalid(field, f"{len(given.constraint.text)} characters are more than the limit of {most}")
     if gateway.grammars is None:  # the servers behind this gateway check it
@@ -68,7 +64,7 @@ def _of_format(given: ResponseFormat | None) -> list[GivenConstraint]:
     if given.type == "json_object":
         return [GivenConstraint(field, _ANY_OBJECT)]
     if given.type != "json_schema":
-        raise invalid(f"{field}.type", f"{given.type!r} is not supported: use text, json_object or json_schema")
+        raise unsupported(f"{field}.type", f"{given.type!r} is not supported: use text, json_object or json_schema")
     if given.json_schema is None or given.json_schema.schema is None:
         raise invalid(f"{field}.json_schema", "a schema is required")
     return [GivenConstraint(f"{field}.json_schema", _json(given.json_schema.schema))]
@@ -77,6 +73,8 @@ def _of_format(given: ResponseFormat | None) -> list[GivenConstraint]:
 def _of_structured(given: StructuredOutputs | None, prefix: str) -> list[GivenConstraint]:
     if given is None:
         return []
+    if given.structural_tag is not None:
+        raise unsupported(f"{prefix}structural_tag", "not supported by this service: use json, regex or grammar")
     found: dict[str, Constraint] = {}
     if given.json is not None:
         found["json"] = _json(given.json)

@@ -145,6 +145,7 @@ def completion_body(
     sampling = generation.sampling
     tokens = sampling.max_tokens if max_tokens is None else max_tokens
     fields: dict[str, object] = {
+        **generation.server_fields,
         "model": model,
         "request_id": generation.request.id,
         "prompt": generation.prompt_token_ids,
@@ -175,7 +176,8 @@ def completion_body(
     if constraint is not None:
         lists = constraint.kind is ConstraintKind.CHOICE
         text = constraint.text
-        fields["structured_outputs"] = {constraint.kind: msgspec.json.decode(text) if lists else text}
+        kind = ConstraintKind.GRAMMAR if constraint.kind is ConstraintKind.LARK else constraint.kind
+        fields["structured_outputs"] = {kind: msgspec.json.decode(text) if lists else text}
     if generation.cache_salt:
         fields["cache_salt"] = generation.cache_salt
     if kv is not None:
@@ -257,14 +259,26 @@ class VllmClient:
     async def _answer(
         self, method: str, path: str, body: bytes | None = None, timeout_s: float | None = None
     ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         headers = {} if body is None else {"Content-Type": "application/json"}
+        async with self.response(method, path, body, headers, timeout_s) as response:
+            if response.status != _OK:
+                message = error_text(await response.read())
+                if response.status in _REFUSALS:
+                    raise RejectedError(response.status, message)
+                raise UnavailableError(f"{self.url} returned HTTP {response.status}: {message}")
+            yield response
+
+    @asynccontextmanager
+    async def response(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float | None = None
+    ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+        """Send a request and yield the response, whatever its status. Raises UnavailableError."""
         request = partial(
             self._session.request,
             *(method, self.url + path),
             data=body,
             headers=headers,
-            timeout=timeout,
+            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S),
             read_bufsize=_LINE_BYTES,
         )
         try:
@@ -275,11 +289,6 @@ class VllmClient:
             except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
                 opened = await request()  # the server closed an idle connection just as this request reused it
             async with opened as response:
-                if response.status != _OK:
-                    message = error_text(await response.read())
-                    if response.status in _REFUSALS:
-                        raise RejectedError(response.status, message)
-                    raise UnavailableError(f"{self.url} returned HTTP {response.status}: {message}")
                 yield response
         except TimeoutError as error:
             raise UnavailableError(f"{self.url} did not respond in time") from error

@@ -34,18 +34,18 @@ class UpstreamPromptKeys:
 
     def name(self, generation: Generation) -> Generation:
         """Return a copy of the request with its block keys and its cache salt."""
-        salt = self._salt(generation)
+        salt = self.salt(generation.key, generation.cache_salt)
         blocks: tuple[bytes, ...] = ()
         if self.block_tokens:
             blocks = tuple(prefix_keys(generation.prompt_token_ids, self.block_tokens, salt.encode()))
         request = msgspec.structs.replace(generation.request, prefix_blocks=blocks)
         return msgspec.structs.replace(generation, request=request, cache_salt=salt)
 
-    def _salt(self, generation: Generation) -> str:
-        if not generation.key:
-            return generation.cache_salt
-        own = tenant_salt(generation.key, secret=self._secret)
-        return tenant_salt(generation.cache_salt, secret=own).hex()
+    def salt(self, key: str, given: str) -> str:
+        """Return the cache salt of a request with an API key and a salt of its own, either of which may be empty."""
+        if not key:
+            return given
+        return tenant_salt(given, secret=tenant_salt(key, secret=self._secret)).hex()
 
 
 class UpstreamForecast:

@@ -32,6 +32,9 @@ from twofold.serving.upstream.servers import Server, ServerRegistry
 
 log = logging.getLogger(__name__)
 
+# Fields that only servers know, with the same effect on an output whose beginning is in the prompt.
+CONTINUED_FIELDS = frozenset({"allowed_token_ids", "metadata", "safety_identifier", "service_tier", "store", "user"})
+
 _Answer = TypeVar("_Answer")
 
 
@@ -67,9 +70,15 @@ class UpstreamRequest:
     ) -> None:
         self.prefill, self.decode = prefill, decode
         self.handed_off = prefill is decode  # whether only the decode server is still needed
-        self._generation, self._listener, self._later = generation, listener, later  # `later` schedules cleanup
+        self._listener, self._later = listener, later  # `later` schedules cleanup
         self._id = generation.request.id
-        self._seed = seed_of(generation.sampling.seed, first_index)
+        # Known tokens that the servers generate again, because they cannot continue after them.
+        self._again: list[int] = []
+        if first_index and not continues(generation):
+            self._again = generation.prompt_token_ids[-first_index:]
+            generation = from_the_start(generation, first_index)
+        self._generation = generation
+        self._seed = seed_of(generation.sampling.seed, first_index - len(self._again))
 
     @property
     def required(self) -> tuple[Server, ...]:
@@ -78,8 +87,6 @@ class UpstreamRequest:
 
     async def run(self) -> None:
         """Run the request until its last token. Raises AttemptLostError or RejectedError."""
-        if self._generation.sampling.constraint is not None and self._generation.sampling.resumed_tokens:
-            raise RejectedError(502, "the server was lost, and the rest of a constrained output cannot be requested")
         self._listener.prefill_started(self._id, time.monotonic())
         if self.prefill is self.decode or self._generation.sampling.max_tokens == 1:
             await self._stream(self.prefill, None, None)
@@ -146,6 +153,12 @@ class UpstreamRequest:
             )
 
     def _emit(self, output: TokenOutput, server: Server, started_s: float) -> None:
+        index = output.index - len(self._again)
+        if index < 0:
+            if (output.token_id, output.finish_reason) != (self._again[output.index], None):
+                raise RejectedError(502, "the server was lost, and another one generates a different output")
+            return
+        output = msgspec.structs.replace(output, index=index)
         self._listener.token(self._id, output, server.instance, started_s, time.monotonic())
 
     async def _release(self, kv: KvParams) -> None:
@@ -168,6 +181,29 @@ class UpstreamRequest:
             return [output for choice in answer.choices for output in choice.outputs(index)]
         except ServerError as error:
             raise AttemptLostError(server.instance, f"{server.instance}: {error}") from error
+
+
+def continues(generation: Generation) -> bool:
+    """Whether a server can continue the output of a request from its tokens: they would be in its prompt."""
+    sampling = generation.sampling
+    depends = sampling.presence_penalty or sampling.frequency_penalty or sampling.bad_words or sampling.constraint
+    return not depends and generation.server_fields.keys() <= CONTINUED_FIELDS
+
+
+def from_the_start(generation: Generation, known: int) -> Generation:
+    """Return the request that generates its whole output, whose first `known` tokens are the end of the prompt here."""
+    request, sampling = generation.request, generation.sampling
+    return msgspec.structs.replace(
+        generation,
+        request=msgspec.structs.replace(request, prompt_tokens=request.prompt_tokens - known),
+        prompt_token_ids=generation.prompt_token_ids[:-known],
+        sampling=msgspec.structs.replace(
+            sampling,
+            max_tokens=sampling.max_tokens + known,
+            min_tokens=sampling.min_tokens + known,  # no known token is the last
+            resumed_tokens=0,
+        ),
+    )
 
 
 def seed_of(seed: int, first_index: int) -> int:

@@ -23,6 +23,7 @@ from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.serving.upstream.client import VllmClient
 from twofold.serving.upstream.config import RouteConfig
 from twofold.serving.upstream.forecast import TtftAdmission, UpstreamForecast, UpstreamPromptKeys
+from twofold.serving.upstream.forwarder import ServerForwarder
 from twofold.serving.upstream.metrics import ServerMetrics
 from twofold.serving.upstream.requests import UpstreamRequests
 from twofold.serving.upstream.servers import HealthProbe, Server, ServerRegistry
@@ -48,7 +49,7 @@ class RouteService(Service):
             [Server(each, VllmClient(session, each.url), config.max_restart_delay_s) for each in config.servers]
         )
         limits, ttft_s = http.admission, config.early_ttft_s
-        prompt_keys = UpstreamPromptKeys()
+        prompt_keys = self._prompt_keys = UpstreamPromptKeys()
         self._forecast = UpstreamForecast(context, prompt_keys) if config.router in FORECASTING_ROUTERS else None
         requests = LiveRequests(
             cluster,
@@ -82,6 +83,18 @@ class RouteService(Service):
         self._attempts = UpstreamRequests(servers, self._requests, self._probe.mark_down)
         servers.runner = self._attempts
         self._ticking: asyncio.Task[None] | None = None
+
+    def forwarder(self, timeout_s: float) -> ServerForwarder:
+        """Return the forwarder of requests that a server must run alone."""
+        return ServerForwarder(
+            self._requests,
+            self._cluster,
+            self._servers.members,
+            self._prompt_keys,
+            self._probe.mark_down,
+            model=self._name,
+            timeout_s=timeout_s,
+        )
 
     def start(self) -> None:
         """Start probing the servers. Requires a running event loop."""
@@ -171,6 +184,7 @@ class RoutedGateway:
                             limits=limits,
                             parsers=self._http.parsers,
                             checks_constraints=False,
+                            forwarder=service.forwarder(limits.timeout_s),
                         )
                         server = HttpServer(app, self._listener, grace_s=READ_GRACE_S, limits=limits)
                         await self._serve(service, server)

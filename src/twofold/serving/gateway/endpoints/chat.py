@@ -10,9 +10,17 @@ from starlette.requests import Request
 from twofold.request import FinishReason
 from twofold.serving.gateway import responses
 from twofold.serving.gateway.gateway import Gateway, read_struct
-from twofold.serving.gateway.generations import AnswerFormat, ResponseSpec, response_spec
+from twofold.serving.gateway.generations import AnswerFormat, ResponseSpec, response_spec, server_fields
 from twofold.serving.gateway.output import Delta, LogprobFormat
-from twofold.serving.gateway.schemas import ChatFields, ContentPart, FunctionTool, InputMessage, ToolCall, invalid
+from twofold.serving.gateway.schemas import (
+    ChatFields,
+    ContentPart,
+    FunctionTool,
+    InputMessage,
+    ToolCall,
+    invalid,
+    unsupported,
+)
 from twofold.serving.gateway.streaming import OpenAIWriter, event, respond
 from twofold.serving.gateway.tools.families import Json
 from twofold.serving.gateway.tools.forced_calls import forced_calls, offered_tools, template_tools
@@ -28,6 +36,7 @@ async def chat(gateway: Gateway, request: Request) -> Response:
     """Answer `POST /v1/chat/completions`. Raises RequestError, InstanceLostError and ClientDisconnect."""
     fields = await read_struct(request, ChatFields, gateway.limits.body_bytes)
     spec, token_ids = await start_chat(gateway, request, fields)
+    spec = msgspec.structs.replace(spec, server_fields=server_fields(gateway, request, fields))
     writer = ChatWriter(spec, fields, LogprobFormat(gateway.tokenizer))
     return await respond(gateway, request, fields, spec, [token_ids], writer)
 
@@ -50,7 +59,7 @@ async def encode_messages(gateway: Gateway, fields: ChatFields, tools: Sequence[
     if tools:  # before the template renders them
         gateway.check_length(len(msgspec.json.encode(tools)), "tools")
     if tools and "tools" not in tokenizer.chat_template:
-        raise invalid("tools", "this model's chat template has no tools", code="unsupported_parameter")
+        raise unsupported("tools", "this model's chat template has no tools")
     options = dict(fields.chat_template_kwargs or {})
     if fields.reasoning_effort is not None:
         options.setdefault("reasoning_effort", fields.reasoning_effort)
@@ -77,12 +86,12 @@ def _with_format(
     template = gateway.parsers.template(tokenizer.chat_template, tokenizer.response_template)
     if template is None or (tools and "tool_calls" not in template["fields"]):
         if tools:
-            raise invalid("tools", "the form of this model's tool calls is unknown", code="unsupported_parameter")
+            raise unsupported("tools", "the form of this model's tool calls is unknown")
         return spec
     forced = None
     if tools and fields.tool_choice not in (None, "auto"):
-        if family is None or gateway.grammars is None:
-            raise invalid("tool_choice", "calls cannot be forced here: use auto", code="unsupported_value")
+        if family is None or not gateway.constrains:
+            raise unsupported("tool_choice", "calls cannot be forced here: use auto", code="unsupported_value")
         forced = forced_calls(fields, tools, family, tokenizer)
     if forced is not None and spec.given is not None:
         raise invalid(spec.given.field, "the output is already constrained by tool_choice")
@@ -103,7 +112,7 @@ def _template_message(message: InputMessage, place: str) -> Json:
         raise invalid(f"{place}.role", f"{message.role!r} is not supported; use one of {', '.join(ROLES)}")
     for field in UNSUPPORTED_PARTS:
         if getattr(message, field) not in (None, [], {}):
-            raise invalid(f"{place}.{field}", "not supported by this service")
+            raise unsupported(f"{place}.{field}", "not supported by this service")
     calls = message.tool_calls or []
     content = "" if calls and message.content is None else _text(message.content, f"{place}.content")
     rendered: Json = {"role": ROLES[message.role], "content": content}
@@ -135,7 +144,7 @@ def _text(content: str | list[ContentPart] | None, place: str) -> str:
 
 def _part_text(part: ContentPart, place: str) -> str:
     if part.type != "text":
-        raise invalid(f"{place}.type", f"{part.type!r} is not supported; this service takes text only")
+        raise unsupported(f"{place}.type", f"{part.type!r} is not supported; this service takes text only")
     if part.text is None:
         raise invalid(f"{place}.text", "this field is required")
     return part.text

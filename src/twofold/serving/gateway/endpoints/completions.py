@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+import msgspec
 from fastapi.responses import Response
 from msgspec import UNSET
 from starlette.requests import Request
 
 from twofold.serving.gateway.gateway import Gateway, read_struct
-from twofold.serving.gateway.generations import ResponseSpec, response_spec
+from twofold.serving.gateway.generations import ResponseSpec, response_spec, server_fields
 from twofold.serving.gateway.output import Delta, LogprobFormat
 from twofold.serving.gateway.responses import Completion, CompletionChoice, MaybeUsage, Usage
 from twofold.serving.gateway.schemas import CompletionFields, Prompt, invalid
@@ -19,6 +20,7 @@ async def complete(gateway: Gateway, request: Request) -> Response:
     fields = await read_struct(request, CompletionFields, gateway.limits.body_bytes)
     prompts = split_prompts(fields.prompt)
     spec = response_spec(gateway, request, fields, prompts=len(prompts))
+    spec = msgspec.structs.replace(spec, server_fields=server_fields(gateway, request, fields))
     token_ids = await encode_prompts(gateway, prompts, add_special_tokens=fields.add_special_tokens is not False)
     writer = CompletionWriter(spec, fields, LogprobFormat(gateway.tokenizer))
     return await respond(gateway, request, fields, spec, token_ids, writer)

@@ -27,6 +27,7 @@ from twofold.serving.gateway.schemas import (
     ToolCall,
     ToolFunction,
     invalid,
+    unsupported,
 )
 from twofold.serving.gateway.streaming import respond
 from twofold.serving.gateway.tools.families import Json
@@ -105,6 +106,8 @@ async def create_message(gateway: Gateway, request: Request) -> Response:
         writer = MessagesWriter(spec.id.replace("chatcmpl-", "msg_", 1), fields)
         return await respond(gateway, request, chat, spec, [token_ids], writer)
     except TwofoldError as error:
+        if gateway.forwards(error):
+            raise
         return _error(error)
 
 
@@ -166,7 +169,7 @@ def chat_fields(fields: CountFields) -> ChatFields:
 
 def _tool(tool: AnthropicTool, place: str) -> FunctionTool:
     if tool.input_schema is None:
-        raise invalid(f"{place}.input_schema", "this field is required; tools of the server are not supported")
+        raise unsupported(f"{place}.input_schema", "this field is required; tools of the server are not supported")
     return FunctionTool(
         function=ToolFunction(name=tool.name, description=tool.description, parameters=tool.input_schema)
     )
@@ -207,7 +210,9 @@ def _of_blocks(role: str, blocks: Sequence[MessageBlock], place: str) -> Iterato
             result = "" if block.content is None else _text(block.content, f"{here}.content")
             yield InputMessage(role="tool", content=result, tool_call_id=block.tool_use_id)
         elif block.type != "redacted_thinking":
-            raise invalid(f"{here}.type", f"{block.type!r} is not supported; this service takes text and tools only")
+            raise unsupported(
+                f"{here}.type", f"{block.type!r} is not supported; this service takes text and tools only"
+            )
     if texts or calls or thoughts:
         yield InputMessage(
             role=role, content="\n".join(texts), tool_calls=calls or None, reasoning_content="\n".join(thoughts) or None
@@ -219,7 +224,9 @@ def _text(content: str | list[MessageBlock], place: str) -> str:
         return content
     for number, block in enumerate(content):
         if block.type != "text":
-            raise invalid(f"{place}[{number}].type", f"{block.type!r} is not supported; this service takes text only")
+            raise unsupported(
+                f"{place}[{number}].type", f"{block.type!r} is not supported; this service takes text only"
+            )
     return "\n".join(block.text or "" for block in content)
 
 

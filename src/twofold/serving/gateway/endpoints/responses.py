@@ -28,8 +28,11 @@ async def create_response(gateway: Gateway, request: Request) -> Response:
     fields = await read_struct(request, ResponsesFields, gateway.limits.body_bytes)
     key, before = _key(request), fields.previous_response_id
     earlier: Sequence[InputMessage] = ()
+    session = fields.prompt_cache_key or f"resp_{request.state.arrival.request_id}"
     if before is not None:
-        earlier = gateway.responses.get(key, before, "previous_response_id", status=400).messages
+        found = gateway.responses.get(key, before, "previous_response_id", status=400)
+        earlier, session = found.messages, fields.prompt_cache_key or found.session
+    fields = msgspec.structs.replace(fields, prompt_cache_key=session)
     new = new_messages(fields)
     chat = chat_of(fields, [*earlier, *new])
     spec, token_ids = await start_chat(gateway, request, chat)
@@ -183,11 +186,13 @@ class ResponsesWriter:
     def _ended(self, delta: Delta, usage: Usage) -> Json:
         cut = delta.finish_reason is FinishReason.LENGTH
         body = self._body("incomplete" if cut else "completed", usage)
-        if self._fields.store is not False:
+        fields = self._fields
+        if fields.store is not False:
             new = [*self._new, _answer(self._output)]
-            items = [{"id": f"item_{secrets.token_hex(16)}"} | item for item in items_of(self._fields)]
+            items = [{"id": f"item_{secrets.token_hex(16)}"} | item for item in items_of(fields)]
             size = len(_ENCODER.encode([body, new, items]))
-            self._store.put(self._key, body, [*self._earlier, *new], items, size)
+            session = fields.prompt_cache_key or ""
+            self._store.put(self._key, body, [*self._earlier, *new], items, session, size)
         return body
 
     def _body(self, status: str, usage: Usage | None = None) -> Json:

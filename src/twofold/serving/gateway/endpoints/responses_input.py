@@ -22,6 +22,7 @@ from twofold.serving.gateway.schemas import (
     ToolFunction,
     invalid,
     refuse_values,
+    unsupported,
 )
 from twofold.serving.gateway.tools.families import Json
 
@@ -181,7 +182,9 @@ def _other(item: InputItem, place: str) -> InputMessage:
         output = _text(item.output, f"{place}.output")
         return InputMessage(role="tool", content=output, tool_call_id=item.call_id)
     if item.type != "message" or item.role is None:
-        raise invalid(f"{place}.type", f"{item.type!r} is not supported: use messages, function calls and reasoning")
+        raise unsupported(
+            f"{place}.type", f"{item.type!r} is not supported: use messages, function calls and reasoning"
+        )
     return InputMessage(role=item.role, content=_text(item.content, f"{place}.content"))
 
 
@@ -208,13 +211,15 @@ def _text(content: str | Sequence[InputPart] | None, place: str) -> str:
         return content
     for number, part in enumerate(content):
         if part.text is None:
-            raise invalid(f"{place}[{number}].type", f"{part.type!r} is not supported; this service takes text only")
+            raise unsupported(
+                f"{place}[{number}].type", f"{part.type!r} is not supported; this service takes text only"
+            )
     return "\n".join(part.text or "" for part in content)
 
 
 def _tool(tool: ResponsesTool, place: str) -> FunctionTool:
     if tool.type != "function" or tool.name is None:
-        raise invalid(
+        raise unsupported(
             f"{place}.type", f"{tool.type!r} is not supported: this service runs no tools itself, use function"
         )
     return FunctionTool(
@@ -228,7 +233,7 @@ def _choice(choice: str | ChosenTool | None) -> str | NamedTool | None:
     if not isinstance(choice, ChosenTool):
         return choice
     if choice.type != "function" or choice.name is None:
-        raise invalid("tool_choice", f"{choice.type!r} is not supported: use none, auto, required or a function")
+        raise unsupported("tool_choice", f"{choice.type!r} is not supported: use none, auto, required or a function")
     return NamedTool(function=ChosenFunction(name=choice.name))
 
 

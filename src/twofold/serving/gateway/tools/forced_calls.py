@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from twofold.request import Constraint, ConstraintKind
-from twofold.serving.gateway.schemas import ChatFields, FunctionTool, NamedTool, invalid
+from twofold.serving.gateway.schemas import ChatFields, FunctionTool, NamedTool, invalid, unsupported
 from twofold.serving.gateway.structured import GivenConstraint
 from twofold.serving.gateway.tokenizer import TextTokenizer
 from twofold.serving.gateway.tools.families import CallFormat, Json, ModelFamily
@@ -17,7 +17,7 @@ def offered_tools(fields: ChatFields) -> list[FunctionTool]:
     tools, choice = fields.tools or [], fields.tool_choice
     for index, tool in enumerate(tools):
         if tool.type != "function":
-            raise invalid(f"tools[{index}].type", f"{tool.type!r} is not supported: use function")
+            raise unsupported(f"tools[{index}].type", f"{tool.type!r} is not supported: use function")
     if isinstance(choice, NamedTool):
         chosen = [tool for tool in tools if tool.function.name == choice.function.name]
         if not chosen:
@@ -52,7 +52,7 @@ def forced_calls(
     if not named and fields.tool_choice != "required":
         return None
     if family.calls is None:
-        raise invalid(
+        raise unsupported(
             "tool_choice", "calls of this model's family cannot be forced: use auto", code="unsupported_value"
         )
     several = not named and fields.parallel_tool_calls is not False

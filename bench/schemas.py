@@ -7,6 +7,9 @@ Each file has a schema, and instances that are valid or not. For each schema, th
 it, checks whether valid instances are allowed and invalid ones are not, and follows a random answer: at each step, one
 of the allowed tokens. Every answer that ends is validated by the package jsonschema. The tokenizer is made on the spot.
 
+With --engine vllm, in an environment with vLLM, vLLM's own choice compiles the same schemas: xgrammar, or llguidance
+for what xgrammar does not support.
+
 Exits with 1 if an answer that ended is not valid.
 """
 
@@ -14,11 +17,13 @@ import argparse
 import hashlib
 import json
 import random
+import resource
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jsonschema
 import msgspec
@@ -44,16 +49,117 @@ class Report(msgspec.Struct, kw_only=True):
     invalid: list[str] = []  # files whose answer ended and is not valid
     too_complex: int = 0
     instances: Counter[str] = msgspec.field(default_factory=Counter)  # by validity and whether they are allowed
+    by_backend: Counter[str] = msgspec.field(default_factory=Counter)  # schemas, of vLLM
+
+
+class Grammars(Protocol):
+    """Compiles constraints and follows outputs, as `GrammarMatchers`."""
+
+    def compile(self, constraint: Constraint) -> "Future[Any]": ...
+
+    def allowed(self, request_id: str, constraint: Constraint, output: Sequence[int]) -> bytes: ...
+
+
+class VllmGrammars:
+    """The grammars of vLLM 0.32 with the backend `auto`, for one request at a time."""
+
+    def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401  (of transformers)
+        import llguidance.hf  # noqa: PLC0415  (only in vLLM's environment)
+        import xgrammar  # type: ignore[import-not-found]  # noqa: PLC0415
+
+        self._size = len(tokenizer)
+        info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=self._size)
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=8, cache_enabled=True)
+        self._vocabulary = llguidance.hf.from_tokenizer(tokenizer, self._size)
+        self._compiled: dict[Constraint, Any] = {}
+        self._followed, self._consumed = "", 0
+        self._matcher: _Xgrammar | _Guidance | None = None
+        self.by_backend: Counter[str] = Counter()
+
+    def compile(self, constraint: Constraint) -> "Future[Any]":
+        compiled = Future[Any]()
+        try:
+            self._compiled[constraint] = self._compile(constraint.text)
+        except Exception as error:  # noqa: BLE001  (the libraries raise bare ones)
+            compiled.set_exception(GrammarError(" ".join(str(error).split())))
+        else:
+            compiled.set_result(None)
+        return compiled
+
+    def _compile(self, schema: str) -> Any:  # noqa: ANN401
+        import llguidance  # noqa: PLC0415
+        from vllm.v1.structured_output.backend_guidance import serialize_guidance_grammar  # noqa: PLC0415
+        from vllm.v1.structured_output.backend_types import StructuredOutputOptions  # noqa: PLC0415
+        from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features  # noqa: PLC0415
+
+        if not has_xgrammar_unsupported_json_features(json.loads(schema)):
+            self.by_backend["xgrammar"] += 1
+            return self._compiler.compile_json_schema(schema, any_whitespace=True)
+        self.by_backend["llguidance"] += 1
+        grammar = serialize_guidance_grammar(StructuredOutputOptions.JSON, schema)
+        matcher = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0)
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error())
+        return matcher
+
+    def allowed(self, request_id: str, constraint: Constraint, output: Sequence[int]) -> bytes:
+        if request_id != self._followed:
+            self._followed, self._consumed = request_id, 0
+            self._matcher = self._new_matcher(self._compiled[constraint])
+        assert self._matcher is not None  # noqa: S101  (the first call has another id)
+        for token_id in output[self._consumed :]:
+            self._matcher.accept(token_id)
+        self._consumed = len(output)
+        return self._matcher.allowed()
+
+    def _new_matcher(self, compiled: Any) -> "_Xgrammar | _Guidance":  # noqa: ANN401
+        return _Guidance(compiled) if hasattr(compiled, "deep_copy") else _Xgrammar(compiled, self._size)
+
+
+class _Xgrammar:
+    def __init__(self, compiled: Any, size: int) -> None:  # noqa: ANN401
+        import xgrammar  # noqa: PLC0415
+
+        self._matcher, self._mask = xgrammar.GrammarMatcher(compiled), xgrammar.allocate_token_bitmask(1, size)
+
+    def accept(self, token_id: int) -> None:
+        if not self._matcher.is_terminated():
+            self._matcher.accept_token(token_id)
+
+    def allowed(self) -> bytes:
+        if self._matcher.is_terminated():
+            return bytes(4 * self._mask.shape[1])
+        self._matcher.fill_next_token_bitmask(self._mask, 0)
+        return bytes(self._mask.numpy().tobytes())
+
+
+class _Guidance:
+    def __init__(self, compiled: Any) -> None:  # noqa: ANN401
+        self._matcher = compiled.deep_copy()
+
+    def accept(self, token_id: int) -> None:
+        if not self._matcher.is_stopped():
+            self._matcher.consume_token(token_id)
+
+    def allowed(self) -> bytes:
+        mask: bytes = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise GrammarError(self._matcher.get_error())
+        return mask
 
 
 class Walker:
     """Follows answers with a small tokenizer."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str) -> None:
         tokenizer = train_tokenizer(VOCABULARY, CONTEXT, corpus_characters=CORPUS)
         self._backend = tokenizer.backend_tokenizer
         self._size, self._end = self._backend.get_vocab_size(), int(tokenizer.eos_token_id)
-        self.grammars = GrammarMatchers(self._backend.to_str, self._size, [self._end])
+        self.grammars: Grammars = (
+            VllmGrammars(tokenizer)
+            if engine == "vllm"
+            else GrammarMatchers(self._backend.to_str, self._size, [self._end])
+        )
 
     def allowed(self, name: str, constraint: Constraint, output: list[int]) -> list[int]:
         found: list[int] = (
@@ -85,11 +191,13 @@ class Walker:
         return True
 
 
-def run(folder: Path, count: int) -> Report:
-    report, walker = Report(), Walker()
+def run(folder: Path, count: int, engine: str) -> Report:
+    report, walker = Report(), Walker(engine)
     files = sorted(folder.glob("*.json"), key=lambda file: hashlib.sha256(file.name.encode()).digest())[:count]
     for file in files:
         examine(walker, file, report)
+    if isinstance(walker.grammars, VllmGrammars):
+        report.by_backend = walker.grammars.by_backend
     return report
 
 
@@ -136,6 +244,9 @@ def lines(report: Report) -> Iterator[str]:
         yield f"{name}: median {median:.2f} ms, P99 {p99:.1f} ms, longest {most:.0f} ms"
     yield f"{report.too_complex} become too complex"
     yield f"of {report.ended} random answers that ended, {len(report.invalid)} are not valid"
+    if report.by_backend:
+        yield f"backends: {', '.join(f'{name} {count}' for name, count in report.by_backend.most_common())}"
+    yield f"memory of the process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB at most"
     yield f"instances: {', '.join(f'{kind} {count}' for kind, count in sorted(report.instances.items()))}"
 
 
@@ -143,8 +254,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="files with a schema and tests, as in JSONSchemaBench")
     parser.add_argument("--count", type=int, default=500, help="files, chosen by the hash of their names")
+    parser.add_argument("--engine", choices=("twofold", "vllm"), default="twofold", help="whose grammars")
     given = parser.parse_args()
-    report = run(given.folder, given.count)
+    report = run(given.folder, given.count, given.engine)
     console = Console(width=120)
     for line in lines(report):
         console.print(line, highlight=False, markup=False)

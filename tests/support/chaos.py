@@ -10,6 +10,7 @@ from contextlib import suppress
 from enum import StrEnum
 
 import aiohttp
+import jsonschema
 import psutil
 
 from support.api_client import complete, metric, served_name
@@ -24,8 +25,20 @@ PENALIZED = {
     "min_p": 0.01,
     "logit_bias": {"17": 2.0, "18": -3.0},
 }
-# An output that does not end early, unlike those of most constraints.
-CONSTRAINED = {"structured_outputs": {"regex": "([a-z]{1,9} ){60}"}}
+# An output that does not end early, unlike those of most constraints, and one that ends and must be valid then.
+WORDS = {"structured_outputs": {"regex": "([a-z]{1,9} ){60}"}}
+SCHEMA = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"a": {"enum": ["red", "green"]}, "b": {"type": "boolean"}},
+        "required": ["a"],
+    },
+    "minItems": 3,
+    "maxItems": 5,
+}
+JSON = {"response_format": {"type": "json_schema", "json_schema": {"name": "list", "schema": SCHEMA}}}
+JSON |= {"max_tokens": 300, "ignore_eos": False}
 HANG_S = DEADLINE_S + 120  # client timeout; a response of any kind must arrive within it
 
 
@@ -44,7 +57,7 @@ class Chaos:
         self.process, self.url, self.roles, self.clients = process, url, roles, clients
         self.draw = random.Random(seed)
         self.over = False
-        self.answered = self.left = 0
+        self.answered = self.left = self.valid = 0
         self.answers, self.wrong, self.waking = [], [], set()
         self.faults, self.lost, self.alive = Counter(), {}, Counter()
         self.questions = [
@@ -56,7 +69,7 @@ class Chaos:
                 "ignore_eos": True,
                 "timeout": DEADLINE_S,
                 **(PENALIZED if number % 2 else {}),
-                **(CONSTRAINED if constrains and number % 4 > 1 else {}),
+                **((JSON if number > 3 else WORDS) if constrains and number % 4 > 1 else {}),
             }
             for number in range(8)
         ]
@@ -89,6 +102,7 @@ class Chaos:
         hits = ", ".join(f"{role} {fault}: {count}" for (role, fault), count in sorted(self.faults.items()))
         return (
             f"\n{self.answered} responses, {len(self.wrong)} incorrect; {self.left} clients disconnected early"
+            f"\n{self.valid} responses in JSON were valid"
             f"\nfaults: {hits}\nrunning requests by phase: {dict(self.alive)}\nlost attempts by stage: {self.lost}"
         )
 
@@ -98,7 +112,7 @@ class Chaos:
             number = self.draw.randrange(len(self.questions))
             leave_after = self.draw.randrange(60) if self.draw.random() < 0.1 else None
             # Raises TimeoutError if the stream hangs.
-            got, ended = await asyncio.wait_for(
+            got, text, reason, ended = await asyncio.wait_for(
                 self._stream(session, {"model": name, **self.questions[number]}, leave_after), HANG_S
             )
             self.left += not ended
@@ -106,22 +120,26 @@ class Chaos:
             right = self.answers[number] if ended else self.answers[number][: len(got)]
             if got != right:
                 self.wrong.append((number, got, right))
+            if reason == "stop" and "response_format" in self.questions[number]:
+                jsonschema.validate(json.loads(text), SCHEMA)
+                self.valid += 1
 
     async def _stream(self, session, body, leave_after):
-        """Return the tokens of a stream, and whether it finished."""
+        """Return the tokens of a stream, its text, its finish reason, and whether it finished."""
         body = {**body, "stream": True, "return_token_ids": True}
-        tokens = []
+        tokens, text, reason = [], "", None
         async with session.post(f"{self.url}/v1/completions", json=body) as response:
             assert response.status == 200, await response.text()
             async for line in response.content:
                 if line.strip() == b"data: [DONE]":
-                    return tokens, True
+                    return tokens, text, reason, True
                 if line.startswith(b"data: "):
                     event = json.loads(line[6:])
                     assert "error" not in event, event
-                    tokens += event["choices"][0]["token_ids"]
+                    (choice,) = event["choices"]
+                    tokens, text, reason = tokens + choice["token_ids"], text + choice["text"], choice["finish_reason"]
                 if leave_after is not None and len(tokens) > leave_after:
-                    return tokens, False
+                    return tokens, text, reason, False
         raise AssertionError(f"the stream broke off after {len(tokens)} tokens")
 
     async def _inject(self, session, role, fault):

@@ -11,6 +11,9 @@ instances that have the paper's tensor parallelism and one of these schedulers:
 
 Also prints how much tighter the SLO can be for the placement than for the colocated instances, at equal request
 rates per GPU. Models without published profiles use a roofline estimate and are marked.
+
+The paper publishes the mean lengths of its data sets alone. `--prompt-spread` takes another coefficient of variation of
+the prompts than the assumed one (`lengths.py`).
 """
 
 import argparse
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from lengths import with_spread
 from rich.console import Console
 from rich.table import Table
 
@@ -39,6 +43,7 @@ from twofold.planning.problem import Problem
 from twofold.planning.rates import RateGrid, RateSearch
 from twofold.planning.workload import WorkloadArguments
 from twofold.slo import Slo
+from twofold.workload.trace import FORMATS, write_trace
 
 MACHINE = "dgx-a100"
 CONTEXT = 2048
@@ -60,6 +65,7 @@ class Application(msgspec.Struct, frozen=True):
     found: str
     claim: str
     engine: str = OWN
+    arrival: str | None = None  # None: that of the workload
 
 
 APPLICATIONS = (
@@ -73,6 +79,15 @@ APPLICATIONS = (
 )
 
 
+def spread(one: Application, variation: float, folder: Path) -> Application:
+    """Return an application whose prompts have another coefficient of variation; figure 1 has equal prompts."""
+    if not one.workload.startswith("distserve"):
+        return one
+    trace = folder / f"{one.name}.jsonl"
+    write_trace(with_spread(one.workload, variation), trace, FORMATS["twofold"])
+    return msgspec.structs.replace(one, workload=str(trace), arrival="poisson")
+
+
 def problem(one: Application, performance: str, requests: int) -> Problem:
     return Problem(
         template=ClusterSpec(
@@ -83,7 +98,9 @@ def problem(one: Application, performance: str, requests: int) -> Problem:
             handoff="by-size",
             link_bytes_per_s=BETWEEN_NODES,
         ),
-        workload=WorkloadArguments(workload=one.workload, duration_s=1.0, min_requests=requests, max_model_len=CONTEXT),
+        workload=WorkloadArguments(
+            workload=one.workload, arrival=one.arrival, duration_s=1.0, min_requests=requests, max_model_len=CONTEXT
+        ),
         slo=Slo(ttft_s=one.ttft_s, tpot_s=one.tpot_s),
         catalog=load_catalog(),
     )
@@ -162,6 +179,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--tolerance", type=float, default=0.05)
     parser.add_argument("--only", action="append")
+    parser.add_argument("--prompt-spread", type=float, help="coefficient of variation of prompt lengths")
     flags = parser.parse_args()
     table = Table(title="Goodput per GPU and SLO tightness of the best placement, as multiples of colocated ones")
     for heading in (
@@ -178,7 +196,8 @@ def main() -> None:
         table.add_column(heading)
     with tempfile.TemporaryDirectory() as directory:
         where = RunSettings(store=Path(directory, "claims.sqlite"))
-        for one in APPLICATIONS:
+        for each in APPLICATIONS:
+            one = each if flags.prompt_spread is None else spread(each, flags.prompt_spread, Path(directory))
             if not flags.only or one.name in flags.only:
                 table.add_row(*row(one, flags.requests, RateGrid(flags.tolerance), where))
                 Console(stderr=True).print(f"{one.name} done")

@@ -6,17 +6,21 @@ coefficient of variation. Lengths are clipped to 2,048 tokens, the context lengt
 """
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
 
 import msgspec
+import numpy as np
 
+from twofold.request import Request
 from twofold.workload.distributions import LengthDistribution
 
 DATA = Path(__file__).parents[2] / "src" / "twofold" / "workload" / "data"
 LONGEST = 2048
 STEPS = 400
+REQUESTS = 20_000  # of a trace with another spread
 
 
 class Application(msgspec.Struct, frozen=True):
@@ -51,6 +55,21 @@ def _cut(mean: float, variation: float, shares: list[float]) -> list[float]:
     normal = NormalDist(math.log(mean) - spread * spread / 2, spread)
     inner = [normal.inv_cdf(min(max(share, 0.5 / STEPS), 1.0 - 0.5 / STEPS)) for share in shares]
     return [round(min(max(math.exp(each), 1.0), LONGEST), 1) for each in inner]
+
+
+def with_spread(name: str, variation: float) -> Iterator[Request]:
+    """Yield requests of an application, one a second, whose prompts have another coefficient of variation."""
+    (one,) = (each for each in APPLICATIONS if each.name == name)
+    shares = [step / STEPS for step in range(STEPS + 1)]
+    prompts, outputs = quantiles(one.prompt[0], variation, shares), quantiles(*one.output, shares)
+    random = np.random.default_rng(0)
+    for number, (prompt, output) in enumerate(random.random((REQUESTS, 2))):
+        yield Request(
+            id=str(number),
+            arrival_s=float(number),
+            prompt_tokens=max(1, round(np.interp(prompt, shares, prompts))),
+            output_tokens=max(1, round(np.interp(output, shares, outputs))),
+        )
 
 
 def main() -> None:

@@ -61,3 +61,24 @@ def test_closing_closes_the_sources(sources):
         return closed
 
     assert asyncio.run(scenario()) == [1] * sources
+
+
+def test_other_tasks_run_between_the_starts_of_many_sources():
+
+    async def scenario():
+        turns = 0
+
+        async def others():
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        other = asyncio.create_task(others())
+        closed = []
+        async with aclosing(interleave([count(1, closed) for _ in range(100)])) as merged:
+            await anext(merged)
+        other.cancel()
+        return turns
+
+    assert asyncio.run(scenario()) >= 100

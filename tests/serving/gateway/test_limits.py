@@ -1,12 +1,15 @@
-"""Limits on headers, bodies and prompts."""
+"""Limits on headers, bodies, prompts and counts."""
 
+import asyncio
 import socket
 
 import pytest
 
 from support.running_gateway import running_gateway
 from support.scripted_service import ScriptedService
+from twofold.serving.gateway import gateway, output
 from twofold.serving.gateway.gateway import RequestLimits
+from twofold.serving.gateway.tokenizer import TextTokenizer
 
 LIMITS = RequestLimits(header_bytes=2000, prompt_tokens=5, prompt_characters=40)
 
@@ -106,3 +109,121 @@ def test_rejects_long_messages(client, content):
     response = client.post("/v1/chat/completions", json=body)
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "prompt_too_long"
+
+
+FEW = RequestLimits(
+    body_containers=40,
+    body_values=60,
+    messages=3,
+    tools=1,
+    generations=4,
+    generated_prompt_tokens=8,
+    stop_searches=5,
+)
+HI = {"role": "user", "content": "Hi"}
+PARTS = {"role": "user", "content": [{"type": "text", "text": "Hi"}] * 3}
+TOOL = {"type": "function", "function": {"name": "f"}}
+ANTHROPIC_TOOL = {"name": "f", "input_schema": {}}
+
+
+@pytest.fixture(scope="module")
+def few():
+    with running_gateway(ScriptedService(), limits=FEW) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "limit"),
+    [
+        ("/v1/completions", {"prompt": [[1]] * 45}, "40"),
+        ("/v1/completions", {"prompt": [1] * 70}, "60"),
+        ("/v1/completions", {"prompt": ["a"] * 5}, "4"),
+        ("/v1/completions", {"prompt": [[1] * 3] * 3}, "8"),
+        ("/v1/completions", {"prompt": [1] * 5, "n": 2}, "8"),
+        ("/v1/completions", {"prompt": ["a"] * 3, "stop": ["x", "y"]}, "5"),
+        ("/v1/chat/completions", {"messages": [HI] * 4}, "3"),
+        ("/v1/chat/completions", {"messages": [PARTS]}, "3"),
+        ("/v1/chat/completions", {"messages": [HI], "tools": [TOOL] * 2}, "1"),
+        ("/v1/messages", {"messages": [HI] * 4, "max_tokens": 1}, "3"),
+        ("/v1/messages", {"messages": [HI], "max_tokens": 1, "tools": [ANTHROPIC_TOOL] * 2}, "1"),
+        ("/v1/messages/count_tokens", {"messages": [HI] * 4}, "3"),
+        ("/v1/responses", {"input": [HI] * 4}, "3"),
+        ("/tokenize", {"messages": [HI] * 4}, "3"),
+    ],
+)
+def test_rejects_large_counts(few, path, fields, limit):
+    """The error names the limit that a request exceeds."""
+    refused = few.post(path, json={"model": "tiny", **fields})
+    assert refused.status_code == 400
+    assert f"limit of {limit}" in refused.json()["error"]["message"]
+
+
+def test_detokenizes_no_more_tokens_than_the_context(client):
+    assert client.post("/detokenize", json={"tokens": [5] * 256}).status_code == 200
+    assert client.post("/detokenize", json={"tokens": [5] * 257}).json()["error"]["code"] == "context_length_exceeded"
+
+
+def on_the_loop():
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Return a function that records for each call of an attribute whether it runs on an event loop."""
+
+    def record(owner, name):
+        function, made = getattr(owner, name), []
+
+        def recorded(*args, **kwargs):
+            made.append(on_the_loop())
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, recorded)
+        return made
+
+    return record
+
+
+@pytest.mark.parametrize(("count", "inline"), [(1, True), (100, False)])
+def test_many_empty_messages_are_rendered_in_a_thread(calls, count, inline):
+    made = calls(TextTokenizer, "encode_chat")
+    with running_gateway(ScriptedService()) as client:
+        messages = [{"role": "user", "content": ""}] * count
+        client.post("/v1/chat/completions", json={"model": "tiny", "messages": messages, "max_tokens": 1})
+    assert made == [inline]
+
+
+def test_many_short_prompts_are_encoded_in_a_thread(calls):
+    made = calls(TextTokenizer, "_encode")
+    with running_gateway(ScriptedService()) as client:
+        answer = client.post("/v1/completions", json={"model": "tiny", "prompt": ["a"] * 200, "max_tokens": 1})
+    assert answer.status_code == 200
+    assert made == [False] * 200
+
+
+@pytest.mark.parametrize(("size", "inline"), [(1000, True), (300_000, False)])
+def test_large_bodies_are_decoded_in_a_thread(calls, size, inline):
+    made = calls(gateway, "_decode")
+    with running_gateway(ScriptedService()) as client:
+        body = {"model": "tiny", "prompt": "a", "max_tokens": 1, "user": "u" * size}
+        assert client.post("/v1/completions", json=body).status_code == 200
+    assert made == [inline]
+
+
+def test_stop_strings_are_prepared_once(monkeypatch):
+    prepared = []
+
+    class Counted(output.StopPattern):
+        def __init__(self, text):
+            prepared.append(text)
+            super().__init__(text)
+
+    monkeypatch.setattr(output, "StopPattern", Counted)
+    with running_gateway(ScriptedService()) as client:
+        body = {"model": "tiny", "prompt": ["a", "b"], "n": 8, "stop": ["xyz", "zzz"], "max_tokens": 1}
+        assert client.post("/v1/completions", json=body).status_code == 200
+    assert sorted(prepared) == ["xyz", "zzz"]

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.serving.gateway.output import StopStrings
+from twofold.serving.gateway.output import StopStrings, stop_patterns
 
 texts = st.text(alphabet="aab€", max_size=24)
 stops = st.lists(st.text(alphabet="aab€", min_size=1, max_size=5), max_size=4)
@@ -26,7 +26,7 @@ def naive(text, stop_strings, include, unarmed=0):
 
 
 def run(pieces, stop_strings, include, unarmed_pieces=0):
-    watcher = StopStrings(stop_strings, include=include)
+    watcher = StopStrings(stop_patterns(stop_strings), include=include)
     shown = []
     for number, piece in enumerate(pieces):
         found = watcher.push(piece, armed=number >= unarmed_pieces)
@@ -57,7 +57,7 @@ def test_emitted_text_is_a_prefix_of_the_result(text, stop_strings, cuts):
 
 
 def test_holds_back_only_partial_matches():
-    watcher = StopStrings(["END"])
+    watcher = StopStrings(stop_patterns(["END"]))
     assert [watcher.push(piece).text for piece in ("one E", "N", " two EN")] == ["one ", "", "EN two "]
     assert watcher.flush() == "EN"
 

@@ -196,7 +196,7 @@ def _add_operations(app: FastAPI, service: Service, limits: RequestLimits, *, ke
 
     @app.post("/pools")
     async def set_role(request: Request) -> Response:
-        change = await read_struct(request, RoleChange, limits.body_bytes)
+        change = await read_struct(request, RoleChange, limits)
         service.set_role(change.instance, change.role)
         return _json({"pools": service.pools(), "replans": service.replans()})
 

@@ -1,6 +1,8 @@
 """State shared by all endpoints, and decoding of request bodies."""
 
+import asyncio
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -21,6 +23,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 _PLACE = re.compile(r" - at `\$\.?(?P<place>.*)`$")
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]+)`")
 
+_INLINE_BYTES = 256 * 1024  # decoding them takes a few ms at most
+_SLICE_BYTES = 64 * 1024  # the event loop may run between two slices of a body
+
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on one HTTP request. Limits on prompts apply to each prompt separately.
@@ -32,15 +37,21 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     header_bytes: int = 64 * 1024
     body_bytes: int = 32 * 1024 * 1024
+    body_containers: int = 200_000  # `{` and `[`: decoding many objects and lists delays all other requests
+    body_values: int = 2_000_000  # commas: a prompt of a million token ids has half as many
     prompt_characters: int | None = None
     prompt_tokens: int | None = None
     timeout_s: float = 1800.0
     longest_timeout_s: float = 24 * 3600.0
     longest_retention_s: float = 3600.0
+    messages: int = 10_000  # and the parts of their contents: conversations of agents have thousands
+    tools: int = 1024  # the largest collections of tools have some hundreds
     choices: int = 128
     generations: int = 2048
+    generated_prompt_tokens: int = 4 * 1024 * 1024  # of all generations: each one's prompt is hashed and sent
     stop_strings: int = 16
     stop_characters: int = 1024
+    stop_searches: int = 8192  # stop strings times generations: 4 for each of 2048 generations
     bad_words: int = 128
     bad_word_characters: int = 8192  # of all together
     biased_tokens: int = 1024
@@ -55,6 +66,14 @@ class Forwarder(Protocol):
     def answer(self, request: Request, body: bytes) -> Response:
         """Return the answer of a server to a request with this body."""
         ...
+
+
+class HasContent(Protocol):
+    """A message of any API."""
+
+    @property
+    def content(self) -> object:
+        """A text, or a list of parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +131,47 @@ class Gateway:
         if most is not None and tokens > most:
             raise invalid(field, f"{tokens} tokens are more than the limit of {most}", code="prompt_too_long")
 
+    def check_context(self, tokens: int, field: str) -> None:
+        """Raise RequestError if as many tokens do not fit into the model's context."""
+        context = self.service.model.max_model_len
+        if tokens > context:
+            raise invalid(
+                field,
+                f"{tokens} tokens are more than the context length of this model, {context} tokens",
+                code="context_length_exceeded",
+            )
 
-async def read_struct(request: Request, kind: type[T], max_bytes: int) -> T:
+    def check_chat(self, messages: Sequence[HasContent], tools: Sequence[object] | None, field: str) -> None:
+        """Raise RequestError if a chat has too many messages, parts of messages, or tools."""
+        parts, limits = len(messages), self.limits
+        if parts <= limits.messages:
+            parts += sum(len(each.content) for each in messages if isinstance(each.content, list))
+        if parts > limits.messages:
+            raise invalid(field, f"{parts} messages and parts are more than the limit of {limits.messages}")
+        if tools and len(tools) > limits.tools:
+            raise invalid("tools", f"{len(tools)} tools are more than the limit of {limits.tools}")
+
+
+async def read_struct(request: Request, kind: type[T], limits: RequestLimits) -> T:
     """Decode a request's JSON body as type `kind`. Raises RequestError (400 or 413) and ClientDisconnect."""
-    body = request.state.body = await read_body(request, max_bytes)
+    body = request.state.body = await read_body(request, limits.body_bytes)
+    if len(body) <= _INLINE_BYTES:
+        return _decode(body, kind, limits)
+    return await asyncio.to_thread(_decode, body, kind, limits)
+
+
+def _decode(body: bytes, kind: type[T], limits: RequestLimits) -> T:
+    # The decoder holds the interpreter's lock, so the size of its work is limited first.
+    containers = values = 0
+    for start in range(0, len(body), _SLICE_BYTES):
+        containers += sum(body.count(each, start, start + _SLICE_BYTES) for each in (b"{", b"["))
+        values += body.count(b",", start, start + _SLICE_BYTES)
+    for count, most, what in (
+        (containers, limits.body_containers, "objects and lists"),
+        (values, limits.body_values, "values"),
+    ):
+        if count > most:
+            raise RequestError(f"the body has about {count} {what}, more than the limit of {most}")
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

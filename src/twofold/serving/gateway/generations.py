@@ -2,6 +2,7 @@
 
 import math
 import secrets
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -12,7 +13,7 @@ from twofold.request import Constraint, Generation, Request, SamplingParams
 from twofold.serving.gateway.gateway import Gateway, RequestLimits
 from twofold.serving.gateway.keys import ApiKey
 from twofold.serving.gateway.middleware import Arrival
-from twofold.serving.gateway.output import OutputProcessor
+from twofold.serving.gateway.output import OutputProcessor, stop_patterns
 from twofold.serving.gateway.schemas import PASSED, GenerationFields, invalid, refuse_unsupported, unsupported
 from twofold.serving.gateway.structured import GivenConstraint, given_constraint
 from twofold.serving.gateway.tools.families import Json
@@ -95,15 +96,21 @@ def server_fields(gateway: Gateway, request: HttpRequest, fields: GenerationFiel
 
 def plan(
     gateway: Gateway, fields: GenerationFields, spec: ResponseSpec, prompts: list[list[int]]
-) -> list[PlannedChoice]:
-    """Return a generation request and an output processor for every completion, which may be several per prompt.
+) -> Iterator[PlannedChoice]:
+    """Yield a generation request and an output processor for every completion, which may be several per prompt.
 
     Raises RequestError if a request parameter is invalid.
     """
     n = fields.generated
+    tokens, most = n * sum(map(len, prompts)), gateway.limits.generated_prompt_tokens
+    if tokens > most:
+        raise invalid(
+            "prompt" if n == 1 else "n",
+            f"the prompts of all generations have {tokens} tokens, more than the limit of {most} in one request",
+            code="prompt_too_long",
+        )
     sampling = _sampling(gateway, fields, None if spec.given is None else spec.given.constraint)
-    stops = _stop_strings(fields, gateway.limits)
-    planned = []
+    stops = stop_patterns(_stop_strings(fields, gateway.limits))
     for number, token_ids in enumerate(prompts):
         max_tokens = _max_tokens(gateway, fields, len(token_ids))
         seed = secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed
@@ -114,12 +121,9 @@ def plan(
             parser = None if spec.format is None else spec.format.parser()
             output = OutputProcessor(index, gateway.tokenizer, fields, stops, parser)
             outputs = fields.max_tokens != 0
-            planned.append(
-                PlannedChoice(
-                    generation=generation, output=output, prompt=number, echoes=fields.echoes, outputs=outputs
-                )
+            yield PlannedChoice(
+                generation=generation, output=output, prompt=number, echoes=fields.echoes, outputs=outputs
             )
-    return planned
 
 
 def _generation(
@@ -240,12 +244,18 @@ def _check_fields(gateway: Gateway, fields: GenerationFields, prompts: int) -> N
             f"{prompts} prompts with n {n} make {n * prompts} generations, more than the limit of "
             f"{limits.generations} in one request",
         )
-    if _stop_strings(fields, limits):
+    stops = len(_stop_strings(fields, limits))
+    if stops:
         gateway.require_tokenizer("stop")
+    if stops * n * prompts > limits.stop_searches:
+        raise invalid(
+            "stop",
+            f"{stops} stop strings in {n * prompts} generations are more than the limit of {limits.stop_searches} in all",
+        )
 
 
-def _stop_strings(fields: GenerationFields, limits: RequestLimits) -> tuple[str, ...]:
-    stops = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
+def _stop_strings(fields: GenerationFields, limits: RequestLimits) -> list[str]:
+    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
     if len(stops) > limits.stop_strings:
         raise invalid("stop", f"{len(stops)} stop strings are more than the limit of {limits.stop_strings}")
     if "" in stops:

@@ -1,6 +1,6 @@
 """Output processing: detokenization, stop strings, finish reasons and log probabilities."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -21,13 +21,47 @@ class StopText(msgspec.Struct, frozen=True):
     stop: str | None = None
 
 
+class StopPattern:
+    """A stop string, prepared once for all outputs of a request (Knuth-Morris-Pratt)."""
+
+    __slots__ = ("_fallback", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        # _fallback[k]: the longest proper prefix of text that is also a suffix of its first k characters.
+        self._fallback = [0] * (len(text) + 1)
+        length = 0
+        for position in range(1, len(text)):
+            while length and text[position] != text[length]:
+                length = self._fallback[length]
+            length += text[position] == text[length]
+            self._fallback[position + 1] = length
+
+    def advance(self, matched: int, char: str) -> int:
+        """Return how many characters match after `char`, if `matched` of them matched before."""
+        if matched == len(self.text):
+            matched = self._fallback[matched]
+        while matched and self.text[matched] != char:
+            matched = self._fallback[matched]
+        return matched + (self.text[matched] == char)
+
+    def held(self, matched: int) -> int:
+        """Return how many of the `matched` characters may begin another match."""
+        return self._fallback[matched] if matched == len(self.text) else matched
+
+
+def stop_patterns(stops: Iterable[str]) -> list[StopPattern]:
+    """Return the patterns of stop strings, the longest first, so that it wins among simultaneous matches."""
+    return [StopPattern(stop) for stop in sorted(set(stops), key=lambda stop: (-len(stop), stop))]
+
+
 class StopStrings:
     """Searches streamed text for stop strings. Text that may be the start of a stop string is held back."""
 
-    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        """Search for the strings `stops`. With `include`, the output contains the stop string."""
-        # Longest first, so that the longest of several simultaneous matches wins.
-        self._automata = [_Automaton(stop) for stop in sorted(set(stops), key=lambda stop: (-len(stop), stop))]
+    def __init__(self, patterns: Sequence[StopPattern], *, include: bool = False) -> None:
+        """Search for `patterns`. With `include`, the output contains the stop string."""
+        self._patterns = patterns
+        self._matched = [0] * len(patterns)
         self._include = include
         self._held = ""
 
@@ -36,16 +70,18 @@ class StopStrings:
 
         `armed` says whether a stop string that `piece` completes ends the output.
         """
-        if not self._automata:
+        if not self._patterns:
             return StopText(piece)
         text = self._held + piece
         for end, char in enumerate(piece, start=len(self._held) + 1):
-            complete = [automaton for automaton in self._automata if automaton.advance(char)]
-            if complete and armed:
-                stop = complete[0].pattern
+            self._matched = [
+                pattern.advance(matched, char) for pattern, matched in zip(self._patterns, self._matched, strict=True)
+            ]
+            stop = self._complete() if armed else None
+            if stop is not None:
                 self._held = ""
                 return StopText(text[: end if self._include else end - len(stop)], stop)
-        keep = len(text) - max(automaton.matched for automaton in self._automata)
+        keep = len(text) - max(map(StopPattern.held, self._patterns, self._matched))
         self._held = text[keep:]
         return StopText(text[:keep])
 
@@ -54,33 +90,11 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-
-class _Automaton:
-    """Knuth-Morris-Pratt search for `pattern` in a text that arrives character by character."""
-
-    __slots__ = ("_fallback", "matched", "pattern")
-
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
-        self.matched = 0
-        # _fallback[k]: the longest proper prefix of pattern that is also a suffix of its first k characters.
-        self._fallback = [0] * (len(pattern) + 1)
-        length = 0
-        for position in range(1, len(pattern)):
-            while length and pattern[position] != pattern[length]:
-                length = self._fallback[length]
-            length += pattern[position] == pattern[length]
-            self._fallback[position + 1] = length
-
-    def advance(self, char: str) -> bool:
-        """Add the next character of the text; return whether the text now ends with the pattern."""
-        while self.matched and self.pattern[self.matched] != char:
-            self.matched = self._fallback[self.matched]
-        self.matched += self.pattern[self.matched] == char
-        if self.matched < len(self.pattern):
-            return False
-        self.matched = self._fallback[self.matched]
-        return True
+    def _complete(self) -> str | None:
+        for pattern, matched in zip(self._patterns, self._matched, strict=True):
+            if matched == len(pattern.text):
+                return pattern.text
+        return None
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +120,7 @@ class OutputProcessor:
         index: int,
         tokenizer: TextTokenizer | None,
         fields: GenerationFields,
-        stops: tuple[str, ...],
+        stops: Sequence[StopPattern],
         parser: MessageParser | None = None,
     ) -> None:
         """Process the output of choice `index`. If `tokenizer` is None, the output text is empty.

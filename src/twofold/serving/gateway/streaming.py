@@ -26,6 +26,7 @@ from twofold.serving.gateway.schemas import GenerationFields, StreamOptions
 from twofold.serving.gateway.structured import check_constraint
 
 logger = logging.getLogger(__name__)
+PLANNED_AT_ONCE = 32  # choices between which other requests go on
 DONE = b"data: [DONE]\n\n"
 # The last two keep proxies from buffering tokens.
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -71,8 +72,11 @@ async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerat
                 yield item
         return
     queue: asyncio.Queue[T | Exception | None] = asyncio.Queue()
-    tasks = [asyncio.create_task(_pump(source, queue)) for source in sources]
+    tasks: list[asyncio.Task[None]] = []
     try:
+        for source in sources:
+            tasks.append(asyncio.create_task(_pump(source, queue)))
+            await asyncio.sleep(0)  # other requests go on between the starts of many
         running = len(tasks)
         while running:
             arrived = await queue.get()
@@ -240,7 +244,11 @@ async def respond(
 ) -> Response:
     """Run the prompts of a request and return the response. Raises ClientDisconnect and API errors."""
     await check_constraint(gateway, spec.given)
-    planned = plan(gateway, fields, spec, prompts)
+    planned = []
+    for each in plan(gateway, fields, spec, prompts):
+        planned.append(each)
+        if len(planned) % PLANNED_AT_ONCE == 0:
+            await asyncio.sleep(0)
     generated = [generate_deltas(gateway.service, each) for each in planned]
     deltas = until_deadline(spec.deadline_s, interleave(generated))
     usage = UsageCounter(sum(map(len, prompts)), planned)

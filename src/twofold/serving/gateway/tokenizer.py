@@ -97,6 +97,15 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 T = TypeVar("T")
+INLINE_CHARACTERS = 8192  # tokenizing them takes a few ms at most
+_TEXT_CHARACTERS = 64  # a text takes as long as this many characters more
+
+
+async def off_loop(characters: int, work: Callable[[], T]) -> T:
+    """Return the result of `work`, which runs in a thread if it takes as long as the encoding of a long text."""
+    if characters <= INLINE_CHARACTERS:
+        return work()
+    return await asyncio.to_thread(work)
 
 
 def load_tokenizer(model_dir: Path) -> "TextTokenizer | None":
@@ -108,9 +117,8 @@ def load_tokenizer(model_dir: Path) -> "TextTokenizer | None":
 class TextTokenizer:
     """Encodes and decodes text with a fast tokenizer of transformers. Thread-safe."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, inline_characters: int = 8192) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
         self._tokenizer = tokenizer
-        self._inline_characters = inline_characters
         self.backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
         self.bos_token_id: int | None = tokenizer.bos_token_id
         self.bytes = TokenBytes(self.backend)
@@ -126,9 +134,10 @@ class TextTokenizer:
         def work() -> list[list[int]]:
             return [self._encode(text, add_special_tokens) for text in texts]
 
-        return await self._off_loop(sum(map(len, texts)), work)
+        weight = sum(len(text) + _TEXT_CHARACTERS for text in texts)
+        return await off_loop(weight, work)
 
-    async def encode_chat(
+    def encode_chat(
         self,
         messages: Sequence[dict[str, Any]],
         *,
@@ -138,14 +147,10 @@ class TextTokenizer:
         tools: Sequence[dict[str, Any]] = (),
     ) -> list[int]:
         """Render messages with the model's chat template and return the token ids; raises RequestError on failure."""
-
-        def work() -> list[int]:
-            text = self.render_chat(
-                messages, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs, tools=tools
-            )
-            return self._encode(text, add_special_tokens)
-
-        return await self._off_loop(sum(len(message["content"]) for message in messages), work)
+        text = self.render_chat(
+            messages, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs, tools=tools
+        )
+        return self._encode(text, add_special_tokens)
 
     def render_chat(
         self,
@@ -193,12 +198,6 @@ class TextTokenizer:
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
-
-    async def _off_loop(self, characters: int, work: Callable[[], T]) -> T:
-        # Long texts are encoded in a thread, off the event loop.
-        if characters <= self._inline_characters:
-            return work()
-        return await asyncio.to_thread(work)
 
 
 class Detokenizer:

@@ -22,6 +22,7 @@ from twofold.serving.gateway.schemas import (
     unsupported,
 )
 from twofold.serving.gateway.streaming import OpenAIWriter, event, respond
+from twofold.serving.gateway.tokenizer import off_loop
 from twofold.serving.gateway.tools.families import Json
 from twofold.serving.gateway.tools.forced_calls import forced_calls, offered_tools, template_tools
 from twofold.serving.gateway.tools.message_parser import ParsedCall
@@ -30,11 +31,12 @@ from twofold.serving.gateway.tools.message_parser import ParsedCall
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 UNSUPPORTED_PARTS = ("function_call", "audio", "refusal")
 _PROMPT_END = 64  # tokens of the prompt in which the answer may begin
+_MESSAGE_CHARACTERS = 128  # a message takes a template as long as this many characters take the tokenizer
 
 
 async def chat(gateway: Gateway, request: Request) -> Response:
     """Answer `POST /v1/chat/completions`. Raises RequestError, InstanceLostError and ClientDisconnect."""
-    fields = await read_struct(request, ChatFields, gateway.limits.body_bytes)
+    fields = await read_struct(request, ChatFields, gateway.limits)
     spec, token_ids = await start_chat(gateway, request, fields)
     spec = msgspec.structs.replace(spec, server_fields=server_fields(gateway, request, fields))
     writer = ChatWriter(spec, fields, LogprobFormat(gateway.tokenizer))
@@ -44,6 +46,7 @@ async def chat(gateway: Gateway, request: Request) -> Response:
 async def start_chat(gateway: Gateway, request: Request, fields: ChatFields) -> tuple[ResponseSpec, list[int]]:
     """Return what the answer to a chat request needs, and the token ids of its prompt. Raises RequestError."""
     spec = response_spec(gateway, request, fields, prompts=1)
+    gateway.check_chat(fields.messages, fields.tools, "messages")
     if fields.top_logprobs is not None and not fields.logprobs:
         raise invalid("top_logprobs", "requires logprobs: true")
     tools = offered_tools(fields)
@@ -54,27 +57,43 @@ async def start_chat(gateway: Gateway, request: Request, fields: ChatFields) -> 
 async def encode_messages(gateway: Gateway, fields: ChatFields, tools: Sequence[Json] = ()) -> list[int]:
     """Return the token ids of chat messages in the model's chat template. Raises RequestError."""
     tokenizer = gateway.require_tokenizer("messages")
-    messages = template_messages(fields.messages)
-    gateway.check_length(sum(len(message["content"]) for message in messages), "messages")
-    if tools:  # before the template renders them
-        gateway.check_length(len(msgspec.json.encode(tools)), "tools")
-    if tools and "tools" not in tokenizer.chat_template:
-        raise unsupported("tools", "this model's chat template has no tools")
     options = dict(fields.chat_template_kwargs or {})
     if fields.reasoning_effort is not None:
         options.setdefault("reasoning_effort", fields.reasoning_effort)
         options.setdefault("enable_thinking", fields.reasoning_effort != "none")
-    token_ids = await tokenizer.encode_chat(
-        messages,
-        add_generation_prompt=fields.add_generation_prompt is not False,
-        add_special_tokens=bool(fields.add_special_tokens),
-        template_kwargs=options,
-        tools=tools,
-    )
+    tools_bytes = len(msgspec.json.encode(tools)) if tools else 0
+
+    def work() -> list[int]:
+        messages = template_messages(fields.messages)
+        gateway.check_length(sum(len(message["content"]) for message in messages), "messages")
+        if tools:  # before the template renders them
+            gateway.check_length(tools_bytes, "tools")
+        if tools and "tools" not in tokenizer.chat_template:
+            raise unsupported("tools", "this model's chat template has no tools")
+        return tokenizer.encode_chat(
+            messages,
+            add_generation_prompt=fields.add_generation_prompt is not False,
+            add_special_tokens=bool(fields.add_special_tokens),
+            template_kwargs=options,
+            tools=tools,
+        )
+
+    kwargs_bytes = len(msgspec.json.encode(options)) if options else 0
+    token_ids = await off_loop(tools_bytes + kwargs_bytes + sum(map(_weight, fields.messages)), work)
     if not token_ids:
         raise invalid("messages", "the model's chat template renders an empty prompt")
     gateway.check_tokens(len(token_ids), "messages")
     return token_ids
+
+
+def _weight(message: InputMessage) -> int:
+    """Return the characters whose encoding takes about as long as a message."""
+    content, calls = message.content, message.tool_calls or ()
+    weight = _MESSAGE_CHARACTERS + len(message.reasoning_content or "")
+    weight += sum(_MESSAGE_CHARACTERS + len(call.function.arguments) for call in calls)
+    if isinstance(content, str):
+        return weight + len(content)
+    return weight + sum(_MESSAGE_CHARACTERS + len(part.text or "") for part in content or ())
 
 
 def _with_format(

@@ -13,12 +13,15 @@ from twofold.serving.gateway.output import Delta, LogprobFormat
 from twofold.serving.gateway.responses import Completion, CompletionChoice, MaybeUsage, Usage
 from twofold.serving.gateway.schemas import CompletionFields, Prompt, invalid
 from twofold.serving.gateway.streaming import OpenAIWriter, event, respond
+from twofold.serving.gateway.tokenizer import off_loop
+
+_TOKENS_CHECKED = 16  # token ids that are checked in the time of encoding a character
 
 
 async def complete(gateway: Gateway, request: Request) -> Response:
     """Answer `POST /v1/completions`. Raises RequestError, InstanceLostError and ClientDisconnect."""
-    fields = await read_struct(request, CompletionFields, gateway.limits.body_bytes)
-    prompts = split_prompts(fields.prompt)
+    fields = await read_struct(request, CompletionFields, gateway.limits)
+    prompts = split_prompts(gateway, fields.prompt)
     spec = response_spec(gateway, request, fields, prompts=len(prompts))
     spec = msgspec.structs.replace(spec, server_fields=server_fields(gateway, request, fields))
     token_ids = await encode_prompts(gateway, prompts, add_special_tokens=fields.add_special_tokens is not False)
@@ -26,12 +29,16 @@ async def complete(gateway: Gateway, request: Request) -> Response:
     return await respond(gateway, request, fields, spec, token_ids, writer)
 
 
-def split_prompts(prompt: Prompt) -> list[str | list[int]]:
+def split_prompts(gateway: Gateway, prompt: Prompt) -> list[str | list[int]]:
     """Return the prompts of a request as a list of texts or of token id lists."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
         raise invalid("prompt", "the list is empty; send at least one prompt")
+    if isinstance(prompt[0], int):
+        gateway.check_context(len(prompt), "prompt")
+    elif len(prompt) > gateway.limits.generations:
+        raise invalid("prompt", f"{len(prompt)} prompts are more than the limit of {gateway.limits.generations}")
     ids = [each for each in prompt if isinstance(each, int)]
     if len(ids) == len(prompt):
         return [ids]
@@ -49,7 +56,14 @@ async def encode_prompts(
     if texts:
         encoded = await _encode_texts(gateway, texts, add_special_tokens=add_special_tokens)
     else:
-        encoded = [_checked_ids(gateway, each) for each in prompts if isinstance(each, list)]
+        lists = [each for each in prompts if isinstance(each, list)]
+        for each in lists:
+            gateway.check_context(len(each), "prompt")
+
+        def work() -> list[list[int]]:
+            return [_checked_ids(gateway, each) for each in lists]
+
+        encoded = await off_loop(sum(map(len, lists)) // _TOKENS_CHECKED, work)
     for token_ids in encoded:
         gateway.check_tokens(len(token_ids), "prompt")
     return encoded

@@ -100,7 +100,8 @@ class MessagesFields(CountFields, frozen=True, kw_only=True):
 async def create_message(gateway: Gateway, request: Request) -> Response:
     """Answer `POST /v1/messages`. Raises ClientDisconnect."""
     try:
-        fields = await read_struct(request, MessagesFields, gateway.limits.body_bytes)
+        fields = await read_struct(request, MessagesFields, gateway.limits)
+        gateway.check_chat(fields.messages, fields.tools, "messages")
         chat = chat_fields(fields)
         spec, token_ids = await start_chat(gateway, request, chat)
         writer = MessagesWriter(spec.id.replace("chatcmpl-", "msg_", 1), fields)
@@ -114,8 +115,9 @@ async def create_message(gateway: Gateway, request: Request) -> Response:
 async def count_tokens(gateway: Gateway, request: Request) -> Response:
     """Answer `POST /v1/messages/count_tokens`."""
     try:
-        fields = await read_struct(request, CountFields, gateway.limits.body_bytes)
+        fields = await read_struct(request, CountFields, gateway.limits)
         gateway.check_model(fields.model)
+        gateway.check_chat(fields.messages, fields.tools, "messages")
         chat = chat_fields(fields)
         token_ids = await encode_messages(gateway, chat, template_tools(offered_tools(chat)))
     except TwofoldError as error:

@@ -46,3 +46,20 @@ def test_zero_logprobs_return_no_alternatives():
 def test_samples_a_token_if_all_are_excluded():
     sampling = SamplingParams(max_tokens=2, min_tokens=2, stop_token_ids=(1,))
     assert RandomTokens(2).sample(sampling, 0, 0).token_id == 1
+
+
+def test_stop_ids_become_a_set_once():
+    """The stop ids of a request are not walked again for each of its tokens."""
+    walks = []
+
+    class Ids(tuple):
+        __slots__ = ()
+
+        def __iter__(self):
+            walks.append(self)
+            return super().__iter__()
+
+    sampling = SamplingParams(max_tokens=9, min_tokens=9, stop_token_ids=Ids(range(300, 340)))
+    for position in range(5):
+        RandomTokens(1000).sample(sampling, position, position)
+    assert len(walks) == 1

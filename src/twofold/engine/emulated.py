@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 from twofold.cluster.timing import PS, Timing, squares_of
@@ -91,7 +92,7 @@ class RandomTokens:
     def sample(self, sampling: SamplingParams, position: int, output_index: int) -> Sampled:
         """Return a token that depends only on the seed and the position."""
         place = _mix(0 if sampling.greedy else sampling.seed, position) % self.size
-        ruled_out = frozenset(sampling.stop_token_ids if output_index < sampling.min_tokens else ())
+        ruled_out = _as_set(sampling.stop_token_ids if output_index < sampling.min_tokens else ())
         places = (place + step for step in range(len(ruled_out) + 1))
         tokens = (self.low + at % self.size for at in places)
         token = next((each for each in tokens if each not in ruled_out), self.low + place)
@@ -103,6 +104,12 @@ class RandomTokens:
         """Return `count` token ids with equal log probabilities, the sampled token first."""
         ids = (self.low + (token - self.low + step) % self.size for step in range(min(count, self.size)))
         return tuple((each, -math.log(self.size)) for each in ids)
+
+
+@lru_cache(maxsize=256)
+def _as_set(token_ids: tuple[int, ...]) -> frozenset[int]:
+    """Return the set of token ids, which is made once for all tokens of a request."""
+    return frozenset(token_ids)
 
 
 def _mix(seed: int, position: int) -> int:

@@ -144,6 +144,20 @@ class TestMinTokens:
         logits = torch.zeros(1, VOCABULARY).index_fill(1, torch.tensor([2]), 9.0)
         assert tokens(logits, [row(min_tokens=3, ignore_eos=True, temperature=0.0)]) == [2]
 
+    def test_stop_ids_become_a_tensor_once(self, monkeypatch):
+        """The stop ids of a request are not converted again for each of its tokens."""
+        made, create = [], torch.tensor
+
+        def counted(data, **options):
+            made.append(data)
+            return create(data, **options)
+
+        logits, stops = torch.zeros(1, VOCABULARY), tuple(range(3, 14))
+        monkeypatch.setattr(torch, "tensor", counted)
+        rows = [row(position, min_tokens=9, stop_token_ids=stops, temperature=0.0) for position in range(5)]
+        assert not {tokens(logits, [each])[0] for each in rows} & set(stops)
+        assert len([data for data in made if len(data) >= len(stops)]) == 1
+
     def test_logits_are_not_modified(self):
         """Masked stop ids do not change the reported log probabilities."""
         logits = torch.zeros(1, VOCABULARY).index_fill(1, torch.tensor([2]), 9.0)

@@ -41,7 +41,7 @@ def refused(response, status=400, param=None):
         *[("min_tokens", value) for value in (-1, 17, "1")],
         *[("stream", value) for value in ("true", 1)],
         *[("stop", value) for value in (1, [1], "", [""], ["a"] * 17, "a" * 1025)],
-        *[("stop_token_ids", value) for value in (1, ["a"], [-1], [401], [BIG])],
+        *[("stop_token_ids", value) for value in (1, ["a"], [-1], [401], [BIG], [5] * 1025)],
         ("ignore_eos", "yes"),
         *[("cache_salt", value) for value in (5, "")],
         *[("prompt_cache_key", value) for value in (5, "k" * 65)],

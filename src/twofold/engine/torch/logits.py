@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -44,9 +45,14 @@ def adjusted(logits: Tensor, row: SamplingRow, eos_token_ids: Sequence[int]) -> 
     _penalize(changed, row)
     if row.allowed is not None:
         changed[_outside(row.allowed, changed)] = float("-inf")
-    excluded = [*_early_ends(row, eos_token_ids), *_bad_ends(row)]
-    if excluded:
-        rest = changed.index_fill(0, _index(changed, excluded), float("-inf"))
+    sampling, bad = row.sampling, list(_bad_ends(row))
+    excluded = [_index(changed, bad)] if bad else []
+    if row.output_index < sampling.min_tokens:
+        excluded.append(_ends(sampling.stop_token_ids, () if sampling.ignore_eos else tuple(eos_token_ids), changed.device))
+    if any(map(len, excluded)):
+        rest = changed
+        for token_ids in excluded:
+            rest = rest.index_fill(0, token_ids, float("-inf"))
         if rest.max() > float("-inf"):  # otherwise, the constraint allows only excluded tokens
             return rest
     return changed
@@ -74,12 +80,10 @@ def _index(logits: Tensor, token_ids: Iterable[int]) -> Tensor:
     return torch.tensor(list(token_ids), dtype=torch.int64, device=logits.device)
 
 
-def _early_ends(row: SamplingRow, eos_token_ids: Sequence[int]) -> list[int]:
-    """Return the stop token ids that must not be sampled before `min_tokens` output tokens."""
-    sampling = row.sampling
-    if row.output_index >= sampling.min_tokens:
-        return []
-    return [*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)]
+@lru_cache(maxsize=256)
+def _ends(stop_token_ids: tuple[int, ...], eos_token_ids: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the token ids that must not be sampled before `min_tokens` output tokens, once for all tokens."""
+    return torch.tensor([*stop_token_ids, *eos_token_ids], dtype=torch.int64, device=device)
 
 
 def _bad_ends(row: SamplingRow) -> Iterator[int]:

@@ -52,6 +52,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     stop_strings: int = 16
     stop_characters: int = 1024
     stop_searches: int = 8192  # stop strings times generations: 4 for each of 2048 generations
+    stop_token_ids: int = 1024  # each process looks them up for every token
     bad_words: int = 128
     bad_word_characters: int = 8192  # of all together
     biased_tokens: int = 1024

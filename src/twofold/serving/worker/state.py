@@ -96,6 +96,10 @@ class TokenSequence:
     stored_blocks: int = 0  # leading blocks that were queued for the host's store
     cache_salt: str = ""  # only requests with the same salt share blocks
     prompt_scores: list[TokenScore] = field(default_factory=list)  # of the chunks computed so far
+    _stop_token_ids: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._stop_token_ids = frozenset(self.sampling.stop_token_ids)
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
@@ -119,7 +123,7 @@ class TokenSequence:
     def ends_with(self, token_id: int, eos_token_ids: frozenset[int]) -> bool:
         """Return whether a sampled token ends the output: it is EOS or a stop token of the request."""
         is_eos = token_id in eos_token_ids and not self.sampling.ignore_eos
-        return is_eos or token_id in self.sampling.stop_token_ids
+        return is_eos or token_id in self._stop_token_ids
 
 
 class CacheChanges(CacheObserver):

@@ -25,7 +25,7 @@ from twofold.serving.gateway.endpoints.completions import complete
 from twofold.serving.gateway.endpoints.messages import count_tokens, create_message
 from twofold.serving.gateway.endpoints.responses import create_response, delete_response, get_input, get_response
 from twofold.serving.gateway.endpoints.tokens import detokenize, tokenize
-from twofold.serving.gateway.gateway import Forwarder, Gateway, RequestLimits, read_body, read_struct
+from twofold.serving.gateway.gateway import BodyReader, Forwarder, Gateway, RequestLimits, read_struct
 from twofold.serving.gateway.keys import KeyRing
 from twofold.serving.gateway.middleware import RequestMiddleware
 from twofold.serving.gateway.openapi import openapi
@@ -114,6 +114,7 @@ def create_app(
         limits=limits,
         parsers=parsers,
         responses=ResponseStore(limits.stored_response_bytes, limits.stored_response_s),
+        bodies=BodyReader(limits, keeps=forwarder is not None),
         constrains=constrains and (tokenizer is not None or not checks_constraints),
         grammars=grammars,
         forwarder=forwarder,
@@ -123,7 +124,7 @@ def create_app(
     app.add_exception_handler(TwofoldError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_error)
     _add_api(app, gateway)
-    _add_operations(app, service, gateway.limits, keys=keys is not None)
+    _add_operations(app, service, gateway.bodies, keys=keys is not None)
     return app
 
 
@@ -153,7 +154,7 @@ def _add_api(app: FastAPI, gateway: Gateway) -> None:
 
 
 async def _forward(gateway: Gateway, forwarder: Forwarder, request: Request) -> Response:
-    return forwarder.answer(request, await read_body(request, gateway.limits.body_bytes))
+    return forwarder.answer(request, await gateway.bodies.read(request))
 
 
 def _or_forwarded(endpoint: Endpoint, gateway: Gateway) -> Callable[[Request], Awaitable[Response]]:
@@ -178,7 +179,7 @@ class RoleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     role: Role
 
 
-def _add_operations(app: FastAPI, service: Service, limits: RequestLimits, *, keys: bool) -> None:
+def _add_operations(app: FastAPI, service: Service, bodies: BodyReader, *, keys: bool) -> None:
 
     @app.get("/health")
     @app.api_route("/ping", methods=["GET", "POST"])
@@ -196,7 +197,7 @@ def _add_operations(app: FastAPI, service: Service, limits: RequestLimits, *, ke
 
     @app.post("/pools")
     async def set_role(request: Request) -> Response:
-        change = await read_struct(request, RoleChange, limits)
+        change = await read_struct(request, RoleChange, bodies)
         service.set_role(change.instance, change.role)
         return _json({"pools": service.pools(), "replans": service.replans()})
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from twofold.engine.grammar import GrammarMatchers
 from twofold.errors import RequestError, UnsupportedError
 from twofold.serving.controller.service import Service
+from twofold.serving.gateway.middleware import Arrival
 from twofold.serving.gateway.response_store import ResponseStore
 from twofold.serving.gateway.schemas import invalid
 from twofold.serving.gateway.tokenizer import TextTokenizer
@@ -36,7 +38,10 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     header_bytes: int = 64 * 1024
+    head_s: float = 30.0  # until a head is complete: clients connect to send one
     body_bytes: int = 32 * 1024 * 1024
+    body_s: float = 300.0  # from the head to the end of the body: 32 MiB at 1 Mbit/s
+    bodies_bytes: int = 256 * 1024 * 1024  # of all bodies that are being read: 8 of the largest
     body_containers: int = 200_000  # `{` and `[`: decoding many objects and lists delays all other requests
     body_values: int = 2_000_000  # commas: a prompt of a million token ids has half as many
     prompt_characters: int | None = None
@@ -69,6 +74,52 @@ class Forwarder(Protocol):
         ...
 
 
+class BodyReader:
+    """Reads the bodies of requests. Limits the size of each, the time for each, and the memory of all together.
+
+    With `keeps`, `request.state.body` has the body of a request, for a forwarder.
+    """
+
+    def __init__(self, limits: RequestLimits, *, keeps: bool = False) -> None:
+        self.limits, self.keeps = limits, keeps
+        self._most_bytes = max(limits.bodies_bytes, limits.body_bytes)  # one body always fits
+        self._reading_bytes = 0
+
+    async def read(self, request: Request) -> bytes:
+        """Read a request's body. Raises RequestError (408, 413 or 503) and ClientDisconnect."""
+        arrival: Arrival = request.state.arrival
+        most_s = min(self.limits.body_s, self.limits.timeout_s)
+        content_length = request.headers.get("content-length", "")
+        if content_length.isdecimal():
+            self._check(int(content_length))
+        body = bytearray()
+        try:
+            async with asyncio.timeout(arrival.monotonic_s + most_s - time.monotonic()):
+                async for part in request.stream():
+                    body += part
+                    self._reading_bytes += len(part)
+                    self._check(len(body))
+        except TimeoutError as error:
+            raise RequestError(
+                f"the body did not arrive within the limit of {most_s:g} s", status=408, code="body_timeout"
+            ) from error
+        finally:
+            self._reading_bytes -= len(body)
+        return bytes(body)
+
+    def _check(self, size: int) -> None:
+        """Raise RequestError if one body of `size` bytes, or all bodies together, are too large."""
+        most = self.limits.body_bytes
+        if size > most:
+            raise RequestError(f"the body exceeds the limit of {most} bytes", status=413, code="request_too_large")
+        if self._reading_bytes > self._most_bytes:
+            raise RequestError(
+                f"the bodies of all requests exceed the limit of {self._most_bytes} bytes; try again later",
+                status=503,
+                code="bodies_too_large",
+            )
+
+
 class HasContent(Protocol):
     """A message of any API."""
 
@@ -88,6 +139,7 @@ class Gateway:
     grammars: GrammarMatchers | None = None  # that check constraints; None: the servers behind this gateway do
     parsers: AnswerParsers = BY_CHECKPOINT
     responses: ResponseStore = field(default_factory=lambda: ResponseStore(0, 0.0))
+    bodies: BodyReader = field(default_factory=lambda: BodyReader(RequestLimits()))
     forwarder: Forwarder | None = None  # to servers behind this gateway
 
     @property
@@ -153,12 +205,14 @@ class Gateway:
             raise invalid("tools", f"{len(tools)} tools are more than the limit of {limits.tools}")
 
 
-async def read_struct(request: Request, kind: type[T], limits: RequestLimits) -> T:
-    """Decode a request's JSON body as type `kind`. Raises RequestError (400 or 413) and ClientDisconnect."""
-    body = request.state.body = await read_body(request, limits.body_bytes)
+async def read_struct(request: Request, kind: type[T], bodies: BodyReader) -> T:
+    """Decode a request's JSON body as type `kind`. Raises RequestError (400, 408, 413 or 503) and ClientDisconnect."""
+    body = await bodies.read(request)
+    if bodies.keeps:
+        request.state.body = body
     if len(body) <= _INLINE_BYTES:
-        return _decode(body, kind, limits)
-    return await asyncio.to_thread(_decode, body, kind, limits)
+        return _decode(body, kind, bodies.limits)
+    return await asyncio.to_thread(_decode, body, kind, bodies.limits)
 
 
 def _decode(body: bytes, kind: type[T], limits: RequestLimits) -> T:
@@ -179,20 +233,6 @@ def _decode(body: bytes, kind: type[T], limits: RequestLimits) -> T:
         raise _type_error(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
-
-
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read a request's body of at most `max_bytes`; raises RequestError (413) for a larger body."""
-    too_large = RequestError(f"the body exceeds the limit of {max_bytes} bytes", status=413, code="request_too_large")
-    content_length = request.headers.get("content-length", "")
-    if content_length.isdecimal() and int(content_length) > max_bytes:
-        raise too_large
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > max_bytes:
-            raise too_large
-    return bytes(body)
 
 
 def _type_error(message: str) -> RequestError:

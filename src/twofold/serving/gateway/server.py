@@ -24,23 +24,49 @@ class _HeadTooLargeError(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP protocol for uvicorn that limits the request line and headers of a request to `header_bytes`."""
+    """HTTP protocol for uvicorn that limits the size of a request's head, and the time until it is complete."""
 
-    header_bytes: int
+    limits: RequestLimits
 
     _in_head = False
     _too_large = False
     _received = 0
     _parsed = 0
+    _deadline: asyncio.TimerHandle | None = None  # for a head
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         # Data received while the head is incomplete belongs to it; its first bytes are counted when parsed.
         if self._in_head:
             self._received += len(data)
         super().data_received(data)
-        if self._in_head and self._received > self.header_bytes and not self.transport.is_closing():
+        if self._in_head and self._received > self.limits.header_bytes and not self.transport.is_closing():
             self._too_large = True
             self.send_400_response("")
+        elif self.cycle is not None and self.cycle.response_complete:
+            self._expect_head()  # data between two requests has ended the keep-alive timeout
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._in_head or (self.cycle.response_complete and self.cycle.more_body):
+            self._expect_head()  # the body of a refused request is discarded
+
+    def _expect_head(self) -> None:
+        """Close the connection unless a head is complete in time."""
+        if self._deadline is None and not self.transport.is_closing():
+            self._deadline = self.loop.call_later(self.limits.head_s, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
     def on_message_begin(self) -> None:
         self._in_head = True
@@ -57,12 +83,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._stop_waiting()
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Reject invalid HTTP (status 400) or too large headers (status 431), and close the connection."""
         if self._too_large:
-            most = self.header_bytes
+            most = self.limits.header_bytes
             refused = error_response(431, f"the headers exceed the limit of {most} bytes", code="headers_too_large")
         else:
             refused = error_response(400, msg or "invalid HTTP", code="invalid_http")
@@ -73,15 +100,15 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _count(self, size: int) -> None:
         self._parsed += size
-        if self._parsed > self.header_bytes:
+        if self._parsed > self.limits.header_bytes:
             self._too_large = True
             raise _HeadTooLargeError
 
 
-def bounded_protocol(header_bytes: int) -> type[BoundedProtocol]:
-    """Return a subclass of BoundedProtocol with the limit `header_bytes`."""
+def bounded_protocol(limits: RequestLimits) -> type[BoundedProtocol]:
+    """Return a subclass of BoundedProtocol with these limits."""
     # uvicorn takes a class.
-    return type("BoundedProtocol", (BoundedProtocol,), {"header_bytes": header_bytes})
+    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits})
 
 
 class HttpServer:
@@ -95,7 +122,7 @@ class HttpServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=bounded_protocol((limits or RequestLimits()).header_bytes),
+                http=bounded_protocol(limits or RequestLimits()),
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -36,7 +36,7 @@ _MESSAGE_CHARACTERS = 128  # a message takes a template as long as this many cha
 
 async def chat(gateway: Gateway, request: Request) -> Response:
     """Answer `POST /v1/chat/completions`. Raises RequestError, InstanceLostError and ClientDisconnect."""
-    fields = await read_struct(request, ChatFields, gateway.limits)
+    fields = await read_struct(request, ChatFields, gateway.bodies)
     spec, token_ids = await start_chat(gateway, request, fields)
     spec = msgspec.structs.replace(spec, server_fields=server_fields(gateway, request, fields))
     writer = ChatWriter(spec, fields, LogprobFormat(gateway.tokenizer))

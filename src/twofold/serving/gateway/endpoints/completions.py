@@ -20,7 +20,7 @@ _TOKENS_CHECKED = 16  # token ids that are checked in the time of encoding a cha
 
 async def complete(gateway: Gateway, request: Request) -> Response:
     """Answer `POST /v1/completions`. Raises RequestError, InstanceLostError and ClientDisconnect."""
-    fields = await read_struct(request, CompletionFields, gateway.limits)
+    fields = await read_struct(request, CompletionFields, gateway.bodies)
     prompts = split_prompts(gateway, fields.prompt)
     spec = response_spec(gateway, request, fields, prompts=len(prompts))
     spec = msgspec.structs.replace(spec, server_fields=server_fields(gateway, request, fields))

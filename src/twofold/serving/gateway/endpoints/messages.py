@@ -100,7 +100,7 @@ class MessagesFields(CountFields, frozen=True, kw_only=True):
 async def create_message(gateway: Gateway, request: Request) -> Response:
     """Answer `POST /v1/messages`. Raises ClientDisconnect."""
     try:
-        fields = await read_struct(request, MessagesFields, gateway.limits)
+        fields = await read_struct(request, MessagesFields, gateway.bodies)
         gateway.check_chat(fields.messages, fields.tools, "messages")
         chat = chat_fields(fields)
         spec, token_ids = await start_chat(gateway, request, chat)
@@ -115,7 +115,7 @@ async def create_message(gateway: Gateway, request: Request) -> Response:
 async def count_tokens(gateway: Gateway, request: Request) -> Response:
     """Answer `POST /v1/messages/count_tokens`."""
     try:
-        fields = await read_struct(request, CountFields, gateway.limits)
+        fields = await read_struct(request, CountFields, gateway.bodies)
         gateway.check_model(fields.model)
         gateway.check_chat(fields.messages, fields.tools, "messages")
         chat = chat_fields(fields)

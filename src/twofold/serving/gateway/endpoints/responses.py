@@ -25,7 +25,7 @@ _ENCODER = msgspec.json.Encoder()
 
 async def create_response(gateway: Gateway, request: Request) -> Response:
     """Answer `POST /v1/responses`. Raises RequestError, InstanceLostError and ClientDisconnect."""
-    fields = await read_struct(request, ResponsesFields, gateway.limits)
+    fields = await read_struct(request, ResponsesFields, gateway.bodies)
     gateway.check_chat([] if isinstance(fields.input, str) else fields.input, fields.tools, "input")
     key, before = _key(request), fields.previous_response_id
     earlier: Sequence[InputMessage] = ()

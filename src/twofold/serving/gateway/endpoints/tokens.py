@@ -15,7 +15,7 @@ from twofold.serving.gateway.tools.forced_calls import offered_tools, template_t
 
 async def tokenize(gateway: Gateway, request: Request) -> Response:
     """Answer `POST /tokenize` with the token ids of a prompt or of chat messages. Raises RequestError."""
-    fields = await read_struct(request, TokenizeFields, gateway.limits)
+    fields = await read_struct(request, TokenizeFields, gateway.bodies)
     gateway.check_model(fields.model or gateway.service.model.name)
     if (fields.prompt is None) == (fields.messages is None):
         raise invalid("prompt", "send either a prompt or messages")
@@ -47,7 +47,7 @@ async def tokenize(gateway: Gateway, request: Request) -> Response:
 
 async def detokenize(gateway: Gateway, request: Request) -> Response:
     """Answer `POST /detokenize` with the text of token ids. Raises RequestError."""
-    fields = await read_struct(request, DetokenizeFields, gateway.limits)
+    fields = await read_struct(request, DetokenizeFields, gateway.bodies)
     gateway.check_model(fields.model or gateway.service.model.name)
     gateway.check_context(len(fields.tokens), "tokens")
     vocab_size = gateway.service.model.vocab_size

@@ -37,6 +37,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     `stored_response_s` limit the responses that clients can continue.
     """
 
+    connections: int | None = None  # None: within the limit of open files, with a reserve
     header_bytes: int = 64 * 1024
     head_s: float = 30.0  # until a head is complete: clients connect to send one
     body_bytes: int = 32 * 1024 * 1024

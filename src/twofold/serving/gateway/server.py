@@ -1,8 +1,13 @@
-"""HTTP server of the gateway: uvicorn with a limit on headers."""
+"""HTTP server of the gateway: uvicorn with limits on headers and connections."""
 
 import asyncio
 import contextlib
+import logging
+import os
+import resource
 import socket
+import sys
+import time
 from collections.abc import Iterator
 
 import uvicorn
@@ -13,33 +18,80 @@ from twofold.errors import ConfigurationError
 from twofold.serving.gateway.gateway import RequestLimits
 from twofold.serving.gateway.responses import error_response
 
+log = logging.getLogger(__name__)
+
 # Poll interval for startup; uvicorn has no event for it.
 _POLL_S = 0.01
 # Longer than usual client pauses, so that few requests hit a closing connection.
 KEEP_ALIVE_S = 65
+_RESERVED_FILES = 64  # for workers, files, and connections to the paths below
+_PROBES = frozenset({b"/health", b"/ping", b"/metrics"})  # answered on any number of connections
+_WARNING_INTERVAL_S = 60.0
+_CROWDED = error_response(503, "the service has no free connection; try again later", code="too_many_connections")
+_CROWDED.headers["connection"] = "close"
 
 
 class _HeadTooLargeError(Exception):
     """Raised to stop the parser when the request line and headers exceed the limit."""
 
 
+class ConnectionTable:
+    """The connections of a server without a running request. Above `most`, each new connection replaces the oldest."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.idle: dict[BoundedProtocol, None] = {}  # oldest first
+        self._warned_s = -_WARNING_INTERVAL_S
+
+    def make_room(self) -> bool:
+        """Close the oldest idle connection. Return False if there is none."""
+        now = time.monotonic()
+        if now - self._warned_s >= _WARNING_INTERVAL_S:
+            self._warned_s = now
+            log.warning(
+                "all %d connections are open: new ones replace the oldest idle ones; raise the limit on open files "
+                "(ulimit -n) for more",
+                self.most,
+            )
+        oldest = next(iter(self.idle), None)
+        if oldest is None:
+            return False
+        del self.idle[oldest]
+        oldest.transport.abort()
+        return True
+
+
+def connection_limit(files_per_connection: int) -> int:
+    """Return how many connections may be open, if each needs as many files, within the limit of this process."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(1, (files - len(os.listdir("/dev/fd")) - _RESERVED_FILES) // files_per_connection)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """HTTP protocol for uvicorn that limits the size of a request's head, and the time until it is complete."""
 
     limits: RequestLimits
+    table: ConnectionTable
 
     _in_head = False
     _too_large = False
     _received = 0
     _parsed = 0
     _deadline: asyncio.TimerHandle | None = None  # for a head
+    _in_reserve = False  # opened while all other connections had running requests
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > self.table.most:
+            self._in_reserve = not self.table.make_room()
+        self.table.idle[self] = None
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self.table.idle.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -55,6 +107,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self.table.idle[self] = None
         if self._in_head or (self.cycle.response_complete and self.cycle.more_body):
             self._expect_head()  # the body of a refused request is discarded
 
@@ -84,6 +138,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._stop_waiting()
+        self.table.idle.pop(self, None)
+        crowded = self._in_reserve and len(self.connections) > self.table.most
+        probes = self.url.partition(b"?")[0] in _PROBES
+        self.app = _CROWDED if crowded and not probes else self.config.loaded_app
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -105,24 +163,32 @@ class BoundedProtocol(HttpToolsProtocol):
             raise _HeadTooLargeError
 
 
-def bounded_protocol(limits: RequestLimits) -> type[BoundedProtocol]:
+def bounded_protocol(limits: RequestLimits, table: ConnectionTable) -> type[BoundedProtocol]:
     """Return a subclass of BoundedProtocol with these limits."""
     # uvicorn takes a class.
-    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits})
+    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits, "table": table})
 
 
 class HttpServer:
     """Serves an ASGI application on a bound socket. Does not change signal handlers."""
 
     def __init__(
-        self, app: ASGIApp, sock: socket.socket, *, grace_s: int = 30, limits: RequestLimits | None = None
+        self,
+        app: ASGIApp,
+        sock: socket.socket,
+        *,
+        grace_s: int = 30,
+        limits: RequestLimits | None = None,
+        files_per_connection: int = 1,
     ) -> None:
         self._socket = sock
         self._task: asyncio.Task[None] | None = None
+        limits = limits or RequestLimits()
+        table = ConnectionTable(limits.connections or connection_limit(files_per_connection))
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=bounded_protocol(limits or RequestLimits()),
+                http=bounded_protocol(limits, table),
                 ws="none",
                 lifespan="off",
                 log_config=None,

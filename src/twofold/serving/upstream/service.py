@@ -186,7 +186,10 @@ class RoutedGateway:
                             checks_constraints=False,
                             forwarder=service.forwarder(limits.timeout_s),
                         )
-                        server = HttpServer(app, self._listener, grace_s=READ_GRACE_S, limits=limits)
+                        # A request may have a connection to a server, too.
+                        server = HttpServer(
+                            app, self._listener, grace_s=READ_GRACE_S, limits=limits, files_per_connection=2
+                        )
                         await self._serve(service, server)
                 finally:
                     await service.close()

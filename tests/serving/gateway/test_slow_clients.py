@@ -3,11 +3,12 @@
 import json
 import socket
 from contextlib import contextmanager
+from itertools import repeat
 
 import pytest
 
 from support.running_gateway import running_gateway
-from support.scripted_service import ScriptedService
+from support.scripted_service import ScriptedService, served_model
 from twofold.serving.gateway.gateway import RequestLimits
 
 SOON = 0.05
@@ -86,3 +87,15 @@ def test_bodies_share_a_budget():
         while (answer := client.post("/v1/completions", content=body)).status_code == 503:
             pass  # the server has not noticed the disconnect yet
         assert answer.status_code == 200
+
+
+def test_a_client_that_never_reads_is_ended_at_its_timeout(caplog):
+    """The generation is aborted and the connection closed, although the stream cannot send its error."""
+    model = served_model(name="m" * 10_000, max_model_len=10**6)  # the name is in each event
+    service = ScriptedService(lambda _: repeat(5), model=model)
+    body = json.dumps(ASK | {"model": model.name, "stream": True, "max_tokens": 10**5, "timeout": 1}).encode()
+    with running_gateway(service) as client, connection(client) as sock:
+        sock.sendall(post(len(body)) + body)
+        service.wait_until(lambda service: len(service.aborted) == 1)
+        assert b"deadline_exceeded" not in received(sock)
+    assert caplog.records == []

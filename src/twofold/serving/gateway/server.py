@@ -139,6 +139,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._stop_waiting()
         self.table.idle.pop(self, None)
+        self.scope["state"]["abort"] = self.transport.abort  # for clients that do not read
         crowded = self._in_reserve and len(self.connections) > self.table.most
         probes = self.url.partition(b"?")[0] in _PROBES
         self.app = _CROWDED if crowded and not probes else self.config.loaded_app

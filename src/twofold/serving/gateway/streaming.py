@@ -30,6 +30,7 @@ PLANNED_AT_ONCE = 32  # choices between which other requests go on
 DONE = b"data: [DONE]\n\n"
 # The last two keep proxies from buffering tokens.
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+LAST_SEND_S = 3.0  # after the deadline, for the event of the error
 _ENCODER = msgspec.json.Encoder()
 
 T = TypeVar("T")
@@ -48,6 +49,24 @@ async def unless_disconnected(receive: Receive, work: Coroutine[None, None, T]) 
     finally:
         await _cancel(leaving)
         await _cancel(working)
+
+
+async def send_until(deadline_s: float, scope: Scope, receive: Receive, sending: Coroutine[None, None, None]) -> None:
+    """Await `sending`, which ends by itself at the deadline unless its client does not read.
+
+    Then cancel it and abort the connection. Raises ClientDisconnect.
+    """
+    timeout = asyncio.timeout(max(0.0, deadline_s - time.monotonic()) + LAST_SEND_S)
+    try:
+        async with timeout:
+            await unless_disconnected(receive, sending)
+    except TimeoutError:
+        abort = scope["state"].get("abort")
+        if abort is None or not timeout.expired():
+            raise
+        abort()
+        await _disconnected(receive)
+        raise ClientDisconnect from None
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -180,15 +199,14 @@ def event(body: msgspec.Struct) -> bytes:
 class EventStream(Response):
     """HTTP response that sends server-sent events, and finally those of the end or of an error."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None], writer: "ResponseWriter") -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], writer: "ResponseWriter", deadline_s: float) -> None:
         super().__init__(headers=HEADERS)
-        self._writer = writer
+        self._writer, self._deadline_s = writer, deadline_s
         del self.headers["content-length"]
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope  # the same for every request
-        await unless_disconnected(receive, self._send_all(send))
+        await send_until(self._deadline_s, scope, receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self._events) as events:
@@ -253,7 +271,8 @@ async def respond(
     deltas = until_deadline(spec.deadline_s, interleave(generated))
     usage = UsageCounter(sum(map(len, prompts)), planned)
     if fields.stream:
-        return EventStream(_events(deltas, writer, fields.stream_options or StreamOptions(), usage), writer)
+        events = _events(deltas, writer, fields.stream_options or StreamOptions(), usage)
+        return EventStream(events, writer, spec.deadline_s)
     choices = await unless_disconnected(request.receive, _collect(deltas, len(planned), usage))
     choices = list(_best(choices, fields.generated, fields.n or 1))
     return Response(msgspec.json.encode(writer.response(choices, usage.usage)), media_type="application/json")

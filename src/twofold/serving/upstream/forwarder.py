@@ -21,7 +21,7 @@ from twofold.serving.controller.live_request import deadline_error
 from twofold.serving.controller.requests import LiveRequests
 from twofold.serving.gateway.middleware import Arrival
 from twofold.serving.gateway.responses import error_response_for
-from twofold.serving.gateway.streaming import unless_disconnected
+from twofold.serving.gateway.streaming import send_until
 from twofold.serving.upstream.client import UnavailableError
 from twofold.serving.upstream.forecast import UpstreamPromptKeys
 from twofold.serving.upstream.servers import Server
@@ -60,13 +60,18 @@ class ServerForwarder:
         fields = self._fields(body, arrival) if "json" in request.headers.get("content-type", "json") else None
         return _ForwardedResponse(self, request, body, fields)
 
+    def deadline_s(self, request: HttpRequest) -> float:
+        """Return the deadline of a request, on the monotonic clock."""
+        arrival: Arrival = request.state.arrival
+        return arrival.monotonic_s + self._timeout_s
+
     @asynccontextmanager
     async def response(
         self, request: HttpRequest, body: bytes, fields: Mapping[str, object] | None
     ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
         """Yield the response of the first server that responds. Raises RequestError and InstanceLostError."""
         arrival: Arrival = request.state.arrival
-        deadline_s, length = arrival.monotonic_s + self._timeout_s, max(1, len(body) // _BYTES_PER_TOKEN)
+        deadline_s, length = self.deadline_s(request), max(1, len(body) // _BYTES_PER_TOKEN)
         # Clients may reuse request ids.
         request_id = f"{arrival.request_id}-{secrets.token_hex(8)}"
         admitted = Request(id=request_id, arrival_s=arrival.monotonic_s, prompt_tokens=length, output_tokens=1)
@@ -143,8 +148,7 @@ class _ForwardedResponse(Response):
         self._forwarder, self._request, self._sent, self._fields = forwarder, request, body, fields
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope  # the same for every request
-        await unless_disconnected(receive, self._send_all(send))
+        await send_until(self._forwarder.deadline_s(self._request), scope, receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         started = events = False

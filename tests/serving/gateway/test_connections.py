@@ -3,7 +3,7 @@
 import json
 import resource
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -68,3 +68,44 @@ def test_the_limit_leaves_files_in_reserve():
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert connection_limit(1) < files
     assert connection_limit(2) <= connection_limit(1) // 2 + 1
+
+
+GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("pipelined", [1, 3, 100])
+def test_a_disconnect_behind_pipelined_requests_aborts_the_running_one(connect, stream, pipelined, caplog):
+    service = ScriptedService(lambda _: [5, Gate()])
+    with running_gateway(service) as client:
+        sock = connect(client, post(stream=stream))
+        service.wait_until(lambda service: len(service.started) == 1)
+        sock.sendall(GET * pipelined)
+        sock.close()
+        service.wait_until(lambda service: len(service.aborted) == 1)
+        assert client.get("/health").status_code == 200
+    assert caplog.records == []
+
+
+def test_a_large_body_behind_a_running_request_ends_the_connection(connect):
+    """The server would have to pause reading, and not notice a disconnect."""
+    service = ScriptedService(lambda _: [5, Gate()])
+    with running_gateway(service) as client:
+        sock = connect(client, post())
+        service.wait_until(lambda service: len(service.started) == 1)
+        with suppress(ConnectionError):
+            sock.sendall(post(user="u" * 200_000))
+        service.wait_until(lambda service: len(service.aborted) == 1)
+
+
+def test_pipelined_requests_are_answered_in_order(connect):
+    gate = Gate()
+    service = ScriptedService(lambda _: [5, gate, *[6] * 8])
+    with running_gateway(service) as client:
+        sock = connect(client, post() + GET + GET.replace(b"health", b"nothing"))
+        service.wait_until(lambda service: len(service.started) == 1)
+        gate.open()
+        answer = b""
+        while answer.count(b"HTTP/1.1 ") < 3 or not answer.endswith(b"}}"):
+            answer += sock.recv(65536)
+    assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"404"]

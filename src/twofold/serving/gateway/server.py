@@ -8,11 +8,12 @@ import resource
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from twofold.errors import ConfigurationError
 from twofold.serving.gateway.gateway import RequestLimits
@@ -25,6 +26,7 @@ _POLL_S = 0.01
 # Longer than usual client pauses, so that few requests hit a closing connection.
 KEEP_ALIVE_S = 65
 _RESERVED_FILES = 64  # for workers, files, and connections to the paths below
+_PIPELINED = 16  # requests of a connection before the response to the first is complete
 _PROBES = frozenset({b"/health", b"/ping", b"/metrics"})  # answered on any number of connections
 _WARNING_INTERVAL_S = 60.0
 _CROWDED = error_response(503, "the service has no free connection; try again later", code="too_many_connections")
@@ -84,6 +86,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._cycles: deque[RequestResponseCycle] = deque()  # whose responses are incomplete
         if len(self.connections) > self.table.most:
             self._in_reserve = not self.table.make_room()
         self.table.idle[self] = None
@@ -92,6 +95,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         self.table.idle.pop(self, None)
+        for cycle in self._cycles:  # uvicorn marks the newest alone
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -106,6 +112,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._expect_head()  # data between two requests has ended the keep-alive timeout
 
     def on_response_complete(self) -> None:
+        self._cycles.popleft()
         super().on_response_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
             self.table.idle[self] = None
@@ -138,15 +145,33 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._stop_waiting()
+        if self.transport.is_closing():
+            return
         self.table.idle.pop(self, None)
         self.scope["state"]["abort"] = self.transport.abort  # for clients that do not read
         crowded = self._in_reserve and len(self.connections) > self.table.most
         probes = self.url.partition(b"?")[0] in _PROBES
         self.app = _CROWDED if crowded and not probes else self.config.loaded_app
         super().on_headers_complete()
+        self._cycles.append(self.cycle)
+        if len(self._cycles) > _PIPELINED:
+            self.transport.abort()
+        elif len(self._cycles) > 1:
+            self.flow.resume_reading()  # uvicorn pauses it, which would hide a disconnect from the running request
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        if len(self._cycles) > 1 and self.flow.read_paused:  # a large body waits behind the running request
+            self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Reject invalid HTTP (status 400) or too large headers (status 431), and close the connection."""
+        """Reject invalid HTTP (status 400) or too large headers (status 431), and close the connection.
+
+        While an earlier request of the connection runs, only close it: the answer would be a part of that response.
+        """
+        if self._cycles:
+            self.transport.abort()
+            return
         if self._too_large:
             most = self.limits.header_bytes
             refused = error_response(431, f"the headers exceed the limit of {most} bytes", code="headers_too_large")

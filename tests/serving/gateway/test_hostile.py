@@ -71,3 +71,21 @@ def test_hostile_requests_stop_nobody(name):
         assert refused.status_code == (200 if name in HARMLESS else 400), refused.text[:300]
         assert ("error" in refused.json()) is (name not in HARMLESS)
         assert [answer.status_code for answer in answers] == [200] * 3
+
+
+@pytest.mark.parametrize("depth", [100, 600, 900, 980])
+@pytest.mark.parametrize("place", ["kwargs", "tools", "forced tools", "schema"])
+def test_nested_values_are_accepted_or_refused(depth, place, caplog):
+    """The decoder allows almost a thousand levels, templates and encoders allow fewer."""
+    values = "[" * depth + "]" * depth
+    fields = {
+        "kwargs": f'"chat_template_kwargs":{{"enable_thinking":{values}}}',
+        "tools": tools(f'{{"enum":{values}}}').replace("required", "auto"),
+        "forced tools": tools(f'{{"enum":{values}}}'),
+        "schema": schema(f'{{"enum":{values}}}'),
+    }
+    with running_gateway(ScriptedService(model=served_model(max_model_len=4096)), tokenizer=tool_caller()) as client:
+        body = f'{{"model":"tiny","messages":{json.dumps(HI)},"max_tokens":1,{fields[place]}}}'
+        answer = client.post("/v1/chat/completions", content=body)
+    assert answer.status_code in (200, 400), answer.text[:300]
+    assert caplog.records == []

@@ -28,7 +28,11 @@ def guarded(service):
 
 
 @pytest.mark.parametrize(
-    "header", [None, SECRET, "Bearer wrong", "Basic sk-very-secret", "Bearer", "Bearer sécret".encode()]
+    "header",
+    [
+        *(None, SECRET, "Bearer wrong", "Basic sk-very-secret", "Bearer", "Bearer sécret".encode()),
+        f"Bearer {SECRET}\xa0".encode("latin-1"),
+    ],
 )
 def test_rejects_wrong_and_missing_keys_alike(guarded, header):
     """Wrong and missing keys get the same response on every path under /v1."""

@@ -75,6 +75,14 @@ def test_rejects_unknown_finish_reasons(reason):
         UpstreamChoice(token_ids=[1], finish_reason=reason).outputs(0)
 
 
+def test_ignores_alternatives_without_a_token_id():
+    """The tokenizer of the gateway could not name them."""
+    names = ["token_id:7", "token_id:-1", "token_id:x", "token_id:" + "9" * 30, " POP"]
+    choice = {"token_ids": [7], "logprobs": {"top_logprobs": [dict.fromkeys(names, -1.0)]}}
+    (token,) = read_completion(json.dumps({"choices": [choice]}).encode()).choices[0].outputs(0)
+    assert token.top_logprobs == ((7, -1.0),)
+
+
 def test_every_sampling_field_is_explicit():
     """Requests set every sampling field, because vLLM fills in omitted ones from the model's generation_config.json."""
     fields = asked()

@@ -145,6 +145,9 @@ def test_one_server_for_both_phases(attempt):
         (whole(7), stream(Send(event(error={"message": "KV lost"}))), "d", False),
         (whole(7), stream(chunk(7), chunk(8, finish="abort")), "d", False),
         (whole(7), [Refuse(503)], "d", True),
+        (whole(-7), [], "p", False),
+        (whole(1 << 32), [], "p", False),
+        (whole(7), stream(chunk(7), chunk(-8)), "d", False),
     ],
 )
 def test_errors_lose_the_attempt(attempt, prefill, decode, where, unavailable):

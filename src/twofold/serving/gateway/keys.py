@@ -49,7 +49,7 @@ class KeyRing:
     def find(self, authorization: str) -> ApiKey | None:
         """Return the API key for the header value `Bearer KEY`, or None if it is unknown."""
         scheme, secret = authorization[: len(_SCHEME)], authorization[len(_SCHEME) :]
-        digest = _digest(secret.strip())
+        digest = _digest(secret.strip(" \t"))  # not the other spaces of Unicode
         found = None
         for key in self._keys:  # all of them, in constant time
             if key.matches(digest) and scheme.lower() == _SCHEME:

@@ -202,6 +202,8 @@ def error_response_for(error: Exception) -> Response:
         )
     if isinstance(error, InstanceLostError):
         return error_response(503, str(error) or "the instance that ran the request was lost", code="instance_lost")
+    if isinstance(error, RecursionError):  # in a template or an encoder: the decoder allows almost a thousand levels
+        return error_response(400, "the request is nested too deeply", code="nested_too_deeply")
     logger.error("unexpected error while answering a request", exc_info=error)
     return error_response(500, "unexpected error; see the server's log", code="internal_error")
 

@@ -2,13 +2,15 @@
 outputs. Closing the connection aborts a request.
 """
 
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import aiohttp
 import msgspec
+from msgspec import Meta
 
 from twofold.errors import TwofoldError
 from twofold.request import ConstraintKind, FinishReason, Generation, TokenOutput
@@ -20,7 +22,8 @@ KvParams = Mapping[str, object]
 REMOTE_DECODE: KvParams = {"do_remote_decode": True, "do_remote_prefill": False}
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-_NAMED = "token_id:"
+_NAMED = re.compile(r"token_id:([0-9]{1,9})")
+_TokenId = Annotated[int, Meta(ge=0, lt=1 << 32)]  # as tokenizers take them
 
 CONNECT_S = 5.0
 # Statuses of invalid requests; all other errors are the server's.
@@ -65,7 +68,7 @@ class _Logprobs(msgspec.Struct, frozen=True):
 class UpstreamChoice(msgspec.Struct, frozen=True):
     """Output tokens: all of them in a complete response, or the new ones in one event of a stream."""
 
-    token_ids: list[int] | None = None
+    token_ids: list[_TokenId] | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
 
@@ -200,9 +203,8 @@ def _at(values: Sequence[T | None], place: int) -> T | None:
 
 
 def _top(named: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
-    known = [
-        (int(name.removeprefix(_NAMED)), value) for name, value in (named or {}).items() if name.startswith(_NAMED)
-    ]
+    found = ((_NAMED.fullmatch(name), value) for name, value in (named or {}).items())
+    known = [(int(match[1]), value) for match, value in found if match is not None]
     return tuple(sorted(known, key=lambda each: -each[1]))
 
 

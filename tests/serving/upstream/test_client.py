@@ -10,6 +10,7 @@ from twofold.request import FinishReason, Generation, Request, SamplingParams
 from twofold.serving.upstream.client import (
     REMOTE_DECODE,
     ServerError,
+    UnavailableError,
     UpstreamChoice,
     VllmClient,
     completion_body,
@@ -147,3 +148,35 @@ def test_repeats_a_request_on_a_new_connection_when_an_idle_one_was_closed(strea
 
     assert asyncio.run(answers()) == [[read_completion(STOPPED)]] * 2
     assert len(connections) == 2
+
+
+def test_redirects_are_not_followed():
+    """A redirect would take prompts and the API key to an unknown server."""
+
+    async def scenario():
+        visits = []
+
+        async def elsewhere(reader, writer):
+            visits.append(writer)
+            writer.close()
+
+        async def redirect(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            port = other.sockets[0].getsockname()[1]
+            writer.write(b"HTTP/1.1 307 Temporary Redirect\r\nContent-Length: 0\r\n")
+            writer.write(b"Location: http://127.0.0.1:%d/\r\n\r\n" % port)
+            writer.close()
+
+        async with (
+            await asyncio.start_server(elsewhere, "127.0.0.1", 0) as other,
+            await asyncio.start_server(redirect, "127.0.0.1", 0) as server,
+            aiohttp.ClientSession() as session,
+        ):
+            client = VllmClient(session, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            with pytest.raises(UnavailableError, match="HTTP 307"):
+                await client.complete(b"{}")
+            with pytest.raises(UnavailableError, match="HTTP 307"):
+                await client.check_health(600)
+        return visits
+
+    assert asyncio.run(scenario()) == []

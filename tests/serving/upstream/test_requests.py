@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from support.scripted_endpoint import DONE, Drop, Refuse, Send, endpoint, event
+from support.scripted_endpoint import DONE, Drop, Hang, Refuse, Send, endpoint, event
 from twofold.instance import Role
 from twofold.request import Constraint, ConstraintKind, FinishReason, Generation, Request, SamplingParams
 from twofold.serving.upstream.client import RejectedError, ServerModel, VllmClient
@@ -160,6 +160,26 @@ def test_errors_lose_the_attempt(attempt, prefill, decode, where, unavailable):
 def test_a_disconnect_after_the_last_token_is_ignored(attempt):
     heard, raised, _ = attempt([chunk(7), chunk(8, finish="length"), Drop()], max_tokens=2)
     assert ([token for _, token, _ in heard.tokens], raised) == ([7, 8], None)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [chunk(7), chunk(8), chunk(9), Hang()],
+        [chunk(7, 8, 9, 10), Hang()],
+        [chunk(7), chunk(8), Hang()],
+        [chunk(7), chunk(8), Drop()],
+    ],
+)
+def test_a_server_that_exceeds_max_tokens_is_cut_off(attempt, steps):
+    for scripts in ((steps,), (whole(7), steps)):
+        heard, raised, _ = attempt(*scripts, max_tokens=2)
+        assert ([token for _, token, _ in heard.tokens], heard.finish, raised) == ([7, 8], FinishReason.LENGTH, None)
+
+
+def test_tokens_after_the_last_one_are_ignored(attempt):
+    heard, raised, _ = attempt([chunk(7), chunk(8, finish="stop"), chunk(9), Hang()])
+    assert ([token for _, token, _ in heard.tokens], heard.finish, raised) == ([7, 8], FinishReason.STOP, None)
 
 
 def test_a_rejected_request_is_not_retried(attempt):

@@ -282,6 +282,7 @@ class VllmClient:
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S),
             read_bufsize=_LINE_BYTES,
+            allow_redirects=False,  # only configured servers get requests and the API key
         )
         try:
             try:

@@ -28,7 +28,6 @@ from twofold.serving.upstream.servers import Server
 
 _REQUEST_HEADERS = ("accept", "content-type")
 _RESPONSE_HEADERS = ("content-type", "cache-control", "retry-after")
-_UNAVAILABLE = 500  # and above: another server may answer
 _BYTES_PER_TOKEN = 4  # a guess, for admission only
 
 
@@ -100,7 +99,7 @@ class ServerForwarder:
                 self._on_unavailable(server.instance, str(error))
                 reason = str(error)
                 continue
-            if response.status < _UNAVAILABLE:
+            if _answers(response.status):
                 self._running[server.instance] += 1
                 stack.callback(self._running.subtract, [server.instance])
                 return response
@@ -131,6 +130,11 @@ class ServerForwarder:
         key = "" if arrival.key is None else arrival.key.name
         salt = self._prompt_keys.salt(key, model.cache_salt or "")
         return fields | ({"cache_salt": salt} if salt else {})
+
+
+def _answers(status: int) -> bool:
+    """Return whether a response with this status goes to the client: after another one, the next server may answer."""
+    return 200 <= status < 300 or 400 <= status < 500
 
 
 class _Named(msgspec.Struct, frozen=True):

@@ -129,12 +129,18 @@ class UpstreamRequest:
         try:
             while (event := await self._response(server, anext(events, None))) is not None:
                 now = time.monotonic()
-                for output in self._outputs(server, event, index):
+                outputs = self._outputs(server, event, index)
+                if ended and outputs:
+                    break  # closing the connection aborts a server that goes on after the last token
+                limited = self._limited(outputs, index)
+                for output in limited:
                     if output.index == 0 and first is not None:
                         self._fetched(first, output, requested_s, now)
                     else:
                         self._emit(output, server, requested_s)
                     index, ended = index + 1, output.finish_reason is not None
+                if limited is not outputs:
+                    break
         except AttemptLostError:
             if not ended:
                 raise
@@ -142,6 +148,13 @@ class UpstreamRequest:
             await events.aclose()
         if not ended:
             raise AttemptLostError(server.instance, f"{server.instance} ended the stream before the last token")
+
+    def _limited(self, outputs: list[TokenOutput], index: int) -> list[TokenOutput]:
+        """Return the outputs from `index` on up to the request's last token, which ends it if the server goes on."""
+        last = self._generation.sampling.max_tokens - index - 1
+        if not 0 <= last < len(outputs) or outputs[last].finish_reason is not None:
+            return outputs
+        return [*outputs[:last], msgspec.structs.replace(outputs[last], finish_reason=FinishReason.LENGTH)]
 
     def _fetched(self, first: TokenOutput, again: TokenOutput, requested_s: float, now: float) -> None:
         self.handed_off = True

@@ -112,13 +112,7 @@ def test_rejects_long_messages(client, content):
 
 
 FEW = RequestLimits(
-    body_containers=40,
-    body_values=60,
-    messages=3,
-    tools=1,
-    generations=4,
-    generated_prompt_tokens=8,
-    stop_searches=5,
+    body_containers=40, body_values=60, messages=3, tools=1, generations=4, generated_prompt_tokens=8, stop_searches=5
 )
 HI = {"role": "user", "content": "Hi"}
 PARTS = {"role": "user", "content": [{"type": "text", "text": "Hi"}] * 3}

@@ -154,7 +154,11 @@ def _generation(
 
 def _sampling(gateway: Gateway, fields: GenerationFields, constraint: Constraint | None) -> SamplingParams:
     """Return the sampling parameters of all completions, without their limits and seeds."""
-    vocab_size, given, most = gateway.service.model.vocab_size, fields.stop_token_ids or [], gateway.limits.stop_token_ids
+    vocab_size, given, most = (
+        gateway.service.model.vocab_size,
+        fields.stop_token_ids or [],
+        gateway.limits.stop_token_ids,
+    )
     if len(given) > most:
         raise invalid("stop_token_ids", f"{len(given)} token ids are more than the limit of {most}")
     stop_token_ids = tuple(given)
@@ -253,7 +257,7 @@ def _check_fields(gateway: Gateway, fields: GenerationFields, prompts: int) -> N
     if stops * n * prompts > limits.stop_searches:
         raise invalid(
             "stop",
-            f"{stops} stop strings in {n * prompts} generations are more than the limit of {limits.stop_searches} in all",
+            f"{stops} stop strings in {n * prompts} generations exceed the limit of {limits.stop_searches} in all",
         )
 
 

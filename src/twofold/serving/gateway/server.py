@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import logging
-import os
 import resource
 import socket
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -68,7 +68,7 @@ def connection_limit(files_per_connection: int) -> int:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return sys.maxsize
-    return max(1, (files - len(os.listdir("/dev/fd")) - _RESERVED_FILES) // files_per_connection)
+    return max(1, (files - len(list(Path("/dev/fd").iterdir())) - _RESERVED_FILES) // files_per_connection)
 
 
 class BoundedProtocol(HttpToolsProtocol):

@@ -37,10 +37,7 @@ async def tokenize(gateway: Gateway, request: Request) -> Response:
     if fields.return_token_strs:
         strings = await off_loop(len(token_ids), lambda: list(map(name_of, token_ids)))
     answer = Tokenized(
-        count=len(token_ids),
-        max_model_len=gateway.service.model.max_model_len,
-        tokens=token_ids,
-        token_strs=strings,
+        count=len(token_ids), max_model_len=gateway.service.model.max_model_len, tokens=token_ids, token_strs=strings
     )
     return Response(msgspec.json.encode(answer), media_type="application/json")
 

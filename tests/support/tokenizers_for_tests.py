@@ -93,6 +93,15 @@ def byte_level() -> TextTokenizer:
 
 
 @cache
+def byte_level_with(*tokens: str, special: bool) -> TextTokenizer:
+    """Return a byte-level tokenizer with added tokens, special or not."""
+    tokenizer = _byte_level()
+    added = [AddedToken(token, normalized=False, special=special) for token in tokens]
+    (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
+    return _load(_save(tokenizer, chat_template=CHAT_TEMPLATE))
+
+
+@cache
 def byte_fallback() -> TextTokenizer:
     return _load(byte_fallback_dir())
 

@@ -22,7 +22,7 @@ _COMPILED: Final = 64  # grammars kept for later requests
 _FOLLOWED: Final = 4096  # requests with a kept state; the output of others is followed again from its first token
 _REASON: Final = 300  # characters
 # Without a limit, a model may write white space for ever.
-_WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,32}"
+WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,32}"
 
 
 class GrammarError(TwofoldError):
@@ -117,7 +117,7 @@ def _grammar(constraint: Constraint) -> str:
 
     match constraint.kind:
         case ConstraintKind.JSON:
-            return str(LLMatcher.grammar_from_json_schema(constraint.text, {"whitespace_pattern": _WHITESPACE}))
+            return str(LLMatcher.grammar_from_json_schema(constraint.text, {"whitespace_pattern": WHITESPACE}))
         case ConstraintKind.REGEX:
             return str(LLMatcher.grammar_from_regex(constraint.text))
         case ConstraintKind.CHOICE:

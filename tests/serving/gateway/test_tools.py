@@ -8,8 +8,9 @@ import pytest
 from serving.gateway.test_validation import refused
 from support.running_gateway import running_gateway
 from support.scripted_service import EOS, ScriptedService, served_model
-from support.tokenizers_for_tests import byte_level, tool_caller
+from support.tokenizers_for_tests import byte_level, byte_level_with, tool_caller
 from twofold.engine.grammar import GrammarMatchers, allowed_tokens
+from twofold.errors import RequestError
 from twofold.serving.gateway.schemas import ChatFields, ChosenFunction, FunctionTool, NamedTool, ToolFunction
 from twofold.serving.gateway.tools.families import AUTO, FAMILIES, NONE, PARSERS, AnswerParsers
 from twofold.serving.gateway.tools.forced_calls import forced_calls, template_tools
@@ -167,6 +168,225 @@ class TestForcedCalls:
         assert "get_time" in one.text
         assert "get_weather" not in one.text
         assert none is None
+
+
+ROME, NOTHING = '{"city": "Rome"}', "{}"
+HERMES_ROME = f'<tool_call>\n{{"name": "get_weather", "arguments": {ROME}}}\n</tool_call>'
+LLAMA_ROME = f'{{"name": "get_weather", "parameters": {ROME}}}'
+MISTRAL_ROME = f'{{"name": "get_weather", "arguments": {ROME}}}'
+GLM_ROME = '<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>"Rome"</arg_value>\n</tool_call>'
+BEGIN, SEP, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+ALL_BEGIN, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+V3_ROME = f"{BEGIN}function{SEP}get_weather\n```json\n{ROME}\n```{END}"
+V3_TIME = f"{BEGIN}function{SEP}get_time\n```json\n{NOTHING}\n```{END}"
+V31_ROME, V31_TIME = f"{BEGIN}get_weather{SEP}{ROME}{END}", f"{BEGIN}get_time{SEP}{NOTHING}{END}"
+# One call, and two calls, as the chat templates write them.
+FORMS = {
+    "hermes": (
+        HERMES_ROME,
+        f'{HERMES_ROME}\n<tool_call>\n{{"name": "get_time", "arguments": {NOTHING}}}\n</tool_call>',
+    ),
+    "llama3": (LLAMA_ROME, f'{LLAMA_ROME}; {{"name": "get_time", "parameters": {NOTHING}}}'),
+    "mistral": (
+        f"[TOOL_CALLS] [{MISTRAL_ROME}]",
+        f'[TOOL_CALLS] [{MISTRAL_ROME}, {{"name": "get_time", "arguments": {NOTHING}}}]',
+    ),
+    "mistral-args": (
+        f"[TOOL_CALLS]get_weather[ARGS]{ROME}",
+        f"[TOOL_CALLS]get_weather[ARGS]{ROME}[TOOL_CALLS]get_time[ARGS]{NOTHING}",
+    ),
+    "deepseek": (f"{ALL_BEGIN}{V3_ROME}{ALL_END}", f"{ALL_BEGIN}{V3_ROME}\n{V3_TIME}{ALL_END}"),
+    "deepseek-v31": (f"{ALL_BEGIN}{V31_ROME}{ALL_END}", f"{ALL_BEGIN}{V31_ROME}{V31_TIME}{ALL_END}"),
+    "gpt-oss": (f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{ROME}", None),
+    "glm": (GLM_ROME, f"{GLM_ROME}\n<tool_call>get_time\n</tool_call>"),
+}
+MARKERS = (
+    *("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</think>"),
+    *("[TOOL_CALLS]", "[ARGS]", ALL_BEGIN, ALL_END, BEGIN, SEP, END),
+    *("<|channel|>", "<|constrain|>", "<|message|>", "<|call|>"),
+)
+# Markers are text, tokens, or special tokens of the vocabulary.
+TOKENIZERS = {
+    "text": byte_level,
+    "tokens": lambda: byte_level_with(*MARKERS, special=False),
+    "special": lambda: byte_level_with(*MARKERS, special=True),
+}
+OFFERED = [
+    FunctionTool(function=ToolFunction(name="get_weather", parameters=CITY)),
+    FunctionTool(function=ToolFunction(name="get_time")),
+]
+
+
+class Forced:
+    """The constraint of an answer that must call tools, and how it is read."""
+
+    def __init__(self, family, *, tools=OFFERED, tokenizer=byte_level, ends=(EOS,), reasoning_end=None, **fields):
+        self.family, self.tools, self.tokenizer = FAMILIES[family], tools, tokenizer()
+        fields = ChatFields(model="", messages=[], **{"tool_choice": "required", **fields})
+        self.constraint = forced_calls(fields, tools, self.family, self.tokenizer, reasoning_end).constraint
+        backend = self.tokenizer.backend
+        self._size = backend.get_vocab_size()
+        self._grammars, self._ends = GrammarMatchers(backend.to_str, self._size, ends), set(ends)
+
+    def allowed(self, ids):
+        """Return the tokens that may follow."""
+        mask = self._grammars.allowed("", self.constraint, ids)
+        return set(allowed_tokens(mask, self._size).nonzero()[0])
+
+    def accepts(self, text):
+        """Whether a model may write a text and end there."""
+        ids = self.tokenizer.backend.encode(text, add_special_tokens=False).ids
+        assert self.tokenizer.backend.decode(ids, skip_special_tokens=False) == text
+        if not all(token in self.allowed(ids[:place]) for place, token in enumerate(ids)):
+            return False
+        return self.allowed(ids) >= self._ends
+
+    def calls(self, text, prompt_end=""):
+        """Return the calls of an answer, which has nothing else but reasoning."""
+        parser = MessageParser(self.family.template, prompt_end, template_tools(self.tools))
+        parts = [*map(parser.feed, text), parser.finish()]
+        assert not "".join(part.content for part in parts)
+        return [(call.name, json.loads(call.arguments)) for part in parts for call in part.calls]
+
+
+WEATHER_CALL, TIME_CALL = ("get_weather", {"city": "Rome"}), ("get_time", {})
+
+
+@pytest.mark.parametrize("family", FORMS)
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_the_form_of_each_family_is_forced_and_read(family, tokenizer):
+    one, two = FORMS[family]
+    named = NamedTool(function=ChosenFunction(name="get_weather"))
+    several = Forced(family, tokenizer=TOKENIZERS[tokenizer])
+    single = Forced(family, tokenizer=TOKENIZERS[tokenizer], parallel_tool_calls=False)
+    weather = Forced(family, tokenizer=TOKENIZERS[tokenizer], tools=OFFERED[:1], tool_choice=named)
+    for forced in (several, single, weather):
+        assert forced.accepts(one)
+        assert not forced.accepts(one[:-1])
+        assert not forced.accepts(one.replace("get_weather", "get_whether"))
+        assert not forced.accepts(one.replace("Rome", "Bonn"))
+        assert not forced.accepts(f"Look. {one}")
+        assert not forced.accepts("")
+    assert several.calls(one) == [WEATHER_CALL]
+    if two is not None:
+        assert several.accepts(two)
+        assert several.calls(two) == [WEATHER_CALL, TIME_CALL]
+        assert not single.accepts(two)
+        assert not weather.accepts(two)
+
+
+def test_white_space_in_arguments_is_limited():
+    forced = Forced("hermes")
+    assert forced.accepts(HERMES_ROME.replace(ROME, f"{{{' ' * 32}{ROME[1:]}"))
+    assert not forced.accepts(HERMES_ROME.replace(ROME, f"{{{' ' * 33}{ROME[1:]}"))
+
+
+def test_all_families_with_a_form_are_tested():
+    assert FORMS.keys() == {name for name, family in FAMILIES.items() if family.calls is not None}
+
+
+def test_a_gpt_oss_answer_has_one_call_and_ends_with_any_end_token():
+    backend = TOKENIZERS["special"]().backend
+    call_end, (one, _) = backend.token_to_id("<|call|>"), FORMS["gpt-oss"]
+    ids = backend.encode(one, add_special_tokens=False).ids
+    assert Forced("gpt-oss", tokenizer=TOKENIZERS["special"]).allowed(ids) == {EOS}
+    forced = Forced("gpt-oss", tokenizer=TOKENIZERS["special"], ends=(EOS, call_end))
+    assert forced.accepts(one)
+    assert forced.allowed(ids) == {EOS, call_end}
+    assert call_end not in forced.allowed(ids[:-1])
+    assert forced.calls(f"{one}<|call|>") == [WEATHER_CALL]
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_calls_follow_the_reasoning_that_the_prompt_has_begun(tokenizer):
+    prompt_end, answer = "<｜Assistant｜><think>\n", f"Rome?\nCall <it>.</think>{FORMS['deepseek'][0]}"
+    end = MessageParser(FAMILIES["deepseek"].template, prompt_end, template_tools(OFFERED)).reasoning_end
+    forced = Forced("deepseek", tokenizer=TOKENIZERS[tokenizer], reasoning_end=end)
+    assert forced.accepts(answer)
+    assert forced.calls(answer, prompt_end) == [WEATHER_CALL]
+    assert not forced.accepts(FORMS["deepseek"][0])
+    assert not forced.accepts("Rome?</think>Sunny.")
+
+
+@pytest.mark.parametrize(
+    "prompt_end", ["<｜Assistant｜>", "<｜Assistant｜></think>", "<｜Assistant｜><think></think>", ""]
+)
+def test_calls_come_first_if_the_prompt_has_begun_no_reasoning(prompt_end):
+    parser = MessageParser(FAMILIES["deepseek"].template, prompt_end, template_tools(OFFERED))
+    assert parser.reasoning_end is None
+
+
+TRIP = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "stops": {"type": "array", "items": {"$ref": "#/$defs/stop"}},
+    },
+    "required": ["city"],
+    "$defs": {"stop": {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}},
+}
+
+
+class TestArgumentsInPairs:
+    """GLM writes arguments as pairs of keys and values."""
+
+    def forced(self, parameters, tokenizer="text"):
+        tool = FunctionTool(function=ToolFunction(name="trip", parameters=parameters))
+        return Forced("glm", tools=[tool], tokenizer=TOKENIZERS[tokenizer])
+
+    @pytest.mark.parametrize("line", ["", "\n"])
+    @pytest.mark.parametrize("tokenizer", TOKENIZERS)
+    def test_values_are_json(self, line, tokenizer):
+        def pair(key, value):
+            return f"<arg_key>{key}</arg_key>{line}<arg_value>{value}</arg_value>{line}"
+
+        forced = self.forced(TRIP, tokenizer)
+        city, days, stops = pair("city", '"12"'), pair("days", 2), pair("stops", '[{"at": "a, b:c"}]')
+        answers = {
+            city: {"city": "12"},
+            city + days: {"city": "12", "days": 2},
+            city + stops: {"city": "12", "stops": [{"at": "a, b:c"}]},
+            city + days + stops: {"city": "12", "days": 2, "stops": [{"at": "a, b:c"}]},
+        }
+        for written, arguments in answers.items():
+            answer = f"<tool_call>trip{line}{written}</tool_call>"
+            assert forced.accepts(answer)
+            assert forced.calls(answer) == [("trip", arguments)]
+        wrong = (pair("days", '"2"'), pair("stops", "[{}]"), city)
+        for written in ("", days, pair("city", 1), *(city + each for each in wrong)):
+            assert not forced.accepts(f"<tool_call>trip{line}{written}</tool_call>")
+
+    @pytest.mark.parametrize(
+        "parameters",
+        [
+            {**TRIP, "anyOf": [{"required": ["days"]}]},
+            {**TRIP, "required": ["country"]},
+            {"type": "object", "properties": {"city": False}},
+            {"type": "object", "properties": ["city"]},
+            {"type": "array"},
+        ],
+    )
+    def test_other_schemas_are_refused(self, parameters):
+        with pytest.raises(RequestError, match=r"^tool_choice: calls of trip cannot be forced"):
+            self.forced(parameters)
+
+
+def test_families_without_a_form_cannot_be_forced():
+    with pytest.raises(RequestError, match=r"^tool_choice: calls of this model's family cannot be forced: use auto$"):
+        Forced("gemma")
+
+
+def test_reasoning_and_forced_calls_in_a_chat():
+    asked = service(f"Hm.</think>{CALL}")
+    with running_gateway(asked, tokenizer=tool_caller()) as client:
+        answers = [ask(client, tool_choice="required", reasoning_effort=effort) for effort in ("high", "none")]
+    thought, called = (each.sampling.constraint.text for each in asked.started)
+    assert "</think>" in thought
+    assert "</think>" not in called
+    (choice,) = answers[0].json()["choices"]
+    assert choice["message"]["reasoning_content"] == "Hm."
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["get_weather"]
 
 
 @pytest.mark.parametrize(

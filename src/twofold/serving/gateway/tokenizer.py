@@ -127,7 +127,12 @@ class TextTokenizer:
         self.chat_template = str(tokenizer.chat_template or "")
         self.response_template: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
         added = self.backend.get_added_tokens_decoder()
-        self._special: dict[str, int] = {token.content: token_id for token_id, token in added.items() if token.special}
+        # llguidance takes every added token in angle brackets for a special one, and no text matches those.
+        self._special: dict[str, int] = {
+            token.content: token_id
+            for token_id, token in added.items()
+            if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+        }
         self._template_parameters = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters)
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:

@@ -107,15 +107,15 @@ def _with_format(
         if tools:
             raise unsupported("tools", "the form of this model's tool calls is unknown")
         return spec
+    end = tokenizer.decode(token_ids[-_PROMPT_END:], skip_special_tokens=False)
+    answer = AnswerFormat(template=template, prompt_end=end, tools=template_tools(tools))
     forced = None
     if tools and fields.tool_choice not in (None, "auto"):
         if family is None or not gateway.constrains:
             raise unsupported("tool_choice", "calls cannot be forced here: use auto", code="unsupported_value")
-        forced = forced_calls(fields, tools, family, tokenizer)
+        forced = forced_calls(fields, tools, family, tokenizer, answer.parser().reasoning_end)
     if forced is not None and spec.given is not None:
         raise invalid(spec.given.field, "the output is already constrained by tool_choice")
-    end = tokenizer.decode(token_ids[-_PROMPT_END:], skip_special_tokens=False)
-    answer = AnswerFormat(template=template, prompt_end=end, tools=template_tools(tools))
     return msgspec.structs.replace(spec, given=forced or spec.given, format=answer)
 
 

@@ -18,9 +18,10 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True):
     name: str = '{"name": '
     arguments: str = ', "arguments": '
     end: str = "}"
-    between: str = "\n"
+    between: str | None = "\n"  # None: an answer has one call
     after: str = ""
     quotes: bool = True  # whether the name is a JSON string
+    pairs: bool = False  # whether the arguments are GLM's pairs of keys and values, with line breaks or without
 
 
 class ModelFamily(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +69,7 @@ _GLM = ModelFamily(
             "transform": _call("{name}", "{content}"),
         },
     ),
+    calls=CallFormat(name="<tool_call>", arguments="", end="</tool_call>", quotes=False, pairs=True),
 )
 _LLAMA = ModelFamily(
     marks=("<|start_header_id|>", '"parameters"'),
@@ -114,7 +116,7 @@ _MISTRAL_ARGS = ModelFamily(
     calls=CallFormat(name="[TOOL_CALLS]", arguments="[ARGS]", end="", between="", quotes=False),
 )
 _DEEPSEEK = ModelFamily(
-    marks=("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
+    marks=("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "```json"),
     template=_template(
         "<｜Assistant｜>",
         {
@@ -125,6 +127,27 @@ _DEEPSEEK = ModelFamily(
             "transform": _call("{name}", "{content}"),
         },
         ends="<｜tool▁calls▁end｜>",
+    ),
+    calls=CallFormat(
+        before="<｜tool▁calls▁begin｜>",
+        name="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        arguments="\n```json\n",
+        end="\n```<｜tool▁call▁end｜>",
+        after="<｜tool▁calls▁end｜>",
+        quotes=False,
+    ),
+)
+_DEEPSEEK_V31 = ModelFamily(
+    marks=("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
+    template=_DEEPSEEK.template,  # reads both forms
+    calls=CallFormat(
+        before="<｜tool▁calls▁begin｜>",
+        name="<｜tool▁call▁begin｜>",
+        arguments="<｜tool▁sep｜>",
+        end="<｜tool▁call▁end｜>",
+        between="",
+        after="<｜tool▁calls▁end｜>",
+        quotes=False,
     ),
 )
 _GEMMA = ModelFamily(
@@ -167,6 +190,14 @@ _GPT_OSS = ModelFamily(
             },
         },
     },
+    # <|call|> ends the generation: it is no part of the form.
+    calls=CallFormat(
+        name="<|channel|>commentary to=functions.",
+        arguments=" <|constrain|>json<|message|>",
+        end="",
+        between=None,
+        quotes=False,
+    ),
 )
 
 # The first family all of whose marks are in a chat template is taken.
@@ -176,6 +207,7 @@ FAMILIES = {
     "mistral-args": _MISTRAL_ARGS,
     "mistral": _MISTRAL,
     "deepseek": _DEEPSEEK,
+    "deepseek-v31": _DEEPSEEK_V31,
     "gpt-oss": _GPT_OSS,
     "llama3": _LLAMA,
     "gemma": _GEMMA,
@@ -196,7 +228,8 @@ PARSERS = {
     "hermes": "Hermes, Qwen",
     "mistral-args": "Mistral with [ARGS]",
     "mistral": "Mistral with a list of calls",
-    "deepseek": "DeepSeek",
+    "deepseek": "DeepSeek V3, R1",
+    "deepseek-v31": "DeepSeek V3.1",
     "gpt-oss": "gpt-oss",
     "llama3": "Llama 3",
     "gemma": "FunctionGemma",

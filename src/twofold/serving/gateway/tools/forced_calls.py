@@ -1,8 +1,12 @@
 """Tools of a chat request: their form in a chat template, and constraints that force a model to call them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Literal
 
+import msgspec
+
+from twofold.engine.grammar import WHITESPACE
 from twofold.request import Constraint, ConstraintKind
 from twofold.serving.gateway.schemas import ChatFields, FunctionTool, NamedTool, invalid, unsupported
 from twofold.serving.gateway.structured import GivenConstraint
@@ -10,6 +14,9 @@ from twofold.serving.gateway.tokenizer import TextTokenizer
 from twofold.serving.gateway.tools.families import CallFormat, Json, ModelFamily
 
 _NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
+# Parts of Lark grammars.
+_ANY: Final = "/(?s:.*)/"
+_LINE: Final = r'"\n"?'
 
 
 def offered_tools(fields: ChatFields) -> list[FunctionTool]:
@@ -42,11 +49,16 @@ def template_tools(tools: Sequence[FunctionTool]) -> list[Json]:
 
 
 def forced_calls(
-    fields: ChatFields, tools: Sequence[FunctionTool], family: ModelFamily, tokenizer: TextTokenizer
+    fields: ChatFields,
+    tools: Sequence[FunctionTool],
+    family: ModelFamily,
+    tokenizer: TextTokenizer,
+    reasoning_end: str | None = None,
 ) -> GivenConstraint | None:
     """Return the constraint of an answer that must call tools; None if it need not.
 
-    Raises RequestError if the family's calls cannot be forced.
+    The text `reasoning_end` ends the reasoning with which the answer begins; None if the answer begins with calls.
+    Raises RequestError if the family's calls, or calls of one of the tools, cannot be forced.
     """
     named = isinstance(fields.tool_choice, NamedTool)
     if not named and fields.tool_choice != "required":
@@ -56,29 +68,79 @@ def forced_calls(
             "tool_choice", "calls of this model's family cannot be forced: use auto", code="unsupported_value"
         )
     several = not named and fields.parallel_tool_calls is not False
-    return GivenConstraint(
-        "tool_choice", Constraint(ConstraintKind.LARK, _grammar(family.calls, tools, tokenizer, several))
-    )
+    grammar = _grammar(family.calls, tools, tokenizer, several, reasoning_end)
+    return GivenConstraint("tool_choice", Constraint(ConstraintKind.LARK, grammar))
 
 
-def _grammar(form: CallFormat, tools: Sequence[FunctionTool], tokenizer: TextTokenizer, several: bool) -> str:
+def _grammar(
+    form: CallFormat, tools: Sequence[FunctionTool], tokenizer: TextTokenizer, several: bool, reasoning_end: str | None
+) -> str:
     """Return a Lark grammar of one or several calls in the form of a family."""
 
     def text(literal: str) -> str:
         return " ".join(map(_terminal, tokenizer.special_parts(literal)))
 
-    repeated = f"call ({text(form.between)} call)*" if several else "call"
+    between = None if form.between is None else _LINE if form.pairs else text(form.between)
+    repeated = "call" if between is None or not several else f"call ({between} call)*"
+    begin = "" if reasoning_end is None else "reasoning"
     lines = [
-        f"start: {text(form.before)} {repeated} {text(form.after)}",
+        f"start: {begin} {text(form.before)} {repeated} {text(form.after)}",
         f"call: {' | '.join(f'call{number}' for number in range(len(tools)))}",
     ]
+    if reasoning_end is not None:
+        end = text(reasoning_end)
+        is_text = end == json.dumps(reasoning_end)
+        lines.append(f"reasoning[suffix={end}]: {_ANY}" if is_text else f"reasoning: {_ANY} {end}")
     for number, tool in enumerate(tools):
         name = json.dumps(tool.function.name) if form.quotes else tool.function.name
-        schema = json.dumps(tool.function.parameters or _NO_ARGUMENTS)
-        begin = text(f"{form.name}{name}{form.arguments}")
-        lines.append(f"call{number}: {begin} arguments{number} {text(form.end)}")
-        lines.append(f"arguments{number}: %json {schema}")
+        schema = tool.function.parameters or _NO_ARGUMENTS
+        head = text(f"{form.name}{name}{form.arguments}")
+        lines.append(f"call{number}: {head} arguments{number} {text(form.end)}")
+        if form.pairs:
+            lines.extend(_pairs(f"arguments{number}", tool.function.name, schema, text))
+        else:
+            lines.append(f"arguments{number}: {_json(schema)}")
     return "\n".join(lines)
+
+
+class _PairedParameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """JSON schema of arguments that can be written as pairs. Additional properties are never written."""
+
+    type: Literal["object"] = "object"
+    properties: dict[str, Json] = {}
+    required: list[str] = []
+    additional: object = msgspec.field(name="additionalProperties", default=None)
+    defs: Json = msgspec.field(name="$defs", default={})
+    definitions: Json = {}
+    schema: str = msgspec.field(name="$schema", default="")
+    title: str = ""
+    description: str = ""
+
+
+def _pairs(rule: str, tool: str, schema: Json, text: Callable[[str], str]) -> Iterator[str]:
+    """Yield the rules of arguments as pairs of keys and values, in the order of the schema. Strings are JSON, too."""
+    try:
+        parameters = msgspec.convert(schema, _PairedParameters)
+    except msgspec.ValidationError as error:
+        raise invalid("tool_choice", f"calls of {tool} cannot be forced with this model: {error}") from error
+    unknown = sorted(set(parameters.required) - set(parameters.properties))
+    if unknown:
+        raise invalid("tool_choice", f"calls of {tool} cannot be forced: it requires {unknown[0]}, an unknown property")
+    shared = {"$defs": parameters.defs, "definitions": parameters.definitions}
+    pairs = [
+        f"{rule}_{number}" if key in parameters.required else f"{rule}_{number}?"
+        for number, key in enumerate(parameters.properties)
+    ]
+    yield f"{rule}: {_LINE} {' '.join(pairs)}"
+    for number, (key, value) in enumerate(parameters.properties.items()):
+        head = f"{text(f'<arg_key>{key}</arg_key>')} {_LINE} {text('<arg_value>')}"
+        yield f"{rule}_{number}: {head} {rule}_{number}_value {text('</arg_value>')} {_LINE}"
+        yield f"{rule}_{number}_value: {_json(shared | value)}"
+
+
+def _json(schema: Json) -> str:
+    limited = schema | {"x-guidance": {"whitespace_pattern": WHITESPACE}}
+    return f"%json {json.dumps(limited)}"
 
 
 def _terminal(part: str | int) -> str:

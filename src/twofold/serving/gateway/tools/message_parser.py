@@ -60,6 +60,15 @@ class MessageParser:
         self._gap = ""  # white space after a call, held back
         self.calls = 0
 
+    @property
+    def reasoning_end(self) -> str | None:
+        """The text that ends the reasoning that the prompt has begun; None if it has begun none."""
+        last = self._parser.initial_events[-1:]
+        if not last or last[0]["field"] != "reasoning_content" or last[0]["type"] == "region_close":
+            return None
+        close: str | list[str] | None = self._template["fields"]["reasoning_content"].get("close")
+        return close[0] if isinstance(close, list) else close
+
     def feed(self, text: str) -> Parts:
         """Add a piece of text, and return what it adds."""
         # After an error, the parser has no events of the same text, so the end of a call is the end of a piece.

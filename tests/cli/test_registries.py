@@ -25,7 +25,7 @@ from twofold.scheduling.cluster.scheduler import HANDOFF_POLICIES
 from twofold.scheduling.routers import CELL_ROUTERS, LIVE_ROUTERS, ROUTERS
 from twofold.transport.registry import DEFAULT_TRANSPORT, TRANSPORTS, check_transport
 from twofold.workload.distributions import ARRIVALS
-from twofold.workload.trace import FORMATS, write_trace
+from twofold.workload.trace import FORMATS, WRITABLE, write_trace
 
 DEFAULT_ENGINE = "torch"
 PROMPTS = [[7] * (20 + 300 * number) for number in range(6)]
@@ -145,9 +145,16 @@ def test_own_loads_are_simulated(completed, cluster_file, own_load):
     assert completed("--cluster", cluster, "--controllers", 2, "--own-load", own_load) == 6
 
 
-@pytest.mark.parametrize("trace_format", FORMATS)
+@pytest.mark.parametrize("trace_format", WRITABLE)
 def test_trace_formats_are_simulated(completed, trace_format):
     assert completed("--cluster", "2xh100", "--model", "opt-13b", trace_format=trace_format) == 6
+
+
+def test_session_files_of_aiperf_are_simulated(twofold, tmp_path):
+    path = tmp_path / "sessions.jsonl"
+    path.write_text('{"session_id": "a", "input_length": 60, "output_length": 9, "delay": 1000}\n' * 6)
+    ended = twofold("simulate", path, "--cluster", "2xh100", "--model", "opt-13b", "--json")
+    assert json.loads(ended.out)["counts"]["completed"] == 6, ended.err
 
 
 @pytest.mark.parametrize("arrival", ARRIVALS)

@@ -16,7 +16,8 @@ SPLITWISE = (
     "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n7,2,0,0.25,1,1787,6\n"
 )
 TWOFOLD = '{"id":"a","arrival_s":0.5,"prompt_tokens":3,"output_tokens":2,"prefix_blocks":[9]}\n'
-EXAMPLES = {"azure": AZURE, "mooncake": MOONCAKE, "splitwise": SPLITWISE, "twofold": TWOFOLD}
+AIPERF = '{"session_id": "a", "timestamp": 5, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]}\n'
+EXAMPLES = {"aiperf": AIPERF, "azure": AZURE, "mooncake": MOONCAKE, "splitwise": SPLITWISE, "twofold": TWOFOLD}
 
 
 @pytest.fixture
@@ -143,7 +144,7 @@ def test_bad_line_is_reported_with_number_and_reason(write, content, expected):
 
 def test_unknown_content_names_the_known_formats(write):
     message = complaint(write("name,age\nx,3\n"))
-    assert message.startswith(":1: no known trace format begins like this (azure: TIMESTAMP, ContextTokens")
+    assert message.startswith(":1: no known trace format begins like this (aiperf: session_id, input_length")
 
 
 def test_wrong_explicit_format_reports_missing_columns(write):
@@ -159,7 +160,7 @@ def test_rejects_missing_files_directories_and_unknown_formats_immediately(tmp_p
         open_trace(tmp_path)
     with pytest.raises(WorkloadError, match="cannot be opened"):
         open_trace("x" * 5000)
-    with pytest.raises(ConfigurationError, match="'csv' is not one of azure, mooncake, splitwise, twofold"):
+    with pytest.raises(ConfigurationError, match="'csv' is not one of aiperf, azure, mooncake, splitwise, twofold"):
         open_trace(__file__, "csv")
 
 

@@ -23,13 +23,13 @@ from twofold.workload.rescale import fit_lengths
 from twofold.workload.rows import ReadNotes, require_file
 from twofold.workload.source import Replay, generate
 from twofold.workload.summary import LengthSummary, TraceSummary, summarise
-from twofold.workload.trace import FORMATS, detect_format, find_format, open_trace, write_trace
+from twofold.workload.trace import FORMATS, WRITABLE, detect_format, find_format, open_trace, write_trace
 
 _CAPACITIES: Final = (1_000, 3_000, 10_000, 30_000, 100_000)  # blocks
 _FORMATS: Final = ", ".join(FORMATS)
 _HEADINGS: Final = ("", "min", "mean", "P50", "P90", "P99", "max", "total")
 
-TARGET_FORMAT: Final = Flag(f"Format to write: {_FORMATS}; twofold loses nothing.")
+TARGET_FORMAT: Final = Flag(f"Format to write: {', '.join(WRITABLE)}; twofold loses nothing.")
 
 
 class TraceSettings(Settings):

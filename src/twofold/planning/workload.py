@@ -104,7 +104,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
         Times are scaled by a single factor, so that parts keep the bursts of the trace and its busy and quiet times.
         """
         own = mean_rate(self.trace) or rate
-        require(math.isfinite(own), "all requests arrive at the same time, so they have no rate")
+        require(math.isfinite(own), "all requests arrive at the same time, so they have no rate: generate new arrivals")
         part = self._blocks(own) if self.draw else self._busy(own, duration_s * rate / own)
         return [replace(request, arrival_s=request.arrival_s * own / rate) for request in part]
 

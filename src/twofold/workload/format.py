@@ -19,15 +19,15 @@ MAX_TOKENS = 2**31 - 1  # larger numbers in a trace are errors
 class TraceFormat:
     """A trace format: how to detect, read and write it.
 
-    `keys` are its required csv columns or JSON keys. `encode` formats a request as one line. `resolution_s` is the
-    resolution of written arrival times (0: exact).
+    `keys` are its required csv columns or JSON keys. `encode` formats a request as one line, or is None if the
+    format is only read. `resolution_s` is the resolution of written arrival times (0: exact).
     """
 
     name: str
     keys: tuple[str, ...]
     suffix: str
     read: Callable[[Lines], Iterator[Request]]
-    encode: Callable[[int, Request], str]
+    encode: Callable[[int, Request], str] | None
     header: str | None = None
     keeps_ids: bool = False
     keeps_prefix_blocks: bool = False

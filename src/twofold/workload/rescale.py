@@ -44,13 +44,24 @@ def to_rate(reopen: Callable[[], Iterator[Request]], rate: float) -> Iterator[Re
     current = mean_rate(reopen())
     if current is None:
         return reopen()
-    require(math.isfinite(current), "all requests arrive at the same time, so they cannot be scaled to a rate")
+    require(
+        math.isfinite(current),
+        "all requests arrive at the same time, so they cannot be scaled to a rate: generate new arrivals",
+    )
     return scale_rate(reopen(), rate / current)
 
 
 def retime(requests: Iterable[Request], times_s: Iterable[float]) -> Iterator[Request]:
-    """Replace the arrival times by `times_s`, in order."""
-    return (replace(request, arrival_s=time) for request, time in zip(requests, times_s, strict=False))
+    """Replace the arrival times by `times_s`, in order. Later turns of a session arrive no earlier than the request
+    before them, so that think times determine their pace.
+    """
+    begun, latest_s = set[str](), 0.0
+    for request, time_s in zip(requests, times_s, strict=False):
+        if request.session not in begun:
+            latest_s = time_s
+        if request.session:
+            begun.add(request.session)
+        yield replace(request, arrival_s=latest_s)
 
 
 def window(requests: Iterable[Request], start_s: float, duration_s: float | None = None) -> Iterator[Request]:

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from twofold.errors import ConfigurationError, WorkloadError, require
 from twofold.request import Request
+from twofold.workload.aiperf import AIPERF, TEXT_KEYS
 from twofold.workload.azure import AZURE
 from twofold.workload.format import TraceFormat
 from twofold.workload.mooncake import MOONCAKE
@@ -18,7 +19,14 @@ from twofold.workload.native import TWOFOLD
 from twofold.workload.rows import ReadNotes, csv_fields, json_keys, open_lines, require_file
 from twofold.workload.splitwise import SPLITWISE
 
-FORMATS: dict[str, TraceFormat] = {"azure": AZURE, "mooncake": MOONCAKE, "splitwise": SPLITWISE, "twofold": TWOFOLD}
+FORMATS: dict[str, TraceFormat] = {
+    "aiperf": AIPERF,  # before mooncake, whose keys its lines may have
+    "azure": AZURE,
+    "mooncake": MOONCAKE,
+    "splitwise": SPLITWISE,
+    "twofold": TWOFOLD,
+}
+WRITABLE: Final = tuple(name for name, known in FORMATS.items() if known.encode is not None)
 
 
 def open_trace(path: str | Path, format_name: str | None = None, notes: ReadNotes | None = None) -> Iterator[Request]:
@@ -50,6 +58,10 @@ def detect_format(path: str | Path) -> TraceFormat:
         for candidate in FORMATS.values():
             if set(candidate.keys) <= set(found):
                 return candidate
+        if is_json and (texts := sorted(TEXT_KEYS & set(found))):
+            raise lines.error(
+                f"{texts[0]} has no length in tokens: AIPerf files are read if each line has {', '.join(AIPERF.keys)}"
+            )
         raise lines.error(_mismatch(set(found), "key" if is_json else "column"))
 
 
@@ -106,6 +118,8 @@ def write_trace(requests: Iterable[Request], path: str | Path, target: TraceForm
 
     Raises ConfigurationError if the path is not writable or the format cannot represent a request.
     """
+    if target.encode is None:
+        raise ConfigurationError(f"the {target.name} format is only read: write {' or '.join(WRITABLE)} instead")
     written = WriteResult()
     with _atomic_file(Path(path)) as file:
         if target.header is not None:

@@ -66,7 +66,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "tools": {"tools": [TOOL], "tool_choice": "required"},
 }
 TEMPERATURES = (0.0, 0.8)
-TOKENS = 96
 KILLED_AFTER = 4  # tokens
 MESSAGES = [{"role": "user", "content": "Which cities in Europe should I visit, and why?"}]
 
@@ -83,15 +82,15 @@ class Answer(msgspec.Struct, frozen=True):
 class Service:
     """Client of a running service."""
 
-    def __init__(self, process: ServedProcess, session: aiohttp.ClientSession) -> None:
-        self._process, self._session = process, session
+    def __init__(self, process: ServedProcess, session: aiohttp.ClientSession, tokens: int) -> None:
+        self._process, self._session, self._tokens = process, session, tokens
 
     async def answer(self, kind: str, temperature: float, *, kill: bool) -> Answer:
         """Stream the answer to one request. With `kill`, kill the decode worker after a few tokens."""
         body = {
             "model": "model",
             "messages": MESSAGES,
-            "max_tokens": TOKENS,
+            "max_tokens": self._tokens,
             "temperature": temperature,
             "seed": 11,
             "stream": True,
@@ -128,11 +127,11 @@ class Service:
                 os.kill(child.pid, signal.SIGKILL)
 
 
-async def answers(process: ServedProcess, *, kill: bool) -> tuple[dict[tuple[str, float], Answer], int]:
+async def answers(process: ServedProcess, tokens: int, *, kill: bool) -> tuple[dict[tuple[str, float], Answer], int]:
     """Return the answer to each request, and the number of requests that were replayed."""
     found = dict[tuple[str, float], Answer]()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
-        service = Service(process, session)
+        service = Service(process, session, tokens)
         before = service.replays
         for kind in KINDS:
             for temperature in TEMPERATURES:
@@ -140,15 +139,15 @@ async def answers(process: ServedProcess, *, kill: bool) -> tuple[dict[tuple[str
         return found, service.replays - before
 
 
-def compare(model: Path, flags: Sequence[str]) -> tuple[Table, list[str]]:
+def compare(model: Path, flags: Sequence[str], tokens: int) -> tuple[Table, list[str]]:
     """Run all ways of serving a model. Return a table, and what is wrong."""
     ways: dict[str, tuple[dict[tuple[str, float], Answer], int]] = {}
     flags = [*flags, "--served-model-name", "model", "--dtype", "float32", "--max-restart-delay", "1"]
     with served_process(model, [*flags, "--colocated", "1"]) as process:
-        ways["colocated"] = asyncio.run(answers(process, kill=False))
+        ways["colocated"] = asyncio.run(answers(process, tokens, kill=False))
     with served_process(model, [*flags, "--prefill", "1", "--decode", "1"]) as process:
-        ways["split"] = asyncio.run(answers(process, kill=False))
-        ways["killed"] = asyncio.run(answers(process, kill=True))
+        ways["split"] = asyncio.run(answers(process, tokens, kill=False))
+        ways["killed"] = asyncio.run(answers(process, tokens, kill=True))
     table = Table("kind", "tokens, greedy", "tokens, sampled", *ways, title=model.name)
     wrong: list[str] = []
     reference = ways["colocated"][0]
@@ -183,11 +182,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", help=f"model directories, or {', '.join(PACKAGED)}")
     parser.add_argument("--engine", choices=("torch", "vllm"), default="torch")
+    parser.add_argument("--tokens", type=int, default=96, help="longest output")
     given = parser.parse_args()
     console, wrong = Console(), list[str]()
     for name in given.models:
         model = get_packaged(name) if name in PACKAGED else Path(name)
-        table, found = compare(model, ["--engine", given.engine])
+        table, found = compare(model, ["--engine", given.engine], given.tokens)
         console.print(table)
         wrong += found
     for each in wrong:

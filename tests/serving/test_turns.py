@@ -123,5 +123,5 @@ def test_a_turn_fetches_the_output_of_a_decode_worker_on_another_host(tiny_model
         prompts, answers, cached = converse(url, "far", 3, kept, **GREEDY)
         assert answers == greedy_outputs(model, prompts, ANSWER)
         assert cached == [0, *(reusable(len(prompt) + ANSWER) for prompt in prompts[:-1])]
-        assert moved(url, "peer_read", "home") > 0
+        until(lambda: moved(url, "peer_read", "home") > 0)
         assert asyncio.run(all_blocks_free(url))

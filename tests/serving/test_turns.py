@@ -1,20 +1,17 @@
 """A turn of a conversation computes only its new tokens: the KV of earlier answers is cached too."""
 
 import asyncio
-from pathlib import Path
 
 import aiohttp
 import pytest
 
 from support.api_client import all_blocks_free, complete_cached, metric
 from support.flags import ENGINE, SPLIT
-from support.joined_service import joined_service
 from support.reference import greedy_outputs
 from support.running_service import running_service
-from support.stored_prompts import BLOCK, kill, moved, stored, tokens
+from support.stored_prompts import BLOCK, kill, moved, tokens
 from support.waiting import until
 
-FETCHING = Path(__file__).parents[2] / "bench" / "mooncake" / "serve_fetching.py"
 STORE = ("--kv-store-dram", "16MiB", "--kv-checksums")
 ANSWER = 40
 GREEDY = {"max_tokens": ANSWER, "temperature": 0, "ignore_eos": True}
@@ -108,20 +105,4 @@ def test_a_replay_finds_the_output_of_a_killed_decode_worker(tiny_model_dir):
         assert made == expected
         assert metric(url, "request_replays_total") == 1
         assert moved(url, "loaded") >= 8, "blocks of the output that the killed worker had stored"
-        assert asyncio.run(all_blocks_free(url))
-
-
-def test_a_turn_fetches_the_output_of_a_decode_worker_on_another_host(tiny_model_dir, tmp_path):
-    """Prefill here finds the prompt in its own memory and the answer in the store of the host that decodes."""
-    model, here, there = tiny_model_dir("llama"), ("--prefill", "1", *STORE), ("--decode", "1", *STORE)
-    with joined_service(model, tmp_path, *here, there=there, program=FETCHING) as joined:
-        url = joined.url
-
-        def kept(blocks):
-            until(lambda: stored(url, "home") + stored(url, "other") >= blocks)
-
-        prompts, answers, cached = converse(url, "far", 3, kept, **GREEDY)
-        assert answers == greedy_outputs(model, prompts, ANSWER)
-        assert cached == [0, *(reusable(len(prompt) + ANSWER) for prompt in prompts[:-1])]
-        until(lambda: moved(url, "peer_read", "home") > 0)
         assert asyncio.run(all_blocks_free(url))

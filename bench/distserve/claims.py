@@ -80,7 +80,7 @@ APPLICATIONS = (
 
 
 def spread(one: Application, variation: float, folder: Path) -> Application:
-    """Return an application whose prompts have another coefficient of variation; figure 1 has equal prompts."""
+    """Return an application with the given coefficient of variation of the prompts; figure 1 has equal prompts."""
     if not one.workload.startswith("distserve"):
         return one
     trace = folder / f"{one.name}.jsonl"

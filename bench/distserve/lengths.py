@@ -58,7 +58,7 @@ def _cut(mean: float, variation: float, shares: list[float]) -> list[float]:
 
 
 def with_spread(name: str, variation: float) -> Iterator[Request]:
-    """Yield requests of an application, one a second, whose prompts have another coefficient of variation."""
+    """Yield requests of an application, one a second, with the given coefficient of variation of the prompts."""
     (one,) = (each for each in APPLICATIONS if each.name == name)
     shares = [step / STEPS for step in range(STEPS + 1)]
     prompts, outputs = quantiles(one.prompt[0], variation, shares), quantiles(*one.output, shares)

@@ -20,7 +20,7 @@ from twofold.workload.rows import ReadNotes, csv_fields, json_keys, open_lines, 
 from twofold.workload.splitwise import SPLITWISE
 
 FORMATS: dict[str, TraceFormat] = {
-    "aiperf": AIPERF,  # before mooncake, whose keys its lines may have
+    "aiperf": AIPERF,  # before mooncake: its lines may have the keys of both
     "azure": AZURE,
     "mooncake": MOONCAKE,
     "splitwise": SPLITWISE,

@@ -84,9 +84,7 @@ def test_a_client_disconnect_ends_the_request_on_the_server(route, behind):
 
 
 def test_streams_move_from_a_hung_server(routes, behind):
-    """A hung server changes no output, also none that depends on its own tokens. It gets requests again after it
-    recovers.
-    """
+    """A hung server changes no output, even of requests with penalties. It gets requests again after it recovers."""
     route = routes(10)
     (whole,) = alone(behind[0][1], [PROMPT], max_tokens=300)
     (penalized,) = alone(behind[0][1], [PROMPT], max_tokens=300, **PENALTY)

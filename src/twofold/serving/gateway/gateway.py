@@ -16,7 +16,7 @@ from twofold.errors import RequestError, UnsupportedError
 from twofold.serving.controller.service import Service
 from twofold.serving.gateway.middleware import Arrival
 from twofold.serving.gateway.response_store import ResponseStore
-from twofold.serving.gateway.schemas import invalid
+from twofold.serving.gateway.schemas import check_served, invalid
 from twofold.serving.gateway.tokenizer import TextTokenizer
 from twofold.serving.gateway.tools.families import BY_CHECKPOINT, AnswerParsers
 
@@ -154,9 +154,7 @@ class Gateway:
 
     def check_model(self, name: str) -> None:
         """Raise RequestError (404) unless `name` is the served model."""
-        served = self.service.model.name
-        if name != served:
-            raise invalid("model", f"{name!r} is not served here; use {served!r}", status=404, code="model_not_found")
+        check_served(name, self.service.model.name)
 
     def require_tokenizer(self, field: str) -> TextTokenizer:
         """Return the tokenizer. Raises RequestError if the model has no tokenizer."""

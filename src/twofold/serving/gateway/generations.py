@@ -129,7 +129,7 @@ def plan(
 def _generation(
     spec: ResponseSpec, fields: GenerationFields, index: int, token_ids: list[int], sampling: SamplingParams
 ) -> Generation:
-    key = "" if spec.arrival.key is None else spec.arrival.key.name
+    key = spec.arrival.key_name
     request = Request(
         # Clients may reuse request ids, so the generation's id has a random suffix.
         id=f"{spec.id}-{index}-{secrets.token_hex(16)}",
@@ -154,14 +154,10 @@ def _generation(
 
 def _sampling(gateway: Gateway, fields: GenerationFields, constraint: Constraint | None) -> SamplingParams:
     """Return the sampling parameters of all completions, without their limits and seeds."""
-    vocab_size, given, most = (
-        gateway.service.model.vocab_size,
-        fields.stop_token_ids or [],
-        gateway.limits.stop_token_ids,
-    )
+    given, most = fields.stop_token_ids or [], gateway.limits.stop_token_ids
     if len(given) > most:
         raise invalid("stop_token_ids", f"{len(given)} token ids are more than the limit of {most}")
-    stop_token_ids = tuple(given)
+    vocab_size, stop_token_ids = gateway.service.model.vocab_size, tuple(given)
     if max(stop_token_ids, default=0) >= vocab_size:
         raise invalid("stop_token_ids", f"{max(stop_token_ids)} is not in the vocabulary of {vocab_size} tokens")
     bad_words = _bad_words(fields, gateway.limits)

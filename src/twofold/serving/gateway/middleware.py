@@ -25,6 +25,11 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     key: ApiKey | None
 
+    @property
+    def key_name(self) -> str:
+        """Name of the API key; empty without keys."""
+        return "" if self.key is None else self.key.name
+
 
 class RequestMiddleware:
     """ASGI middleware of the gateway: sets request ids, checks API keys and converts exceptions to error

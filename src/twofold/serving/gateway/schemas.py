@@ -23,6 +23,12 @@ def unsupported(field: str, reason: str, *, code: str = "unsupported_parameter")
     return UnsupportedError(f"{field}: {reason}", param=field, code=code)
 
 
+def check_served(name: str, served: str) -> None:
+    """Raise RequestError (404) unless a request names the served model."""
+    if name != served:
+        raise invalid("model", f"{name!r} is not served here; use {served!r}", status=404, code="model_not_found")
+
+
 # Unsupported fields, with the values besides null that have no effect on the answer. They are decoded to reject others.
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": (),

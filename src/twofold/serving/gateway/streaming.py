@@ -52,9 +52,9 @@ async def unless_disconnected(receive: Receive, work: Coroutine[None, None, T]) 
 
 
 async def send_until(deadline_s: float, scope: Scope, receive: Receive, sending: Coroutine[None, None, None]) -> None:
-    """Await `sending`, which ends by itself at the deadline unless its client does not read.
+    """Await `sending`, which ends at the deadline if its client reads.
 
-    Then cancel it and abort the connection. Raises ClientDisconnect.
+    Otherwise cancel it then, and abort the connection. Raises ClientDisconnect.
     """
     timeout = asyncio.timeout(max(0.0, deadline_s - time.monotonic()) + LAST_SEND_S)
     try:

@@ -274,7 +274,7 @@ class VllmClient:
     async def response(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float | None = None
     ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
-        """Send a request and yield the response, whatever its status. Raises UnavailableError."""
+        """Send a request and yield the response with any status. Raises UnavailableError."""
         request = partial(
             self._session.request,
             *(method, self.url + path),

@@ -21,6 +21,7 @@ from twofold.serving.controller.live_request import deadline_error
 from twofold.serving.controller.requests import LiveRequests
 from twofold.serving.gateway.middleware import Arrival
 from twofold.serving.gateway.responses import error_response_for
+from twofold.serving.gateway.schemas import check_served
 from twofold.serving.gateway.streaming import send_until
 from twofold.serving.upstream.client import UnavailableError
 from twofold.serving.upstream.forecast import UpstreamPromptKeys
@@ -34,7 +35,7 @@ _BYTES_PER_TOKEN = 4  # a guess, for admission only
 class ServerForwarder:
     """Sends whole requests to the server with the fewest requests, within the limits of admission control.
 
-    Nothing is known of the state of such a request, so another server gets it only while no answer has begun.
+    The gateway does not see the output of such a request, so it tries another server only before an answer has begun.
     """
 
     def __init__(
@@ -74,11 +75,10 @@ class ServerForwarder:
         # Clients may reuse request ids.
         request_id = f"{arrival.request_id}-{secrets.token_hex(8)}"
         admitted = Request(id=request_id, arrival_s=arrival.monotonic_s, prompt_tokens=length, output_tokens=1)
-        key = "" if arrival.key is None else arrival.key.name
         try:
             async with (
                 asyncio.timeout_at(asyncio.get_running_loop().time() + deadline_s - time.monotonic()),
-                self._requests.forwarding(QueuedRequest(admitted, key, deadline_s=deadline_s)),
+                self._requests.forwarding(QueuedRequest(admitted, arrival.key_name, deadline_s=deadline_s)),
                 AsyncExitStack() as stack,
             ):
                 yield await self._first_response(request, body, fields, stack)
@@ -120,15 +120,9 @@ class ServerForwarder:
             model = msgspec.json.decode(body, type=_Named)
         except msgspec.DecodeError as error:
             raise RequestError(f"the body is not a JSON object of a model: {error}", code="invalid_json") from error
-        if model.model not in (None, self._model):
-            raise RequestError(
-                f"model: {model.model!r} is not served here; use {self._model!r}",
-                param="model",
-                status=404,
-                code="model_not_found",
-            )
-        key = "" if arrival.key is None else arrival.key.name
-        salt = self._prompt_keys.salt(key, model.cache_salt or "")
+        if model.model is not None:
+            check_served(model.model, self._model)
+        salt = self._prompt_keys.salt(arrival.key_name, model.cache_salt or "")
         return fields | ({"cache_salt": salt} if salt else {})
 
 
@@ -155,7 +149,7 @@ class _ForwardedResponse(Response):
         await send_until(self._forwarder.deadline_s(self._request), scope, receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
-        started = events = False
+        events = False
         try:
             async with self._forwarder.response(self._request, self._sent, self._fields) as response:
                 headers = {
@@ -163,14 +157,12 @@ class _ForwardedResponse(Response):
                 }
                 raw = [(name.encode(), value.encode()) for name, value in headers.items()]
                 await send({"type": "http.response.start", "status": response.status, "headers": raw})
-                started, events = True, "event-stream" in headers.get("content-type", "")
+                events = "event-stream" in headers.get("content-type", "")
                 async for part in response.content.iter_any():
                     await send({"type": "http.response.body", "body": part, "more_body": True})
         except (UnavailableError, RequestError) as error:
-            if not started:
-                raise
             if not events:
-                raise  # the client sees a broken connection: the answer is not whole
+                raise  # an HTTP error or, after the beginning of an answer, a broken connection
             lost = error if isinstance(error, RequestError) else InstanceLostError(str(error))
             await send({"type": "http.response.body", "body": b"data: %b\n\n" % bytes(error_response_for(lost).body)})
             return

@@ -32,7 +32,7 @@ from twofold.serving.upstream.servers import Server, ServerRegistry
 
 log = logging.getLogger(__name__)
 
-# Fields that only servers know, with the same effect on an output whose beginning is in the prompt.
+# Server fields whose effect does not depend on where the output begins.
 CONTINUED_FIELDS = frozenset({"allowed_token_ids", "metadata", "safety_identifier", "service_tier", "store", "user"})
 
 _Answer = TypeVar("_Answer")

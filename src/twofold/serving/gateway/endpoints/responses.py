@@ -62,7 +62,7 @@ async def delete_response(gateway: Gateway, request: Request) -> Response:
 
 def _key(request: Request) -> str:
     arrival: Arrival = request.state.arrival
-    return "" if arrival.key is None else arrival.key.name
+    return arrival.key_name
 
 
 def _json(body: Json) -> Response:

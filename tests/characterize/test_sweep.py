@@ -1,5 +1,7 @@
 """Tests of measurement sweeps, on a simulated instance with known iteration times."""
 
+from statistics import geometric_mean
+
 import msgspec
 import pytest
 
@@ -157,6 +159,16 @@ def test_the_slowdown_of_each_phase_is_measured(monkeypatch, prompts, decodes):
     keep_time(monkeypatch, stepper)
     known = msgspec.structs.replace(profile(), times=TIMES, request_s=0.0)
     assert measured_slowness(LocalTarget(stepper), known) == pytest.approx((prompts, decodes), rel=0.02)
+
+
+def test_prompts_of_all_lengths_count_alike_in_the_slowdown(monkeypatch):
+    """A profile that is wrong for long prompts only does not make the instance look as slow at every length."""
+    stepper = PacedStepper(times=msgspec.structs.replace(TIMES, square_s=TIMES.token_s[-1] / 907))
+    keep_time(monkeypatch, stepper)
+    known = msgspec.structs.replace(profile(), times=TIMES, request_s=0.0)
+    took = [stepper.times.seconds(each, each**2, 0, 0) / TIMES.seconds(each, each**2, 0, 0) for each in (101, 307, 907)]
+    prompts, _ = measured_slowness(LocalTarget(stepper), known)
+    assert prompts == pytest.approx(geometric_mean(took), rel=0.02)
 
 
 def test_a_file_of_another_model_is_refused(monkeypatch, tmp_path):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from operator import attrgetter, itemgetter
 from pathlib import Path
+from statistics import geometric_mean, median
 from typing import Final
 
 import msgspec
@@ -164,13 +165,16 @@ def _sizes_of_probe(probe: SweepProbe) -> list[tuple[object, ...]]:
 def measured_slowness(target: Target, profile: MeasuredProfile, passes: int = _SPEED_PASSES) -> tuple[float, float]:
     """Return the factors by which prefill and decode iterations take longer than in the profile of the instance.
 
+    Each factor is the geometric mean over probes of different sizes; for each probe, the median of `passes` counts.
     The target must be idle. Raises TargetError if a probe fails.
     """
-    took, expected = defaultdict[ProbeKind, float](float), defaultdict[ProbeKind, float](float)
+    # A ratio of sums would be the ratio of the longest prompt, and include the error of the profile at its length.
+    ratios = defaultdict[SweepProbe, list[float]](list)
     for probe in passes * speed_probes(target.limits):
-        rows = rows_of(probe, target.run(probe.streams), target.limits, ("", "", 1))
-        for each in measurements(rows, target.limits):
-            took[probe.kind] += each.seconds
-            expected[probe.kind] += each.predicted_s(profile.times, profile.request_s)
-    prompts, decodes = (took[kind] / expected[kind] for kind in (ProbeKind.PREFILL, ProbeKind.DECODE))
+        found = measurements(rows_of(probe, target.run(probe.streams), target.limits, ("", "", 1)), target.limits)
+        ratios[probe] += [each.seconds / each.predicted_s(profile.times, profile.request_s) for each in found]
+    prompts, decodes = (
+        geometric_mean(median(found) for probe, found in ratios.items() if probe.kind is kind and found)
+        for kind in (ProbeKind.PREFILL, ProbeKind.DECODE)
+    )
     return prompts, decodes

@@ -1,8 +1,9 @@
 """Compare the tokens of every kind of sampling and constraint: colocated, split, and after the loss of a decode worker.
 
     python bench/same_tokens.py smollm2 my-model
-    python bench/same_tokens.py smollm2 --engine vllm
+    python bench/same_tokens.py smollm2 --shapes llama qwen3 --engine vllm
 
+A shape is a model of that architecture with random weights and SmolLM2's tokenizer, whose chat template has tools.
 Each kind of request runs greedily and sampled. For the third way, the script kills the decode worker of the split
 service while it streams the output. It exits with 1 if a token differs, or if an answer in JSON is not valid.
 """
@@ -13,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,33 @@ KINDS: dict[str, dict[str, Any]] = {
 TEMPERATURES = (0.0, 0.8)
 KILLED_AFTER = 4  # tokens
 MESSAGES = [{"role": "user", "content": "Which cities in Europe should I visit, and why?"}]
+
+
+SHAPES = {"llama": "LlamaConfig", "qwen3": "Qwen3Config", "mixtral": "MixtralConfig"}
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "max_position_embeddings": 2048}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+# Tools and calls as in the models of Nous Hermes and Qwen.
+TEMPLATE = (
+    "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}<tool_call></tool_call><|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_shape(name: str, folder: Path) -> Path:
+    """Write a model with random weights to a directory, and return it."""
+    import torch  # noqa: PLC0415  (slow)
+    import transformers  # noqa: PLC0415
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(get_packaged("smollm2"))
+    tokenizer.chat_template = TEMPLATE
+    special = {kind: getattr(tokenizer, kind) for kind in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    config = getattr(transformers, SHAPES[name])(vocab_size=len(tokenizer), **SIZES, **HEADS, **special)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder / name)
+    return folder / name
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -180,16 +209,18 @@ def invalid(model: str, found: Mapping[tuple[str, float], Answer]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", help=f"model directories, or {', '.join(PACKAGED)}")
+    parser.add_argument("models", nargs="*", help=f"model directories, or {', '.join(PACKAGED)}")
+    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=(), help="architectures with random weights")
     parser.add_argument("--engine", choices=("torch", "vllm"), default="torch")
     parser.add_argument("--tokens", type=int, default=96, help="longest output")
     given = parser.parse_args()
     console, wrong = Console(), list[str]()
-    for name in given.models:
-        model = get_packaged(name) if name in PACKAGED else Path(name)
-        table, found = compare(model, ["--engine", given.engine], given.tokens)
-        console.print(table)
-        wrong += found
+    with tempfile.TemporaryDirectory() as folder:
+        models = [get_packaged(name) if name in PACKAGED else Path(name) for name in given.models]
+        for model in [*models, *(make_shape(name, Path(folder)) for name in given.shapes)]:
+            table, found = compare(model, ["--engine", given.engine], given.tokens)
+            console.print(table)
+            wrong += found
     for each in wrong:
         console.print(f"✗ {each}", markup=False)
     return 1 if wrong else 0

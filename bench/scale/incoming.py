@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.table import Table
 from talking_workers import ENCODE, PROMPT, STATUS, name_of, outputs, registered, role_of
 
+from twofold.errors import TwofoldError
 from twofold.handoff import HandoffMode
-from twofold.request import Generation, Request, SamplingParams
+from twofold.request import Generation, Request, SamplingParams, TokenOutput
 from twofold.scheduling.admission.admission import Admission
 from twofold.scheduling.admission.limits import AdmissionLimits
 from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
@@ -146,10 +147,10 @@ class ControllerBench:
         generation = Generation(
             request=request, prompt_token_ids=[5] * PROMPT, sampling=SamplingParams(max_tokens=tokens)
         )
-        came = 0
-        async for _ in self.controller.generate(generation):
-            came += 1
-        return came
+        sink = Arrivals()
+        self.controller.submit(generation, sink)
+        await sink.ended.wait()
+        return sink.came
 
     def close(self) -> None:
         self.controller.shutdown()
@@ -157,6 +158,21 @@ class ControllerBench:
         self._process.stdin.close()
         self._process.kill()
         self._process.wait()
+
+
+class Arrivals:
+    """Counts the tokens of a request."""
+
+    def __init__(self) -> None:
+        self.came, self.ended = 0, asyncio.Event()
+
+    def output(self, output: TokenOutput) -> None:
+        self.came += 1
+        if output.finish_reason is not None:
+            self.ended.set()
+
+    def failed(self, error: TwofoldError) -> None:
+        raise SystemExit(str(error))
 
 
 async def until(happens: Callable[[], bool]) -> None:

@@ -111,11 +111,20 @@ class BlockChain(msgspec.Struct, frozen=True):
     block_size: int
 
 
+class PromptText(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt as text, for servers that tokenize it themselves and return text beside the tokens."""
+
+    text: str
+    add_special_tokens: bool
+    skip_special_tokens: bool  # in the output
+
+
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """A live request: lengths, token ids, sampling parameters, and settings for admission and caching."""
 
     request: Request
     prompt_token_ids: list[int]
+    prompt_text: PromptText | None = None  # then, `prompt_token_ids` is empty, and the request's length a guess
     sampling: SamplingParams
     chain: BlockChain | None = None  # of `Request.prefix_blocks`; None if the KV of its output is not cached
     key: str = ""  # name of the API key
@@ -142,3 +151,5 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None  # of the last token
     reused_tokens: int = 0  # prompt tokens found in the prefix cache, with the first token
     prompt_scores: tuple[TokenScore, ...] = ()  # of the second prompt token and all after it, with the first token
+    text: str | None = None  # that the token adds to the output, from a server that detokenizes
+    prompt_tokens: int = 0  # length of a prompt that a server has tokenized, with the first token

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from support.scripted_service import ScriptedService
 from support.tokenizers_for_tests import byte_level
@@ -20,7 +20,7 @@ from twofold.serving.gateway.tools.families import BY_CHECKPOINT, AnswerParsers
 
 
 @contextmanager
-def running_app(app: FastAPI, limits: RequestLimits | None = None) -> Iterator[str]:
+def running_app(app: ASGIApp, limits: RequestLimits | None = None) -> Iterator[str]:
     """Serve `app` while the context is open, and yield its base URL."""
     sock = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"

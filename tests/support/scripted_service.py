@@ -9,6 +9,7 @@ import msgspec
 
 from twofold.errors import RequestError
 from twofold.request import FinishReason, Generation, TokenOutput
+from twofold.serving.controller.live_request import OutputSink
 from twofold.serving.controller.service import ServedModel
 from twofold.serving.telemetry.snapshot import ServiceSnapshot
 from twofold.serving.telemetry.telemetry import Telemetry
@@ -46,6 +47,7 @@ class ScriptedService:
 
     def __init__(self, script: Script | None = None, *, model: ServedModel | None = None, delay_s: float = 0.0) -> None:
         self.model = model or served_model()
+        self.takes_text = False
         self.script = script or self._improvise
         self.delay_s = delay_s
         self.is_ready = True
@@ -54,9 +56,20 @@ class ScriptedService:
         self.started: list[Generation] = []
         self.finished: list[str] = []
         self.aborted: list[str] = []
+        self._running: dict[str, asyncio.Task[None]] = {}
         self._changed = threading.Condition()
 
-    async def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
+    def submit(self, generation: Generation, sink: OutputSink) -> None:
+        self._running[generation.request.id] = asyncio.create_task(self._run(generation, sink))
+
+    async def _run(self, generation: Generation, sink: OutputSink) -> None:
+        try:
+            async for token in self._tokens(generation):
+                sink.output(token)
+        except Exception as error:  # noqa: BLE001  of the script
+            sink.failed(error)
+
+    async def _tokens(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
         self._record(self.started, generation)
         request_id = generation.request.id
         try:
@@ -81,6 +94,11 @@ class ScriptedService:
 
     def stop(self, request_id: str) -> None:
         self._record(self.finished, request_id)
+        self.abort(request_id)
+
+    def abort(self, request_id: str) -> None:
+        if request_id in self._running:
+            self._running.pop(request_id).cancel()
 
     def ready(self) -> bool:
         return self.is_ready

@@ -1,24 +1,25 @@
 """Requests in a live service: token order, retries and failures."""
 
-import asyncio
-
-import pytest
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.errors import InstanceLostError
 from twofold.events import PlacedRequest, Route
-from twofold.request import FinishReason, Generation, Request, SamplingParams, TokenOutput
+from twofold.request import FinishReason, Generation, PromptText, Request, SamplingParams, TokenOutput
 from twofold.serving.controller.live_request import LiveRequest
 from twofold.serving.telemetry.snapshot import AttemptStage
 
 PLACEMENT = PlacedRequest(Request(id="r", arrival_s=0.0, prompt_tokens=3, output_tokens=6), Route("p", "d"))
 
 
+class NoSink:
+    """A sink that takes no output."""
+
+
 def live(prompt=(7, 8, 9), outputs=6, min_tokens=0):
     request = Request(id="r", arrival_s=0.0, prompt_tokens=len(prompt), output_tokens=outputs)
     sampling = SamplingParams(max_tokens=outputs, seed=5, min_tokens=min_tokens)
-    return LiveRequest(Generation(request=request, prompt_token_ids=list(prompt), sampling=sampling))
+    return LiveRequest(Generation(request=request, prompt_token_ids=list(prompt), sampling=sampling), NoSink())
 
 
 def begin(request):
@@ -35,16 +36,29 @@ def outputs(count, first=100):
 
 @given(st.permutations(range(6)))
 def test_tokens_are_ordered_by_index(order):
+    request, tokens = live(), outputs(6)
+    begin(request)
+    ordered = [output for i in order for output in request.push(tokens[i])]
+    assert [output.index for output in ordered] == list(range(6))
+    assert ordered[-1].finish_reason is FinishReason.LENGTH
 
-    async def collect():
-        request, tokens = live(), outputs(6)
+
+def test_a_replay_continues_after_the_token_ids_of_a_server():
+    """Until a server has sent tokens, the prompt is a text; then, its token ids are those of that server."""
+    request = live(prompt=())
+    text = PromptText(text="abc", add_special_tokens=True, skip_special_tokens=True)
+    request.generation = msgspec.structs.replace(request.generation, prompt_text=text)
+    for _ in range(2):
         begin(request)
-        ordered = [output for i in order for output in request.push(tokens[i])]
-        assert [output.index for output in ordered] == list(range(6))
-        assert ordered[-1].finish_reason is FinishReason.LENGTH
-        return [(await request.next()).index for _ in range(6)]
-
-    assert asyncio.run(collect()) == list(range(6))
+        assert (request.current.prompt_text, request.current.prompt_token_ids) == (text, [])
+        request.end_attempt()
+    begin(request)
+    request.tokenized(msgspec.Raw(b"[7, 8, 9]"))
+    request.push(TokenOutput(index=0, token_id=100))
+    request.end_attempt()
+    begin(request)
+    assert (request.current.prompt_text, request.current.prompt_token_ids) == (None, [7, 8, 9, 100])
+    assert (request.current.request.prompt_tokens, request.current.sampling.max_tokens) == (4, 5)
 
 
 @given(st.lists(st.integers(0, 3), max_size=6), st.integers(0, 9))
@@ -89,37 +103,19 @@ def test_failed_attempts_are_counted_until_a_token_arrives():
     assert request.failed_in_a_row == 0
 
 
-def test_a_failure_is_raised_after_the_received_tokens():
-
-    async def fail():
-        request = live()
-        begin(request)
-        request.push(outputs(3)[0])
-        request.fail(InstanceLostError("the worker ended"))
-        assert (await request.next()).index == 0
-        with pytest.raises(InstanceLostError, match="the worker ended"):
-            await request.next()
-
-    asyncio.run(fail())
-
-
 def test_the_stage_follows_the_attempts_progress():
-
-    async def check():
-        request, tokens = live(), outputs(6)
-        stages = [request.stage]
-        begin(request)
-        stages.append(request.stage)
-        request.push(tokens[0])
-        stages.append(request.stage)
-        request.handed_off = True
-        stages.append(request.stage)
-        request.end_attempt()
-        begin(request)
-        stages.append(request.stage)
-        request.push(tokens[1])  # before the first token of this attempt
-        stages.append(request.stage)
-        prompt, handoff, decode = AttemptStage
-        assert stages == [prompt, prompt, handoff, decode, prompt, decode]
-
-    asyncio.run(check())
+    request, tokens = live(), outputs(6)
+    stages = [request.stage]
+    begin(request)
+    stages.append(request.stage)
+    request.push(tokens[0])
+    stages.append(request.stage)
+    request.handed_off = True
+    stages.append(request.stage)
+    request.end_attempt()
+    begin(request)
+    stages.append(request.stage)
+    request.push(tokens[1])  # before the first token of this attempt
+    stages.append(request.stage)
+    prompt, handoff, decode = AttemptStage
+    assert stages == [prompt, prompt, handoff, decode, prompt, decode]

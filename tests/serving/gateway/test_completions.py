@@ -38,6 +38,24 @@ def test_answer_has_openais_form(complete):
     }
 
 
+def test_servers_tokenize_and_detokenize():
+    """A text goes to such servers as it is, unless the answer needs the gateway's own tokens."""
+    last = TokenOutput(index=1, token_id=6, text="c", finish_reason=FinishReason.LENGTH)
+    service = ScriptedService(lambda _: [TokenOutput(index=0, token_id=5, text="ab", prompt_tokens=7), last])
+    service.takes_text = True
+    with running_gateway(service) as client:
+        answer = ask(client, max_tokens=2).json()
+        assert (answer["choices"][0]["text"], answer["usage"]["prompt_tokens"]) == ("abc", 7)
+        assert ask(client, max_tokens=2, stop="bc").json()["choices"][0]["text"] == "a"
+        ask(client, max_tokens=2, logprobs=1)
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "The fox"}]}
+        for limit in ({"max_tokens": 2}, {}):
+            client.post("/v1/chat/completions", json=chat | limit)
+    sent = [None if each.prompt_text is None else each.prompt_text.text for each in service.started]
+    assert sent == ["The fox", "The fox", None, "<|user|>The fox</s><|assistant|>", None]
+    assert [bool(each.prompt_token_ids) for each in service.started] == [each is None for each in sent]
+
+
 def test_default_max_tokens_is_clipped_to_the_context(complete):
     assert complete(prompt=[5] * 250).json()["usage"]["completion_tokens"] == 6
 
@@ -282,9 +300,9 @@ def test_errors_after_the_first_token_end_the_stream(error, events, caplog):
     assert last["error"]["type"] == "server_error"
 
 
-@pytest.mark.parametrize("script", [[5], [5, TokenOutput(index=1, token_id=5, finish_reason=FinishReason.ERROR)]])
-def test_a_truncated_generation_is_an_error(script):
-    """A generation that ends with an error or without a finish reason is answered with status 503."""
+@pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
+def test_a_truncated_generation_is_an_error(reason):
+    script = [5, TokenOutput(index=1, token_id=5, finish_reason=reason)]
     with running_gateway(ScriptedService(lambda _: script)) as client:
         assert ask(client).status_code == 503
 

@@ -5,6 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.tokenizers_for_tests import byte_fallback, byte_level
+from twofold.request import FinishReason, TokenOutput
+from twofold.serving.gateway.output import OutputProcessor
+from twofold.serving.gateway.schemas import CompletionFields
 from twofold.serving.gateway.tokenizer import Detokenizer
 
 KINDS = {"byte_level": byte_level, "byte_fallback": byte_fallback}
@@ -50,6 +53,30 @@ def test_partial_characters_are_held_back(kind):
     cut = detokenize(tokenizer, token_ids[:2], skip=True)[1]
     assert cut[:2] == ["", ""]
     assert set(cut[2]) == {"\ufffd"}
+
+
+@given(kinds, st.data(), st.lists(st.booleans(), min_size=1, max_size=4), st.sampled_from(["length", "stop"]))
+def test_text_of_servers_joins_text_of_the_gateway(kind, data, from_server, reason):
+    """A replay may take a stream from a server that detokenizes to one whose tokens the gateway detokenizes."""
+    tokenizer = KINDS[kind]()
+    ids = st.integers(0, tokenizer.backend.get_vocab_size() - 1)
+    token_ids = data.draw(st.lists(ids, min_size=1, max_size=12))
+    server = Detokenizer(tokenizer)
+    stops = reason == "stop"  # the last token has no text
+    pieces = [server.push(each) for each in token_ids[: len(token_ids) - stops]] + [""] * stops
+
+    def text(from_server):
+        fields = CompletionFields(model="m", prompt="")
+        output = OutputProcessor(0, tokenizer, fields, [])
+        shown = ""
+        for place, (token_id, piece) in enumerate(zip(token_ids, pieces, strict=True)):
+            own = not from_server[place * len(from_server) // len(token_ids)]
+            ended = FinishReason(reason) if place + 1 == len(token_ids) else None
+            token = TokenOutput(index=place, token_id=token_id, text=None if own else piece, finish_reason=ended)
+            shown += output.push(token).text
+        return shown
+
+    assert text(from_server) == text([False])
 
 
 def pieces_of_smile(kind):

@@ -184,7 +184,7 @@ def calls(monkeypatch):
 
 @pytest.mark.parametrize(("count", "inline"), [(1, True), (100, False)])
 def test_many_empty_messages_are_rendered_in_a_thread(calls, count, inline):
-    made = calls(TextTokenizer, "encode_chat")
+    made = calls(TextTokenizer, "render_chat")
     with running_gateway(ScriptedService()) as client:
         messages = [{"role": "user", "content": ""}] * count
         client.post("/v1/chat/completions", json={"model": "tiny", "messages": messages, "max_tokens": 1})
@@ -192,7 +192,7 @@ def test_many_empty_messages_are_rendered_in_a_thread(calls, count, inline):
 
 
 def test_many_short_prompts_are_encoded_in_a_thread(calls):
-    made = calls(TextTokenizer, "_encode")
+    made = calls(TextTokenizer, "encode_one")
     with running_gateway(ScriptedService()) as client:
         answer = client.post("/v1/completions", json={"model": "tiny", "prompt": ["a"] * 200, "max_tokens": 1})
     assert answer.status_code == 200

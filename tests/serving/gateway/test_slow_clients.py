@@ -9,6 +9,7 @@ import pytest
 
 from support.running_gateway import running_gateway
 from support.scripted_service import ScriptedService, served_model
+from twofold.serving.gateway import streaming
 from twofold.serving.gateway.gateway import RequestLimits
 
 SOON = 0.05
@@ -89,11 +90,13 @@ def test_bodies_share_a_budget():
         assert answer.status_code == 200
 
 
-def test_a_client_that_never_reads_is_ended_at_its_timeout(caplog):
-    """The generation is aborted and the connection closed, although the stream cannot send its error."""
+@pytest.mark.parametrize("terms", [{"timeout": 1}, {}])
+def test_a_client_that_never_reads_is_ended(caplog, monkeypatch, terms):
+    """At the deadline, or when much output waits, the generation is aborted and the connection closed."""
+    monkeypatch.setattr(streaming, "LAST_SEND_S", 0.0)
     model = served_model(name="m" * 10_000, max_model_len=10**6)  # the name is in each event
-    service = ScriptedService(lambda _: repeat(5), model=model)
-    body = json.dumps(ASK | {"model": model.name, "stream": True, "max_tokens": 10**5, "timeout": 1}).encode()
+    service = ScriptedService(lambda _: repeat(5), model=model, delay_s=0.001 if terms else 0.0)
+    body = json.dumps(ASK | {"model": model.name, "stream": True, "max_tokens": 10**5, **terms}).encode()
     with running_gateway(service) as client, connection(client) as sock:
         sock.sendall(post(len(body)) + body)
         service.wait_until(lambda service: len(service.aborted) == 1)

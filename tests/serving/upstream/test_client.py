@@ -3,7 +3,6 @@
 import asyncio
 import json
 
-import aiohttp
 import pytest
 
 from twofold.request import FinishReason, Generation, Request, SamplingParams
@@ -138,13 +137,20 @@ def test_repeats_a_request_on_a_new_connection_when_an_idle_one_was_closed(strea
 
     async def ask(client):
         if stream:
-            return [event async for event in client.stream(b"{}")]
+            events = []
+            await client.stream(b"{}", events.extend)
+            return events
         return [await client.complete(b"{}")]
 
     async def answers():
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, aiohttp.ClientSession() as session:
-            client = VllmClient(session, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-            return [await ask(client) for _ in range(2)]
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            client = VllmClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            answers = [await ask(client) for _ in range(2)]
+            client.close()
+            for connection in connections:
+                connection.transport.abort()
+            await asyncio.sleep(0)
+            return answers
 
     assert asyncio.run(answers()) == [[read_completion(STOPPED)]] * 2
     assert len(connections) == 2
@@ -170,9 +176,8 @@ def test_redirects_are_not_followed():
         async with (
             await asyncio.start_server(elsewhere, "127.0.0.1", 0) as other,
             await asyncio.start_server(redirect, "127.0.0.1", 0) as server,
-            aiohttp.ClientSession() as session,
         ):
-            client = VllmClient(session, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            client = VllmClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
             with pytest.raises(UnavailableError, match="HTTP 307"):
                 await client.complete(b"{}")
             with pytest.raises(UnavailableError, match="HTTP 307"):

@@ -4,13 +4,12 @@ import asyncio
 import json
 from contextlib import ExitStack
 
-import aiohttp
 import msgspec
 import pytest
 
 from support.scripted_endpoint import DONE, Drop, Hang, Refuse, Send, endpoint, event
 from twofold.instance import Role
-from twofold.request import Constraint, ConstraintKind, FinishReason, Generation, Request, SamplingParams
+from twofold.request import Constraint, ConstraintKind, FinishReason, Generation, PromptText, Request, SamplingParams
 from twofold.serving.upstream.client import RejectedError, ServerModel, VllmClient
 from twofold.serving.upstream.config import ServerConfig
 from twofold.serving.upstream.requests import AttemptLostError, UpstreamRequest, seed_of
@@ -37,6 +36,11 @@ class Events:
 
     def __init__(self):
         self.tokens, self.reused, self.arrivals = [], 0, 0
+        self.prompt, self.texts = None, []
+
+    def tokenized(self, attempt_id, prompt_ids, tokens):
+        assert not self.tokens, "before the first token"
+        self.prompt = (json.loads(bytes(prompt_ids)), tokens)
 
     def prefill_started(self, attempt_id, at_s):
         pass
@@ -44,6 +48,7 @@ class Events:
     def token(self, attempt_id, output, instance, started_s, now):
         self.tokens.append((output.index, output.token_id, instance))
         self.reused += output.reused_tokens
+        self.texts.append((output.text, output.prompt_tokens))
         self.finish = output.finish_reason
 
     def handed_off(self, attempt_id, started_s, ended_s):
@@ -57,7 +62,7 @@ def attempt():
     the request, the raised error or None, and the HTTP request bodies that each server received.
     """
 
-    def run(prefill, decode=None, max_tokens=4, seed=0, known=(), server_fields=None, **sampled):
+    def run(prefill, decode=None, max_tokens=4, seed=0, known=(), server_fields=None, text=None, **sampled):
         heard, raised = Events(), None
 
         async def scenario(urls):
@@ -65,21 +70,26 @@ def attempt():
             request = Request(id="a~0", arrival_s=0.0, prompt_tokens=len(prompt), output_tokens=max_tokens)
             sampling = SamplingParams(max_tokens=max_tokens, seed=seed, resumed_tokens=len(known), **sampled)
             generation = Generation(
-                request=request, prompt_token_ids=prompt, sampling=sampling, server_fields=server_fields or {}
+                request=request,
+                prompt_token_ids=[] if text else prompt,
+                prompt_text=text,
+                sampling=sampling,
+                server_fields=server_fields or {},
             )
             later = set()
-            async with aiohttp.ClientSession() as session:
-                servers = []
-                for name, url in zip(("p", "d"), urls, strict=False):
-                    config = ServerConfig(instance=name, role=Role.MIXED, url=url)
-                    servers.append(Server(config, VllmClient(session, url), 1.0))
-                    servers[-1].card = ServerModel("m", 100)
-                begin = lambda what: later.add(asyncio.ensure_future(what))  # noqa: E731
-                exchange = UpstreamRequest(generation, len(known), servers[0], servers[-1], heard, begin)
-                try:
-                    await exchange.run()
-                finally:
-                    await asyncio.gather(*later)
+            servers = []
+            for name, url in zip(("p", "d"), urls, strict=False):
+                config = ServerConfig(instance=name, role=Role.MIXED, url=url)
+                servers.append(Server(config, VllmClient(url), 1.0))
+                servers[-1].card = ServerModel("m", 100)
+            begin = lambda what: later.add(asyncio.ensure_future(what))  # noqa: E731
+            exchange = UpstreamRequest(generation, len(known), servers[0], servers[-1], heard, begin)
+            try:
+                await exchange.run()
+            finally:
+                await asyncio.gather(*later)
+                for server in servers:
+                    server.client.close()
 
         with ExitStack() as running:
             scripts = (prefill,) if decode is None else (prefill, decode)
@@ -222,6 +232,44 @@ def test_other_outputs_continue_after_their_tokens(attempt):
     heard, raised, (asked, _) = attempt(whole(9), decoded, known=(7, 8), server_fields=fields)
     assert (heard.tokens, raised) == ([(0, 9, "p"), (1, 10, "d")], None)
     assert (asked[0]["prompt"], asked[0]["allowed_token_ids"], asked[0]["user"]) == ([5, 6, 7, 8], [9, 10], "me")
+
+
+TEXT = PromptText(text="he is", add_special_tokens=True, skip_special_tokens=False)
+
+
+def said(text, *tokens, prompt=None, finish=None):
+    choice = {"index": 0, "text": text, "token_ids": tokens, "prompt_token_ids": prompt, "finish_reason": finish}
+    return {"choices": [choice]}
+
+
+def test_a_server_tokenizes_a_text(attempt):
+    """The server's text goes to the client, and the token ids of the prompt are known for a replay."""
+    events = said("a", 7, prompt=[3, 4, 5]), said("bc", 8, 9), said("d", 10, finish="length")
+    heard, raised, (asked,) = attempt([*(Send(event(**each)) for each in events), Send(DONE)], text=TEXT)
+    assert raised is None
+    assert (asked[0]["prompt"], asked[0]["add_special_tokens"], asked[0]["skip_special_tokens"]) == (
+        TEXT.text,
+        True,
+        False,
+    )
+    assert heard.prompt == ([3, 4, 5], 3)
+    assert heard.texts == [("a", 3), ("", 0), ("bc", 0), ("d", 0)]
+
+
+def test_the_decode_server_gets_the_token_ids_of_a_text(attempt):
+    prefill = Send(json.dumps({**said("a", 7, prompt=[3, 4, 5], finish="length"), "kv_transfer_params": KV}).encode())
+    decode = [said("a", 7, prompt=[3, 4, 5]), said("b", 8, finish="stop")]
+    heard, raised, (asked, fetched) = attempt(
+        [prefill], [*(Send(event(**each)) for each in decode), Send(DONE)], text=TEXT
+    )
+    assert raised is None
+    assert (asked[0]["prompt"], fetched[0]["prompt"]) == (TEXT.text, [3, 4, 5])
+    assert heard.texts == [(None, 3), ("b", 0)], "the first text may end within a character"
+
+
+def test_a_text_needs_a_server_that_returns_its_token_ids(attempt):
+    _, raised, _ = attempt(stream(chunk(7), chunk(8)), text=TEXT)
+    assert "returned no token ids of the prompt" in str(raised)
 
 
 def test_resumed_attempts_have_their_own_seed():

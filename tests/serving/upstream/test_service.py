@@ -17,6 +17,7 @@ from twofold.bench.services import free_port
 GREEDY = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
 PENALTY = {"presence_penalty": 1.5, "frequency_penalty": 0.5}
 PROMPT = [5, 6, 7] * 30
+TEXT = "Return the names of all files, and why they differ. " * 4
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,39 @@ def test_answers_equal_the_servers_answers(route, behind):
     assert all(routed), "both were asked"
 
 
+def posted(url, path, **fields):
+    """Return the bodies of a response: one, or those of a stream's events."""
+    _, _, text = asked(url, path, {"model": "tiny", **GREEDY, **fields})
+    return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.endswith("}")]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_texts_that_servers_tokenize_are_answered_as_by_the_servers(route, behind, path):
+    prompt = {"prompt": TEXT} if path == "/v1/completions" else {"messages": [{"role": "user", "content": TEXT}]}
+    options = ({}, {"n": 2, "temperature": 1.0, "seed": 5}, {"stream": True, "stream_options": {"include_usage": True}})
+    for fields in options:
+        routed, directly = (said(posted(url, path, **prompt, **fields)) for url in (route, behind[0][1]))
+        assert routed == directly
+    whole = said(posted(route, path, **prompt))[0][0]
+    stop = whole[len(whole) // 2 :][:3]
+    stopped, directly = (said(posted(url, path, **prompt, stop=stop)) for url in (route, behind[0][1]))
+    assert stopped == directly
+    assert stopped[0][0] == whole[: whole.index(stop)]
+
+
+def said(bodies):
+    """Return the texts and finish reasons of an answer's choices, and its usage."""
+    choices = {}
+    for body in bodies:
+        for choice in body["choices"]:
+            text, reason = choices.get(choice["index"], ("", None))
+            part = choice.get("text")
+            if part is None:
+                part = choice.get("message", choice.get("delta"))["content"] or ""
+            choices[choice["index"]] = (text + part, choice["finish_reason"] or reason)
+    return [*(choices[index] for index in sorted(choices)), bodies[-1]["usage"]["total_tokens"]]
+
+
 def test_a_client_disconnect_ends_the_request_on_the_server(route, behind):
 
     def aborted():
@@ -88,23 +122,27 @@ def test_streams_move_from_a_hung_server(routes, behind):
     route = routes(10)
     (whole,) = alone(behind[0][1], [PROMPT], max_tokens=300)
     (penalized,) = alone(behind[0][1], [PROMPT], max_tokens=300, **PENALTY)
+    text = said(posted(behind[0][1], "/v1/completions", prompt=TEXT, max_tokens=300))[0][0]
     process = behind[0][0]
 
-    async def watch():
-        going, tokens = asyncio.Event(), [[], [], [], []]
+    ids, words = {"prompt": PROMPT, "return_token_ids": True}, {"prompt": TEXT}
+    asking = [ids, ids | PENALTY, ids, ids | PENALTY, words, words]
 
-        async def one(session, number):
-            body = {"model": "tiny", "prompt": PROMPT, "stream": True, "return_token_ids": True}
-            body |= {**GREEDY, "max_tokens": 300} | (PENALTY if number % 2 else {})
+    async def watch():
+        going, outputs = asyncio.Event(), [[] for _ in asking]
+
+        async def one(session, fields, output):
+            body = {"model": "tiny", "stream": True, **GREEDY, "max_tokens": 300, **fields}
             async with session.post(f"{route}/v1/completions", json=body) as response:
                 async for line in response.content:
                     if line.startswith(b"data: {"):
-                        tokens[number] += json.loads(line[6:])["choices"][0]["token_ids"]
-                        if all(tokens):
+                        choice = json.loads(line[6:])["choices"][0]
+                        output += choice.get("token_ids") or choice["text"]
+                        if all(outputs):
                             going.set()
 
         async with aiohttp.ClientSession() as session:
-            streams = [asyncio.create_task(one(session, number)) for number in range(4)]
+            streams = [asyncio.create_task(one(session, *each)) for each in zip(asking, outputs, strict=True)]
             await going.wait()
             process.send_signal(signal.SIGSTOP)
             await asyncio.gather(*streams)
@@ -114,9 +152,9 @@ def test_streams_move_from_a_hung_server(routes, behind):
                 # Several, so that the recovered server gets one too.
                 again = await asyncio.gather(*(complete(session, route, PROMPT, **GREEDY) for _ in range(3)))
                 assert again == [whole[:60]] * 3
-        return tokens
+        return outputs
 
-    assert asyncio.run(asyncio.wait_for(watch(), 600)) == [whole, penalized] * 2
+    assert asyncio.run(asyncio.wait_for(watch(), 600)) == [whole, penalized] * 2 + [list(text)] * 2
     assert metric(route, "request_replays_total") > 0
 
 

@@ -1,7 +1,6 @@
 """Live requests, which continue on other workers if a worker is lost."""
 
-import asyncio
-from collections import deque
+from typing import Protocol
 
 import msgspec
 
@@ -44,11 +43,23 @@ def deadline_error() -> RequestError:
     )
 
 
-class LiveRequest:
-    """A live request and its output tokens, which are delivered in order."""
+class OutputSink(Protocol):
+    """Receiver of a request's output. Its methods raise nothing."""
 
-    def __init__(self, generation: Generation) -> None:
-        self.id = generation.request.id
+    def output(self, output: TokenOutput) -> None:
+        """Take the next token of the output; the last one has a finish reason."""
+        ...
+
+    def failed(self, error: TwofoldError) -> None:
+        """The request has failed, and gets no more tokens."""
+        ...
+
+
+class LiveRequest:
+    """A live request, which puts its output tokens in order. Its `sink` gets them."""
+
+    def __init__(self, generation: Generation, sink: OutputSink) -> None:
+        self.id, self.sink = generation.request.id, sink
         self.generation = generation
         self.queued = QueuedRequest(generation.request, generation.key, generation.priority, generation.deadline_s)
         self.placed: PlacedRequest | None = None  # the current attempt
@@ -58,11 +69,9 @@ class LiveRequest:
         self.handed_off = False  # the KV of this attempt is on its decode instance
         self.predicted_ttft_s: float | None = None  # overload control's prediction for the first attempt
         self.failed_in_a_row = 0  # consecutive attempts without a token
+        self._prompt_ids: msgspec.Raw | None = None  # JSON list of a prompt that a server has tokenized
         self._tokens: list[int] = []
-        self._ordered: deque[TokenOutput] = deque()
         self._early: dict[int, TokenOutput] = {}
-        self._failure: TwofoldError | None = None
-        self._changed = asyncio.Event()
 
     @property
     def next_index(self) -> int:
@@ -79,9 +88,16 @@ class LiveRequest:
         waits = made == 1 and self.placed.route.splits and not self.handed_off
         return AttemptStage.HANDOFF if waits else AttemptStage.DECODE
 
+    def tokenized(self, prompt_ids: msgspec.Raw) -> None:
+        """Record the token ids of a prompt (a JSON list), which a server has tokenized."""
+        self._prompt_ids = prompt_ids
+
     def remaining(self) -> Generation:
         """Return the input for a retry of the request: its prompt and all output tokens received so far."""
         made = len(self._tokens)
+        if made and self._prompt_ids is not None:
+            self._name_prompt(msgspec.json.decode(self._prompt_ids, type=list[int]))
+            self._prompt_ids = None
         generation, request, sampling = self.generation, self.generation.request, self.generation.sampling
         attempt = msgspec.structs.replace(
             request,
@@ -109,6 +125,13 @@ class LiveRequest:
             ),
         )
 
+    def _name_prompt(self, token_ids: list[int]) -> None:
+        # The output continues exactly after the tokens of the server that began it.
+        request = msgspec.structs.replace(self.generation.request, prompt_tokens=len(token_ids))
+        self.generation = msgspec.structs.replace(
+            self.generation, request=request, prompt_token_ids=token_ids, prompt_text=None
+        )
+
     def begin(self, generation: Generation, placed: PlacedRequest) -> None:
         """Record that the request now runs on the instances in `placed`."""
         self.placed, self.current, self.first_index = placed, generation, len(self._tokens)
@@ -131,21 +154,8 @@ class LiveRequest:
         while (ready := self._early.pop(len(self._tokens), None)) is not None:
             ordered.append(ready)
             self._tokens.append(ready.token_id)
-        self._ordered.extend(ordered)
-        if ordered:
-            self._changed.set()
         return ordered
 
     def fail(self, error: TwofoldError) -> None:
-        """Fail the request with `error`, after delivery of the tokens received so far."""
-        self._failure = error
-        self._changed.set()
-
-    async def next(self) -> TokenOutput:
-        """Wait for the next output token and return it. Raises the error of a failed request."""
-        while not self._ordered:
-            if self._failure is not None:
-                raise self._failure
-            self._changed.clear()
-            await self._changed.wait()
-        return self._ordered.popleft()
+        """Fail the request with `error`, after the tokens received so far."""
+        self.sink.failed(error)

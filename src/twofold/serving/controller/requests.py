@@ -17,7 +17,7 @@ from twofold.scheduling.admission.overload import OverloadControl
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.serving.controller.forecast import LiveForecast
 from twofold.serving.controller.health import WorkerGroup, WorkerHealth
-from twofold.serving.controller.live_request import LiveRequest, deadline_error, rejection_error
+from twofold.serving.controller.live_request import LiveRequest, OutputSink, deadline_error, rejection_error
 from twofold.serving.messages import Abort, HandoffEnded, HandoffReport, LeaseGranted, Prefill, Reserve, StepDone
 from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.timeline import Moment, Timeline
@@ -91,18 +91,10 @@ class LiveRequests:
 
     # -- admission and placement ------------------------------------------------------------------------------------
 
-    async def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
-        """Yield the output tokens of a request in order (see `Service.generate`)."""
+    def submit(self, generation: Generation, sink: OutputSink) -> None:
+        """Run a request, whose output goes to `sink` (see `Service.submit`)."""
         self._check_admitting()
-        live = self._admit(generation)
-        try:
-            while True:
-                output = await live.next()
-                yield output
-                if output.finish_reason is not None:
-                    return
-        finally:
-            self.end(live, FinishReason.ABORT)  # no effect after the last token
+        self._admit(LiveRequest(generation if self._name_blocks is None else self._name_blocks(generation), sink))
 
     @asynccontextmanager
     async def forwarding(self, queued: QueuedRequest) -> AsyncGenerator[None, None]:
@@ -131,10 +123,8 @@ class LiveRequests:
         if not self._live and not self._forwarded:
             self._idle.set()
 
-    def _admit(self, generation: Generation) -> LiveRequest:
-        if self._name_blocks is not None:
-            generation = self._name_blocks(generation)
-        request, live, now = generation.request, LiveRequest(generation), time.monotonic()
+    def _admit(self, live: LiveRequest) -> None:
+        request, now = live.generation.request, time.monotonic()
         self.events.arrived(request, now)
         refusal = self._admission.offer(live.queued, now)
         if refusal is not None:
@@ -145,7 +135,6 @@ class LiveRequests:
         self._live[request.id] = live
         self.events.admitted(request, now)
         self.place_waiting()
-        return live
 
     def check_waiting(self) -> None:
         """Place waiting requests, and fail waiting requests past their deadline."""
@@ -243,6 +232,14 @@ class LiveRequests:
         if attempt_id in self._attempts:
             self.events.prefill_started(attempt_id, at_s)
 
+    def tokenized(self, attempt_id: str, prompt_ids: msgspec.Raw, tokens: int) -> None:
+        """Record that a server has tokenized a request's prompt: its token ids (a JSON list) and their number."""
+        live = self._attempts.get(attempt_id)
+        timeline = None if live is None else self.recorder.get(live.id)
+        if live is not None and timeline is not None:
+            live.tokenized(prompt_ids)
+            timeline.request = msgspec.structs.replace(timeline.request, prompt_tokens=tokens)
+
     def token(self, attempt_id: str, output: TokenOutput, instance: str, started_s: float, now: float) -> None:
         """Process an output token that a worker has reported."""
         live = self._attempts.get(attempt_id)
@@ -259,12 +256,15 @@ class LiveRequests:
         elif output.index == 1:
             self.events.decode_started(attempt_id, started_s)
             self._place_on_resumed()
-        for ordered in live.push(output):
+        arrived = live.push(output)
+        for ordered in arrived:
             self.events.token(attempt_id, now)
             if ordered.finish_reason is not None:
                 # If the first token ends the request, the decode worker still waits for its KV.
                 unused = splits and live.next_index == live.first_index + 1
                 self.end(live, ordered.finish_reason, abort=unused)
+        for ordered in arrived:  # the request has ended before its last token is delivered
+            live.sink.output(ordered)
 
     def _rejects_decode(self, live: LiveRequest, placed: PlacedRequest, output: TokenOutput, now: float) -> bool:
         """Reject a request after its prefill if decode is overloaded; return whether it was rejected."""
@@ -295,11 +295,11 @@ class LiveRequests:
 
     # -- end and replay ---------------------------------------------------------------------------------------------
 
-    def stop(self, request_id: str) -> None:
-        """End a request as complete, for example because its output contains a stop string."""
+    def stop(self, request_id: str, reason: FinishReason) -> None:
+        """End a request for a reason other than its last token."""
         live = self._live.get(request_id)
         if live is not None:
-            self.end(live, FinishReason.STOP)
+            self.end(live, reason)
 
     def end(self, live: LiveRequest, reason: FinishReason, *, abort: bool = True) -> None:
         """End a request. With `abort`, also abort it on its workers."""

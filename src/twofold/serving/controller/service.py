@@ -1,17 +1,17 @@
 """Base class of services, which run the gateway's requests."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 
 import msgspec
 
 from twofold.errors import RequestError
 from twofold.instance import InstanceLoad, Role
-from twofold.request import Generation, TokenOutput
+from twofold.request import FinishReason, Generation
 from twofold.scheduling.cluster.forecast import ClusterForecast
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.status import InstanceStatus
 from twofold.serving.controller.health import Worker, WorkerGroup
+from twofold.serving.controller.live_request import OutputSink
 from twofold.serving.controller.requests import LiveRequests
 from twofold.serving.telemetry.snapshot import PoolMember, ServiceSnapshot
 from twofold.serving.telemetry.telemetry import Telemetry
@@ -63,17 +63,25 @@ class Service:
             raise RequestError("the service is starting", status=503, code="not_ready")
         return self._model
 
-    def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
-        """Yield the output tokens of a request in order; the last token has a finish reason.
+    @property
+    def takes_text(self) -> bool:
+        """Whether prompts may be text, which servers tokenize."""
+        return False
 
-        Raises RequestError if the request is rejected, and InstanceLostError after repeated failures. Closing the
-        generator, or cancelling its consumer, before the last token aborts the request on all workers.
+    def submit(self, generation: Generation, sink: OutputSink) -> None:
+        """Run a request. `sink` gets its output tokens in order, or an error after repeated failures.
+
+        Raises RequestError if the request is rejected.
         """
-        return self._requests.generate(generation)
+        self._requests.submit(generation, sink)
 
     def stop(self, request_id: str) -> None:
         """End a request as complete, for example because its output contains a stop string."""
-        self._requests.stop(request_id)
+        self._requests.stop(request_id, FinishReason.STOP)
+
+    def abort(self, request_id: str) -> None:
+        """End a request on all workers, unless it has ended."""
+        self._requests.stop(request_id, FinishReason.ABORT)
 
     def ready(self) -> bool:
         """Return whether the service admits requests and both phases have a worker."""

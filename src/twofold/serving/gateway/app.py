@@ -14,6 +14,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.types import ASGIApp
 
 import twofold
 from twofold.engine.grammar import GrammarMatchers
@@ -27,7 +28,7 @@ from twofold.serving.gateway.endpoints.responses import create_response, delete_
 from twofold.serving.gateway.endpoints.tokens import detokenize, tokenize
 from twofold.serving.gateway.gateway import BodyReader, Forwarder, Gateway, RequestLimits, read_struct
 from twofold.serving.gateway.keys import KeyRing
-from twofold.serving.gateway.middleware import RequestMiddleware
+from twofold.serving.gateway.middleware import PostEndpoint, RequestMiddleware
 from twofold.serving.gateway.openapi import openapi
 from twofold.serving.gateway.response_store import ResponseStore
 from twofold.serving.gateway.responses import Health, ModelCard, ModelList, Version, answer_error, answer_http_error
@@ -96,7 +97,7 @@ def create_app(
     constrains: bool = True,
     checks_constraints: bool = True,
     forwarder: Forwarder | None = None,
-) -> FastAPI:
+) -> ASGIApp:
     """Create the gateway application for `service`. Without a tokenizer, prompts must be token ids. With `keys`, /v1,
     /pools and the dashboard's data require an API key.
 
@@ -120,22 +121,26 @@ def create_app(
         forwarder=forwarder,
     )
     app = FastAPI(openapi_url=None, redirect_slashes=False)
-    app.add_middleware(RequestMiddleware, keys=keys)
+    app.add_exception_handler(Exception, answer_error)
     app.add_exception_handler(TwofoldError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_error)
+    posted: dict[str, PostEndpoint] = {
+        "/v1/completions": _or_forwarded(complete, gateway),
+        "/v1/chat/completions": _or_forwarded(chat, gateway),
+        "/v1/responses": partial(create_response, gateway),
+        "/v1/messages": _or_forwarded(create_message, gateway),
+    }
+    for path, endpoint in posted.items():
+        app.add_route(path, endpoint, methods=["POST"])
     _add_api(app, gateway)
     _add_operations(app, service, gateway.bodies, keys=keys is not None)
-    return app
+    return RequestMiddleware(app, keys, posted)
 
 
 def _add_api(app: FastAPI, gateway: Gateway) -> None:
-    app.add_route("/v1/completions", _or_forwarded(complete, gateway), methods=["POST"])
-    app.add_route("/v1/chat/completions", _or_forwarded(chat, gateway), methods=["POST"])
-    app.add_route("/v1/responses", partial(create_response, gateway), methods=["POST"])
     app.add_route("/v1/responses/{id}", partial(get_response, gateway), methods=["GET"])
     app.add_route("/v1/responses/{id}", partial(delete_response, gateway), methods=["DELETE"])
     app.add_route("/v1/responses/{id}/input_items", partial(get_input, gateway), methods=["GET"])
-    app.add_route("/v1/messages", _or_forwarded(create_message, gateway), methods=["POST"])
     app.add_route("/v1/messages/count_tokens", partial(count_tokens, gateway), methods=["POST"])
     app.add_route("/tokenize", partial(tokenize, gateway), methods=["POST"])
     app.add_route("/detokenize", partial(detokenize, gateway), methods=["POST"])

@@ -16,7 +16,7 @@ from twofold.errors import RequestError, UnsupportedError
 from twofold.serving.controller.service import Service
 from twofold.serving.gateway.middleware import Arrival
 from twofold.serving.gateway.response_store import ResponseStore
-from twofold.serving.gateway.schemas import check_served, invalid
+from twofold.serving.gateway.schemas import MAX_INT, GenerationFields, check_served, invalid
 from twofold.serving.gateway.tokenizer import TextTokenizer
 from twofold.serving.gateway.tools.families import BY_CHECKPOINT, AnswerParsers
 
@@ -152,6 +152,15 @@ class Gateway:
         """Whether a request that the gateway refused with this error goes to a server as it is."""
         return self.forwarder is not None and isinstance(error, UnsupportedError)
 
+    def sends_text(self, fields: GenerationFields) -> bool:
+        """Whether servers behind this gateway tokenize the prompts of a request, and detokenize its output."""
+        if not self.service.takes_text or self.limits.prompt_tokens is not None:
+            return False
+        by_token = fields.wanted_logprobs is not None or fields.echoes or fields.return_token_ids
+        # Without a limit, the length of the prompt decides how long the output may be.
+        limited = fields.token_limit is not None or fields.default_max_tokens < MAX_INT
+        return limited and not (by_token or fields.include_stop_str_in_output)
+
     def check_model(self, name: str) -> None:
         """Raise RequestError (404) unless `name` is the served model."""
         check_served(name, self.service.model.name)
@@ -161,6 +170,10 @@ class Gateway:
         if self.tokenizer is None:
             raise invalid(field, "this model has no tokenizer, so prompts must be token ids")
         return self.tokenizer
+
+    def least_tokens(self, text: str) -> int:
+        """Return the least number of tokens of a text, which is at least 1."""
+        return max(1, len(text) // self.require_tokenizer("prompt").longest_token)
 
     def check_length(self, characters: int, field: str) -> None:
         """Raise RequestError if a text is too long for the limits or for the model's context."""

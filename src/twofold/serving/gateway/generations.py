@@ -2,14 +2,14 @@
 
 import math
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 
 from twofold.errors import RequestError
-from twofold.request import Constraint, Generation, Request, SamplingParams
+from twofold.request import Constraint, Generation, PromptText, Request, SamplingParams
 from twofold.serving.gateway.gateway import Gateway, RequestLimits
 from twofold.serving.gateway.keys import ApiKey
 from twofold.serving.gateway.middleware import Arrival
@@ -23,6 +23,8 @@ TIMEOUT_HEADER = "X-Request-Timeout"
 # "in-memory" is OpenAI's spelling until 2026. Both spellings mean: until evicted.
 RETENTIONS: Final = {"in_memory": 0.0, "in-memory": 0.0, "24h": 24 * 3600.0}
 MODES: Final = ("implicit",)
+
+CHARACTERS_PER_TOKEN: Final = 4  # a guess, of a prompt that a server tokenizes
 
 # The gateway sets these fields itself.
 _OWN_FIELDS: Final = frozenset({"kv_transfer_params", "request_id", "return_tokens_as_token_ids"})
@@ -95,14 +97,16 @@ def server_fields(gateway: Gateway, request: HttpRequest, fields: GenerationFiel
 
 
 def plan(
-    gateway: Gateway, fields: GenerationFields, spec: ResponseSpec, prompts: list[list[int]]
+    gateway: Gateway, fields: GenerationFields, spec: ResponseSpec, prompts: Sequence[str | list[int]]
 ) -> Iterator[PlannedChoice]:
     """Yield a generation request and an output processor for every completion, which may be several per prompt.
 
-    Raises RequestError if a request parameter is invalid.
+    A prompt is a list of token ids, or a text that a server tokenizes. Raises RequestError if a request parameter is
+    invalid.
     """
     n = fields.generated
-    tokens, most = n * sum(map(len, prompts)), gateway.limits.generated_prompt_tokens
+    lengths = [gateway.least_tokens(each) if isinstance(each, str) else len(each) for each in prompts]
+    tokens, most = n * sum(lengths), gateway.limits.generated_prompt_tokens
     if tokens > most:
         raise invalid(
             "prompt" if n == 1 else "n",
@@ -111,13 +115,13 @@ def plan(
         )
     sampling = _sampling(gateway, fields, None if spec.given is None else spec.given.constraint)
     stops = stop_patterns(_stop_strings(fields, gateway.limits))
-    for number, token_ids in enumerate(prompts):
-        max_tokens = _max_tokens(gateway, fields, len(token_ids))
+    for number, prompt in enumerate(prompts):
+        max_tokens = _max_tokens(gateway, fields, lengths[number])
         seed = secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed
         for nth in range(n):
             index = number * n + nth
             seeded = msgspec.structs.replace(sampling, max_tokens=max_tokens, seed=(seed + nth) & _SEED_MASK)
-            generation = _generation(spec, fields, index, token_ids, seeded)
+            generation = _generation(spec, fields, index, prompt, seeded)
             parser = None if spec.format is None else spec.format.parser()
             output = OutputProcessor(index, gateway.tokenizer, fields, stops, parser)
             outputs = fields.max_tokens != 0
@@ -127,14 +131,18 @@ def plan(
 
 
 def _generation(
-    spec: ResponseSpec, fields: GenerationFields, index: int, token_ids: list[int], sampling: SamplingParams
+    spec: ResponseSpec, fields: GenerationFields, index: int, prompt: str | list[int], sampling: SamplingParams
 ) -> Generation:
-    key = spec.arrival.key_name
+    key, text = spec.arrival.key_name, None
+    if isinstance(prompt, str):
+        # Special tokens may delimit reasoning and tool calls.
+        skips = fields.skip_special_tokens is not False and spec.format is None
+        text = PromptText(text=prompt, add_special_tokens=fields.adds_special_tokens, skip_special_tokens=skips)
     request = Request(
         # Clients may reuse request ids, so the generation's id has a random suffix.
         id=f"{spec.id}-{index}-{secrets.token_hex(16)}",
         arrival_s=spec.arrival.monotonic_s,
-        prompt_tokens=len(token_ids),
+        prompt_tokens=len(prompt) if text is None else 1 + len(prompt) // CHARACTERS_PER_TOKEN,
         output_tokens=sampling.max_tokens,
         retain_s=spec.retain_s,
         # Requests without a cache key belong to no session. Keys of different tenants differ.
@@ -142,7 +150,8 @@ def _generation(
     )
     return Generation(
         request=request,
-        prompt_token_ids=token_ids,
+        prompt_token_ids=[] if isinstance(prompt, str) else prompt,
+        prompt_text=text,
         sampling=sampling,
         key=key,
         priority=fields.priority or 0,

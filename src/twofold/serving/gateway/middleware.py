@@ -3,10 +3,12 @@
 import re
 import time
 import uuid
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twofold.serving.gateway.keys import ApiKey, KeyRing
@@ -15,6 +17,9 @@ from twofold.serving.telemetry.context import CURRENT, context_of
 
 _OPEN = frozenset({"/health", "/ping", "/metrics", "/version", "/openapi.json", "/docs", "/dashboard"})
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+PostEndpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,16 +36,33 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
         return "" if self.key is None else self.key.name
 
 
+class Departure:
+    """Tells when a client has left, by a call of `on_left`."""
+
+    __slots__ = ("left", "on_left")
+
+    def __init__(self) -> None:
+        self.left = False
+        self.on_left: Callable[[], None] | None = None
+
+    def leave(self) -> None:
+        """Record that the connection is lost."""
+        self.left = True
+        if self.on_left is not None:
+            self.on_left()
+
+
 class RequestMiddleware:
     """ASGI middleware of the gateway: sets request ids, checks API keys and converts exceptions to error
     responses.
 
-    If `keys` is given, a request needs an API key, except for the dashboard, its health and its metrics.
+    If `keys` is given, a request needs an API key, except for the dashboard, its health and its metrics. `posted` has
+    the endpoints of POST requests that `app` need not route, by path: its layers take longer than such a request.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing | None) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing | None, posted: Mapping[str, PostEndpoint]) -> None:
         self._app = app
-        self._keys = keys
+        self._keys, self._posted = keys, posted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,28 +74,37 @@ class RequestMiddleware:
             request_id=_request_id(headers), monotonic_s=time.monotonic(), created=int(time.time()), key=key
         )
         scope.setdefault("state", {})["arrival"] = arrival
+        scope["state"].setdefault("departure", Departure())  # servers of tests have none
         context = context_of(arrival.request_id, scope["path"], headers.get("traceparent", ""))
         CURRENT.set(context)
-        started = False
+        started = complete = False
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
+            nonlocal started, complete
+            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
             if message["type"] == "http.response.start":
                 started = True
-                answer = MutableHeaders(scope=message)
-                answer.append("x-request-id", arrival.request_id)
-                answer.append("traceparent", str(context.span))
+                headers = MutableHeaders(scope=message)
+                headers.append("x-request-id", arrival.request_id)
+                headers.append("traceparent", str(context.span))
             await send(message)
 
         if key is None and self._keys is not None and _is_protected(scope["path"]):
             refused = error_response(401, "the API key is missing or wrong", code="invalid_api_key")
             await refused(scope, receive, send_with_id)
             return
+        endpoint = self._posted.get(scope["path"]) if scope["method"] == "POST" else None
         try:
-            await self._app(scope, receive, send_with_id)
+            if endpoint is None:
+                await self._app(scope, receive, send_with_id)
+            else:
+                answer = await endpoint(Request(scope, receive))
+                await answer(scope, receive, send_with_id)
         except ClientDisconnect:
             return  # no client to respond to
         except Exception as error:
+            if complete:  # `app` has answered, and raises the error again
+                return
             if started:
                 raise
             await error_response_for(error)(scope, receive, send_with_id)

@@ -132,8 +132,10 @@ class OutputProcessor:
         self._parser = parser
         self._index = index
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip) if tokenizer else None
+        self._unread: list[int] = []  # tokens whose text came from a server
+        self._silent = False  # whether the last token has no text
         self._include_stop = bool(fields.include_stop_str_in_output)
-        self._stops = StopStrings(stops, include=self._include_stop)
+        self._stops = StopStrings(stops, include=self._include_stop) if stops else None
         self._min_tokens = fields.min_tokens or 0
         self._tokens = 0
 
@@ -155,13 +157,15 @@ class OutputProcessor:
         """Process an output token; return the text to emit and the finish reason (None before the end)."""
         self._tokens += 1
         offset = self._detokenizer.characters if self._detokenizer else 0
-        found = self._stops.push(self._text_of(token), armed=self._tokens > self._min_tokens)
-        text, reason = found.text, token.finish_reason
-        if found.stop is not None:
-            reason = FinishReason.STOP
-        elif reason is not None:
-            text += self._stops.flush()
-        delta = Delta(choice=self._index, token=token, text=text, offset=offset, finish_reason=reason, stop=found.stop)
+        text, reason, stop = self._text_of(token), token.finish_reason, None
+        if self._stops is not None:
+            found = self._stops.push(text, armed=self._tokens > self._min_tokens)
+            text, stop = found.text, found.stop
+            if stop is not None:
+                reason = FinishReason.STOP
+            elif reason is not None:
+                text += self._stops.flush()
+        delta = Delta(choice=self._index, token=token, text=text, offset=offset, finish_reason=reason, stop=stop)
         return delta if self._parser is None else self._parsed(delta, self._parser)
 
     def _parsed(self, delta: Delta, parser: MessageParser) -> Delta:
@@ -177,12 +181,30 @@ class OutputProcessor:
         )
 
     def _text_of(self, token: TokenOutput) -> str:
+        if token.text is not None and not self._ends_within_character(token):
+            self._unread.append(token.token_id)
+            self._silent = not token.text
+            return token.text
         if self._detokenizer is None:
             return ""
+        self._catch_up(self._detokenizer)
         # The stop token is not part of the text.
         silent = token.finish_reason is FinishReason.STOP and not self._include_stop
         text = "" if silent else self._detokenizer.push(token.token_id)
+        self._silent = not text
         return text if token.finish_reason is None else text + self._detokenizer.flush()
+
+    def _ends_within_character(self, token: TokenOutput) -> bool:
+        """Whether a server has detokenized all of an output but its last, incomplete character."""
+        if token.finish_reason is None or token.text:
+            return False
+        return self._silent or token.finish_reason is not FinishReason.STOP
+
+    def _catch_up(self, detokenizer: Detokenizer) -> None:
+        """Read the tokens whose text the client has from a server, before the text of other tokens."""
+        for token_id in self._unread:
+            detokenizer.push(token_id)
+        self._unread.clear()
 
 
 class LogprobFormat:

@@ -51,6 +51,7 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     token_ids: MaybeTokenIds = UNSET
+    prompt_token_ids: MaybeTokenIds = UNSET
 
 
 class Completion(Struct, frozen=True, kw_only=True):

@@ -188,6 +188,11 @@ class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
         return self.max_tokens
 
     @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the tokenizer adds special tokens to the prompt."""
+        return self.add_special_tokens is not False
+
+    @property
     def generated(self) -> int:
         """Number of completions to generate for each prompt, of which the best `n` are returned."""
         return max(self.n or 1, self.best_of or 1)
@@ -302,6 +307,10 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
     @property
     def token_limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        return bool(self.add_special_tokens)  # a chat template has its own
 
     @property
     def wanted_logprobs(self) -> int | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import resource
 import socket
@@ -17,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from twofold.errors import ConfigurationError
 from twofold.serving.gateway.gateway import RequestLimits
+from twofold.serving.gateway.middleware import Departure
 from twofold.serving.gateway.responses import error_response
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,7 @@ _RESERVED_FILES = 64  # for workers, files, and connections to the paths below
 _PIPELINED = 16  # requests of a connection before the response to the first is complete
 _PROBES = frozenset({b"/health", b"/ping", b"/metrics"})  # answered on any number of connections
 _WARNING_INTERVAL_S = 60.0
+_COLLECTED = (50_000, 20, 50)  # objects, and collections of a younger generation, until the next collection
 _CROWDED = error_response(503, "the service has no free connection; try again later", code="too_many_connections")
 _CROWDED.headers["connection"] = "close"
 
@@ -95,9 +98,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         self.table.idle.pop(self, None)
-        for cycle in self._cycles:  # uvicorn marks the newest alone
-            cycle.disconnected = True
-            cycle.message_event.set()
+        self._leave()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -118,6 +119,17 @@ class BoundedProtocol(HttpToolsProtocol):
             self.table.idle[self] = None
         if self._in_head or (self.cycle.response_complete and self.cycle.more_body):
             self._expect_head()  # the body of a refused request is discarded
+
+    def _abort(self) -> None:
+        self.transport.abort()
+        self._leave()
+
+    def _leave(self) -> None:
+        for cycle in self._cycles:  # uvicorn marks the newest alone
+            if not cycle.disconnected:
+                cycle.disconnected = True
+                cycle.message_event.set()
+                cycle.scope["state"]["departure"].leave()
 
     def _expect_head(self) -> None:
         """Close the connection unless a head is complete in time."""
@@ -148,7 +160,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self.table.idle.pop(self, None)
-        self.scope["state"]["abort"] = self.transport.abort  # for clients that do not read
+        self.scope["state"]["abort"] = self._abort  # for clients that do not read
+        self.scope["state"]["departure"] = Departure()
         crowded = self._in_reserve and len(self.connections) > self.table.most
         probes = self.url.partition(b"?")[0] in _PROBES
         self.app = _CROWDED if crowded and not probes else self.config.loaded_app
@@ -227,6 +240,10 @@ class HttpServer:
 
     async def start(self) -> None:
         """Start serving; return once connections are accepted. Raises ConfigurationError on failure."""
+        # A collection of all objects stops every stream for up to 100 ms, and the objects so far stay.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*_COLLECTED)
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         while not self._server.started:
             if self._task.done():

@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
@@ -14,12 +13,13 @@ from msgspec import UNSET
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from twofold.errors import InstanceLostError
-from twofold.request import FinishReason
+from twofold.errors import InstanceLostError, TwofoldError
+from twofold.request import FinishReason, TokenOutput
 from twofold.serving.controller.live_request import deadline_error
 from twofold.serving.controller.service import Service
 from twofold.serving.gateway.gateway import Gateway
 from twofold.serving.gateway.generations import PlannedChoice, ResponseSpec, plan
+from twofold.serving.gateway.middleware import Departure
 from twofold.serving.gateway.output import Delta
 from twofold.serving.gateway.responses import MaybeUsage, PromptTokensDetails, Usage, error_response_for
 from twofold.serving.gateway.schemas import GenerationFields, StreamOptions
@@ -30,8 +30,10 @@ PLANNED_AT_ONCE = 32  # choices between which other requests go on
 DONE = b"data: [DONE]\n\n"
 # The last two keep proxies from buffering tokens.
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+_MOST_HELD_BYTES = 16 * 1024 * 1024  # of a stream whose client does not read: then its connection is aborted
 LAST_SEND_S = 3.0  # after the deadline, for the event of the error
 _ENCODER = msgspec.json.Encoder()
+_PLACEHOLDER = "\0"  # neither ids nor names of models have this character
 
 T = TypeVar("T")
 
@@ -51,7 +53,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[None, None, T]) 
         await _cancel(working)
 
 
-async def send_until(deadline_s: float, scope: Scope, receive: Receive, sending: Coroutine[None, None, None]) -> None:
+async def send_until(deadline_s: float, scope: Scope, sending: Awaitable[None]) -> None:
     """Await `sending`, which ends at the deadline if its client reads.
 
     Otherwise cancel it then, and abort the connection. Raises ClientDisconnect.
@@ -59,13 +61,12 @@ async def send_until(deadline_s: float, scope: Scope, receive: Receive, sending:
     timeout = asyncio.timeout(max(0.0, deadline_s - time.monotonic()) + LAST_SEND_S)
     try:
         async with timeout:
-            await unless_disconnected(receive, sending)
+            await sending
     except TimeoutError:
         abort = scope["state"].get("abort")
         if abort is None or not timeout.expired():
             raise
         abort()
-        await _disconnected(receive)
         raise ClientDisconnect from None
 
 
@@ -83,83 +84,11 @@ async def _cancel(task: "asyncio.Task[T]") -> None:
         logger.error("error while cancelling the work of a disconnected client", exc_info=task.exception())
 
 
-async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Merge the items of several generators in order of arrival, and close all generators at the end."""
-    if len(sources) == 1:  # fast path without task and queue
-        async with aclosing(sources[0]) as source:
-            async for item in source:
-                yield item
-        return
-    queue: asyncio.Queue[T | Exception | None] = asyncio.Queue()
-    tasks: list[asyncio.Task[None]] = []
-    try:
-        for source in sources:
-            tasks.append(asyncio.create_task(_pump(source, queue)))
-            await asyncio.sleep(0)  # other requests go on between the starts of many
-        running = len(tasks)
-        while running:
-            arrived = await queue.get()
-            if arrived is None:
-                running -= 1
-            elif isinstance(arrived, Exception):
-                raise arrived
-            else:
-                yield arrived
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _pump(source: AsyncGenerator[T, None], queue: "asyncio.Queue[T | Exception | None]") -> None:
-    try:
-        async with aclosing(source):
-            async for item in source:
-                queue.put_nowait(item)
-        queue.put_nowait(None)
-    except Exception as error:  # noqa: BLE001 raised again at the other end of the queue
-        queue.put_nowait(error)
-
-
-async def until_deadline(deadline_s: float, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield from `items`. Raises RequestError (504) if `items` has not ended at the deadline.
-
-    `deadline_s` is a time in seconds on the monotonic clock.
-    """
-    # The deadline interrupts only the wait for an item, never the consumer. Only one task may iterate.
-    waiting, due = True, False
-    timeout = asyncio.timeout(None)
-
-    def fall_due() -> None:
-        nonlocal due
-        due = True
-        if waiting:
-            timeout.reschedule(0.0)
-
-    timer = asyncio.get_running_loop().call_later(max(0.0, deadline_s - time.monotonic()), fall_due)
-    try:
-        async with timeout, aclosing(items):
-            async for item in items:
-                waiting = False
-                if due:
-                    timeout.reschedule(None)
-                yield item
-                waiting = True
-                if due:
-                    timeout.reschedule(0.0)
-    except TimeoutError as error:
-        if not timeout.expired():
-            raise
-        raise deadline_error() from error
-    finally:
-        timer.cancel()
-
-
 class UsageCounter:
     """Counts the tokens of one response."""
 
-    def __init__(self, prompt_tokens: int, planned: Sequence[PlannedChoice]) -> None:
-        self._prompt_tokens = prompt_tokens
+    def __init__(self, prompt_tokens: Sequence[int], planned: Sequence[PlannedChoice]) -> None:
+        self._prompt_tokens = list(prompt_tokens)  # by prompt; 0 until a server has tokenized it
         self._prompts = [each.prompt for each in planned]
         self._completion_tokens = 0
         self._cached: dict[int, int] = {}  # by prompt
@@ -171,21 +100,34 @@ class UsageCounter:
             # Each prompt counts once, with the fewest cached tokens among its choices.
             prompt, cached = self._prompts[delta.choice], delta.token.reused_tokens
             self._cached[prompt] = min(cached, self._cached.get(prompt, cached))
+            self._prompt_tokens[prompt] = delta.token.prompt_tokens or self._prompt_tokens[prompt]
 
     @property
     def usage(self) -> Usage:
+        prompt_tokens = sum(self._prompt_tokens)
         return Usage(
-            prompt_tokens=self._prompt_tokens,
+            prompt_tokens=prompt_tokens,
             completion_tokens=self._completion_tokens,
-            total_tokens=self._prompt_tokens + self._completion_tokens,
+            total_tokens=prompt_tokens + self._completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached.values())),
         )
 
 
 class OpenAIWriter:
-    """Ends of streams in OpenAI's API."""
+    """Ends of streams in OpenAI's API, and events that differ in their text alone."""
 
     done = DONE
+
+    def __init__(self) -> None:
+        self._templates: dict[int, list[bytes]] = {}  # what is before and after the text, by choice
+
+    def text_event(self, choice: int, text: str, make: Callable[[str], msgspec.Struct]) -> bytes:
+        """Return the event whose body `make` builds of a text. All but the text is encoded once for a choice."""
+        parts = self._templates.get(choice)
+        if parts is None:
+            parts = self._templates[choice] = event(make(_PLACEHOLDER)).split(_ENCODER.encode(_PLACEHOLDER))
+        before, after = parts
+        return before + _ENCODER.encode(text) + after
 
     def error_event(self, error: Exception) -> bytes:
         return b"data: " + bytes(error_response_for(error).body) + b"\n\n"
@@ -197,34 +139,68 @@ def event(body: msgspec.Struct) -> bytes:
 
 
 class EventStream(Response):
-    """HTTP response that sends server-sent events, and finally those of the end or of an error."""
+    """HTTP response that sends the output of choices as server-sent events, up to those of the end or of an error."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None], writer: "ResponseWriter", deadline_s: float) -> None:
+    def __init__(
+        self,
+        service: Service,
+        planned: Sequence[PlannedChoice],
+        deadline_s: float,
+        writer: "ResponseWriter",
+        options: StreamOptions,
+        count: "UsageCounter",
+    ) -> None:
         super().__init__(headers=HEADERS)
-        self._writer, self._deadline_s = writer, deadline_s
         del self.headers["content-length"]
-        self._events = events
+        self._service, self._planned, self._deadline_s = service, planned, deadline_s
+        self._writer, self._options, self._count = writer, options, count
+        self._events: list[bytes] = []  # to be sent
+        self._held_bytes = 0
+        # With include_usage, OpenAI sends a null usage in every chunk but the last.
+        self._no_usage: MaybeUsage = None if options.include_usage else UNSET
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_until(self._deadline_s, scope, receive, self._send_all(send))
+        departure: Departure = scope["state"]["departure"]
+        choices = RunningChoices(self._service, self._planned, self._deadline_s, departure, self._add)
+        self._abort = scope["state"].get("abort", departure.leave)
+        await send_until(self._deadline_s, scope, self._send_all(choices, send))
 
-    async def _send_all(self, send: Send) -> None:
-        async with aclosing(self._events) as events:
-            first = await anext(events, b"")  # an error here becomes an ordinary HTTP error
+    def _add(self, delta: Delta) -> None:
+        self._count.add(delta)
+        usage = self._count.usage if self._options.continuous_usage_stats else self._no_usage
+        data = self._writer.events(delta, usage)
+        self._events.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes > _MOST_HELD_BYTES:
+            self._abort()
+
+    async def _send_all(self, choices: "RunningChoices", send: Send) -> None:
+        try:
+            await choices.start()
+            await choices.changed()
+            if choices.failure is not None and not self._events:
+                raise choices.failure  # becomes an ordinary HTTP error
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await self._send(send, first)
-            try:
-                async for data in events:
-                    await self._send(send, data)
-            except Exception as error:  # noqa: BLE001 the status is already sent, so the error becomes an event
-                last = self._writer.error_event(error)
-            else:
-                last = self._writer.done
-        await self._send(send, last, more=False)
+            while choices.going:
+                await send({"type": "http.response.body", "body": self._taken(), "more_body": True})
+                await choices.changed()
+            if isinstance(choices.failure, ClientDisconnect):
+                raise choices.failure
+            self._events.append(self._end(choices.failure))
+            await send({"type": "http.response.body", "body": self._taken(), "more_body": False})
+        finally:
+            choices.close()
 
-    @staticmethod
-    async def _send(send: Send, data: bytes, *, more: bool = True) -> None:
-        await send({"type": "http.response.body", "body": data, "more_body": more})
+    def _taken(self) -> bytes:
+        taken, self._held_bytes = b"".join(self._events), 0
+        self._events.clear()
+        return taken
+
+    def _end(self, failure: Exception | None) -> bytes:
+        if failure is not None:  # the status is already sent, so the error becomes an event
+            return self._writer.error_event(failure)
+        usage = self._writer.usage_event(self._count.usage) if self._options.include_usage else b""
+        return usage + self._writer.done
 
 
 class ResponseWriter(Protocol):
@@ -257,7 +233,7 @@ async def respond(
     request: Request,
     fields: GenerationFields,
     spec: ResponseSpec,
-    prompts: list[list[int]],
+    prompts: Sequence[str | list[int]],
     writer: ResponseWriter,
 ) -> Response:
     """Run the prompts of a request and return the response. Raises ClientDisconnect and API errors."""
@@ -267,52 +243,134 @@ async def respond(
         planned.append(each)
         if len(planned) % PLANNED_AT_ONCE == 0:
             await asyncio.sleep(0)
-    generated = [generate_deltas(gateway.service, each) for each in planned]
-    deltas = until_deadline(spec.deadline_s, interleave(generated))
-    usage = UsageCounter(sum(map(len, prompts)), planned)
+    count = UsageCounter([0 if isinstance(prompt, str) else len(prompt) for prompt in prompts], planned)
     if fields.stream:
-        events = _events(deltas, writer, fields.stream_options or StreamOptions(), usage)
-        return EventStream(events, writer, spec.deadline_s)
-    choices = await unless_disconnected(request.receive, _collect(deltas, len(planned), usage))
-    choices = list(_best(choices, fields.generated, fields.n or 1))
-    return Response(msgspec.json.encode(writer.response(choices, usage.usage)), media_type="application/json")
+        options = fields.stream_options or StreamOptions()
+        return EventStream(gateway.service, planned, spec.deadline_s, writer, options, count)
+    collected: list[list[Delta]] = [[] for _ in planned]
+
+    def add(delta: Delta) -> None:
+        count.add(delta)
+        collected[delta.choice].append(delta)
+
+    await RunningChoices(gateway.service, planned, spec.deadline_s, request.state.departure, add).run()
+    choices = list(_best(collected, fields.generated, fields.n or 1))
+    return Response(msgspec.json.encode(writer.response(choices, count.usage)), media_type="application/json")
 
 
-async def generate_deltas(service: Service, planned: PlannedChoice) -> AsyncGenerator[Delta, None]:
-    """Yield the output of one choice, token by token."""
-    last = None
-    async with aclosing(service.generate(planned.generation)) as tokens:
-        async for token in tokens:
-            if token.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-                break
-            if planned.echoes and not token.index:
-                *before, end = planned.output.echo(planned.generation.prompt_token_ids, token.prompt_scores)
-                for each in before:
-                    yield each
-                if not planned.outputs:
-                    last = msgspec.structs.replace(end, finish_reason=FinishReason.LENGTH)
-                    break
-                yield end
-            delta = planned.output.push(token)
+class RunningChoices:
+    """The choices of one response while they run. `on_delta` gets what each output token adds to a choice."""
+
+    def __init__(
+        self,
+        service: Service,
+        planned: Sequence[PlannedChoice],
+        deadline_s: float,
+        departure: Departure,
+        on_delta: Callable[[Delta], None],
+    ) -> None:
+        """The deadline is a time in seconds on the monotonic clock."""
+        self._service, self._planned, self._on_delta = service, planned, on_delta
+        self._running = {each.generation.request.id for each in planned}
+        self._changed = asyncio.Event()
+        self.failure: Exception | None = None  # ClientDisconnect if the client has left
+        self._loop = asyncio.get_running_loop()
+        left_s = max(0.0, deadline_s - time.monotonic())
+        self._timer = self._loop.call_later(left_s, lambda: self.fail(deadline_error()))
+        self._departure = departure
+        departure.on_left = lambda: self.fail(ClientDisconnect())
+        if departure.left:
+            departure.leave()
+
+    @property
+    def going(self) -> bool:
+        """Whether more output may follow."""
+        return bool(self._running) and self.failure is None
+
+    async def start(self) -> None:
+        """Start all choices. Raises RequestError if one is rejected."""
+        for each in self._planned:
+            if self.failure is not None:
+                return
+            self._service.submit(each.generation, _ChoiceSink(self, self._service, each))
+            if len(self._planned) > 1:
+                await asyncio.sleep(0)  # other requests go on between the starts of many
+
+    async def changed(self) -> None:
+        """Wait until there has been output, or an end, since the last call."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    async def run(self) -> None:
+        """Run all choices to their end. Raises ClientDisconnect and API errors."""
+        try:
+            await self.start()
+            while self.going:
+                await self.changed()
+            if self.failure is not None:
+                raise self.failure
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Abort the choices that still run."""
+        self._timer.cancel()
+        self._departure.on_left = None
+        for request_id in self._running:
+            self._service.abort(request_id)
+        self._running.clear()
+
+    def add(self, delta: Delta, request_id: str) -> None:
+        """Take what a token of the request adds to its choice."""
+        if request_id in self._running and self.failure is None:
+            self._on_delta(delta)
             if delta.finish_reason is not None:
-                if token.finish_reason is None:
-                    service.stop(planned.generation.request.id)
-                last = delta
-                break
-            yield delta
-    # The request has ended before its last delta is yielded.
-    if last is None:
-        raise InstanceLostError("the generation ended before its last token")
-    yield last
+                self._running.remove(request_id)
+            self._changed.set()
+
+    def fail(self, error: Exception) -> None:
+        """End all choices because of an error."""
+        if self.going:
+            self.failure = error
+            self._changed.set()
+            self._loop.call_soon(self.close)  # the caller may be in the middle of other requests
 
 
-async def _collect(deltas: AsyncGenerator[Delta, None], choices: int, count: UsageCounter) -> list[list[Delta]]:
-    collected: list[list[Delta]] = [[] for _ in range(choices)]
-    async with aclosing(deltas):
-        async for delta in deltas:
-            count.add(delta)
-            collected[delta.choice].append(delta)
-    return collected
+class _ChoiceSink:
+    """Passes the output of one choice to the response."""
+
+    def __init__(self, response: RunningChoices, service: Service, planned: PlannedChoice) -> None:
+        self._response, self._service, self._planned = response, service, planned
+
+    def output(self, output: TokenOutput) -> None:
+        request_id = self._planned.generation.request.id
+        if output.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+            self._response.fail(InstanceLostError("the generation ended before its last token"))
+            return
+        try:
+            for delta in self._deltas(output):
+                if delta.finish_reason is not None and output.finish_reason is None:
+                    self._end(request_id)  # before the client sees the end
+                self._response.add(delta, request_id)
+        except Exception as error:  # noqa: BLE001  it concerns this response alone
+            self._response.fail(error)
+
+    def failed(self, error: TwofoldError) -> None:
+        self._response.fail(error)
+
+    def _end(self, request_id: str) -> None:
+        end = self._service.stop if self._planned.outputs else self._service.abort
+        end(request_id)
+
+    def _deltas(self, token: TokenOutput) -> Sequence[Delta]:
+        """Return what a token adds to the choice."""
+        planned = self._planned
+        if not planned.echoes or token.index:
+            return (planned.output.push(token),)
+        prompt = list(planned.output.echo(planned.generation.prompt_token_ids, token.prompt_scores))
+        if planned.outputs:
+            return [*prompt, planned.output.push(token)]
+        return [*prompt[:-1], msgspec.structs.replace(prompt[-1], finish_reason=FinishReason.LENGTH)]
 
 
 def _best(choices: Sequence[list[Delta]], made: int, wanted: int) -> Iterator[list[Delta]]:
@@ -328,16 +386,3 @@ def _best(choices: Sequence[list[Delta]], made: int, wanted: int) -> Iterator[li
 
 def _mean_logprob(deltas: Sequence[Delta]) -> float:
     return fmean([delta.token.logprob or 0.0 for delta in deltas if not delta.of_prompt] or [0.0])
-
-
-async def _events(
-    deltas: AsyncGenerator[Delta, None], writer: ResponseWriter, options: StreamOptions, count: UsageCounter
-) -> AsyncGenerator[bytes, None]:
-    # With include_usage, OpenAI sends a null usage in every chunk but the last.
-    no_usage: MaybeUsage = None if options.include_usage else UNSET
-    async with aclosing(deltas):
-        async for delta in deltas:
-            count.add(delta)
-            yield writer.events(delta, count.usage if options.continuous_usage_stats else no_usage)
-    if options.include_usage:
-        yield writer.usage_event(count.usage)

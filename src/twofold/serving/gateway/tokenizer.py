@@ -137,25 +137,10 @@ class TextTokenizer:
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         def work() -> list[list[int]]:
-            return [self._encode(text, add_special_tokens) for text in texts]
+            return [self.encode_one(text, add_special_tokens=add_special_tokens) for text in texts]
 
         weight = sum(len(text) + _TEXT_CHARACTERS for text in texts)
         return await off_loop(weight, work)
-
-    def encode_chat(
-        self,
-        messages: Sequence[dict[str, Any]],
-        *,
-        add_generation_prompt: bool,
-        add_special_tokens: bool,
-        template_kwargs: dict[str, object],
-        tools: Sequence[dict[str, Any]] = (),
-    ) -> list[int]:
-        """Render messages with the model's chat template and return the token ids; raises RequestError on failure."""
-        text = self.render_chat(
-            messages, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs, tools=tools
-        )
-        return self._encode(text, add_special_tokens)
 
     def render_chat(
         self,
@@ -196,13 +181,15 @@ class TextTokenizer:
     def spellings(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         """Return the token ids of each word, at the start of a text and after a space."""
         forms = (form for word in words for form in (word, f" {word.lstrip()}"))
-        return tuple(dict.fromkeys(tuple(self._encode(form, add_special_tokens=False)) for form in forms))
+        return tuple(dict.fromkeys(tuple(self.encode_one(form, add_special_tokens=False)) for form in forms))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+    def encode_one(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # The fast form computes no offsets, and takes half the time.
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
 
 class Detokenizer:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from prometheus_client import Histogram
 
 from twofold.serving.telemetry.latencies import LatencyWindow
-from twofold.serving.telemetry.metrics import MetricRegistry
+from twofold.serving.telemetry.metrics import GapHistogram, MetricRegistry
 from twofold.serving.telemetry.snapshot import RequestSnapshot, ServiceLog, StageName, stage_of, stages_of
 from twofold.slo import Slo
 from twofold.timeline import Moment, Timeline
@@ -43,7 +43,8 @@ class RequestTelemetry:
 
     def __init__(self, registry: MetricRegistry, log: ServiceLog, slo: Slo) -> None:
         histogram, counter = registry.histogram, registry.counter
-        self._itl = histogram("inter_token_latency_seconds", "Gap between two tokens.", ITL_BUCKETS)
+        self._itl = GapHistogram("inter_token_latency_seconds", "Gap between two tokens.", ITL_BUCKETS)
+        registry.collectors.register(self._itl)
         self._spans = _histograms(registry, _SPANS)
         self._complete_spans = _histograms(registry, _COMPLETE_SPANS)
         self._decode = histogram("request_decode_time_seconds", "From the first to the last token.", SPAN_BUCKETS)
@@ -71,8 +72,7 @@ class RequestTelemetry:
         self._log.totals["tokens"] += timeline.output_tokens
         if timeline.output_tokens > 0:
             self._prompt_tokens.inc(timeline.request.prompt_tokens)
-        for gap in timeline.itl_s:
-            self._itl.observe(gap)
+        self._itl.observe(timeline.itl_s)
         if self._slo != Slo():
             self._good.labels("true" if good else "false").inc()
         spans = self._spans

@@ -2,18 +2,18 @@
 outputs. Closing the connection aborts a request.
 """
 
+import asyncio
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Annotated, TypeVar
 
-import aiohttp
 import msgspec
 from msgspec import Meta
 
 from twofold.errors import TwofoldError
 from twofold.request import ConstraintKind, FinishReason, Generation, TokenOutput
+from twofold.serving.upstream.connection import ConnectionPool, ServerConnection
 
 T = TypeVar("T")
 KvParams = Mapping[str, object]
@@ -25,10 +25,10 @@ _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _NAMED = re.compile(r"token_id:([0-9]{1,9})")
 _TokenId = Annotated[int, Meta(ge=0, lt=1 << 32)]  # as tokenizers take them
 
-CONNECT_S = 5.0
 # Statuses of invalid requests; all other errors are the server's.
 _REFUSALS = (400, 413, 422)
 _OK = 200
+_JSON = {"content-type": "application/json"}
 _DATA, _DONE = b"data:", b"[DONE]"
 _LINE_BYTES = 1 << 24  # the first event of a stream repeats the prompt
 
@@ -65,32 +65,46 @@ class _Logprobs(msgspec.Struct, frozen=True):
     top_logprobs: list[dict[str, float] | None] = []  # the keys are token ids, written as `token_id:N`
 
 
+_NONE = msgspec.Raw(b"null")
+
+
 class UpstreamChoice(msgspec.Struct, frozen=True):
     """Output tokens: all of them in a complete response, or the new ones in one event of a stream."""
 
     token_ids: list[_TokenId] | None = None
+    text: str | None = None
+    prompt_token_ids: msgspec.Raw = _NONE  # in a complete response, or the first event of a stream
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
 
-    def outputs(self, first_index: int) -> list[TokenOutput]:
-        """Return all tokens of this choice, numbered from `first_index`. Raises ServerError for invalid data."""
-        tokens, logprobs = self.token_ids or [], self.logprobs or _Logprobs()
-        if self.finish_reason is not None and self.finish_reason not in _FINISH:
-            raise ServerError(f"the output ended with {self.finish_reason!r}")
-        outputs = [
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of prompt tokens, where the server has sent their ids; otherwise 0."""
+        ids = bytes(self.prompt_token_ids)
+        return ids.count(b",") + 1 if ids.startswith(b"[") else 0
+
+    def outputs(self, first_index: int, *, text: bool = False) -> list[TokenOutput]:
+        """Return all tokens of this choice, numbered from `first_index`; with `text`, the last one has their text.
+
+        Raises ServerError for invalid data.
+        """
+        tokens, logprobs, reason = self.token_ids or [], self.logprobs, self.finish_reason
+        if reason is not None and reason not in _FINISH:
+            raise ServerError(f"the output ended with {reason!r}")
+        if reason is not None and not tokens:
+            raise ServerError(f"the output ended with {reason!r} and no token")
+        last = len(tokens) - 1
+        return [
             TokenOutput(
                 index=first_index + place,
                 token_id=token_id,
-                logprob=_at(logprobs.token_logprobs, place),
-                top_logprobs=_top(_at(logprobs.top_logprobs, place)),
+                logprob=None if logprobs is None else _at(logprobs.token_logprobs, place),
+                top_logprobs=() if logprobs is None else _top(_at(logprobs.top_logprobs, place)),
+                finish_reason=_FINISH[reason] if reason is not None and place == last else None,
+                text=(self.text if place == last else "") if text else None,
             )
             for place, token_id in enumerate(tokens)
         ]
-        if self.finish_reason is not None:
-            if not outputs:
-                raise ServerError(f"the output ended with {self.finish_reason!r} and no token")
-            outputs[-1] = msgspec.structs.replace(outputs[-1], finish_reason=_FINISH[self.finish_reason])
-        return outputs
 
 
 class _ErrorBody(msgspec.Struct, frozen=True):
@@ -142,16 +156,19 @@ def completion_body(
     stream: bool,
     max_tokens: int | None = None,
     kv: KvParams | None = None,
+    prompt_ids: msgspec.Raw | None = None,
 ) -> bytes:
-    """Return the body of a completion request. `max_tokens`, if set, overrides the limit in `generation`."""
+    """Return the body of a completion request. `max_tokens`, if set, overrides the limit in `generation`, and
+    `prompt_ids` (a JSON list) its prompt.
+    """
     # All sampling fields are sent, because the defaults in `generation_config.json` may differ between servers.
-    sampling = generation.sampling
+    sampling, prompt = generation.sampling, generation.prompt_text
     tokens = sampling.max_tokens if max_tokens is None else max_tokens
     fields: dict[str, object] = {
         **generation.server_fields,
         "model": model,
         "request_id": generation.request.id,
-        "prompt": generation.prompt_token_ids,
+        "prompt": generation.prompt_token_ids if prompt is None else prompt.text,
         "max_tokens": tokens,
         "min_tokens": min(sampling.min_tokens, tokens),
         "temperature": sampling.temperature,
@@ -166,6 +183,11 @@ def completion_body(
         "stream": stream,
         "return_token_ids": True,
     }
+    if prompt_ids is not None:
+        fields["prompt"] = prompt_ids
+    if prompt is not None:
+        fields["add_special_tokens"] = prompt.add_special_tokens
+        fields["skip_special_tokens"] = prompt.skip_special_tokens
     if not sampling.greedy:
         fields["seed"] = seed
     if sampling.logit_bias:
@@ -208,30 +230,53 @@ def _top(named: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(known, key=lambda each: -each[1]))
 
 
-class VllmClient:
-    """HTTP client of the vLLM server at `url`."""
+OnEvents = Callable[[list[UpstreamCompletion]], None]
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
-        # Calls without `timeout_s` have only the connection timeout of `session`.
+
+class _EventReader:
+    """Reads the events of a stream: each is a line followed by an empty line."""
+
+    def __init__(self, on_events: OnEvents) -> None:
+        self.done = False
+        self._on_events, self._left = on_events, b""
+
+    def feed(self, received: bytes) -> None:
+        *lines, self._left = (self._left + received).split(b"\n")
+        found = [data for line in lines if (data := line.removeprefix(_DATA).strip())]
+        if _DONE in found:
+            self.done = True
+            found = found[: found.index(_DONE)]
+        if found:
+            self._on_events([read_completion(data) for data in found])
+        if len(self._left) > _LINE_BYTES:
+            raise ServerError(f"an event has more than {_LINE_BYTES} bytes")
+
+
+class VllmClient:
+    """HTTP client of the vLLM server at `url`. Requests without `timeout_s` may take any time."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
         self.url = url
-        self._session = session
+        self._pool = ConnectionPool(url, api_key)
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        self._pool.close()
 
     async def complete(self, body: bytes) -> UpstreamCompletion:
         """Send a completion request and return the response. Raises UnavailableError, RejectedError and ServerError."""
-        async with self._answer("POST", "/v1/completions", body) as response:
-            return read_completion(await response.read())
+        async with self._answer("POST", "/v1/completions", body) as connection:
+            return read_completion(await connection.read_all())
 
-    async def stream(self, body: bytes) -> AsyncGenerator[UpstreamCompletion, None]:
-        """Send a completion request and yield the events of its stream. Raises the same errors as `complete`."""
-        done = False
-        async with self._answer("POST", "/v1/completions", body) as response:
-            # Read to the end, so that the connection can be reused. An event is a line followed by an empty line.
-            async for line in response.content:
-                data = line.removeprefix(_DATA).strip()
-                done = done or data == _DONE
-                if data and not done:
-                    yield read_completion(data)
-        if not done:
+    async def stream(self, body: bytes, on_events: OnEvents) -> None:
+        """Send a completion request, and call `on_events` with the events of its stream, all that arrive at a time.
+
+        Raises the same errors as `complete`, and those of `on_events`.
+        """
+        events = _EventReader(on_events)
+        async with self._answer("POST", "/v1/completions", body) as connection:
+            await connection.pour(events.feed)  # to the end, so that the connection can be reused
+        if not events.done:
             raise UnavailableError(f"{self.url} closed the connection during a stream")
 
     async def card(self, timeout_s: float) -> ServerModel:
@@ -252,48 +297,37 @@ class VllmClient:
 
     async def _get(self, path: str, timeout_s: float) -> bytes:
         try:
-            async with self._answer("GET", path, timeout_s=timeout_s) as response:
-                return await response.read()
+            async with self._answer("GET", path, b"", timeout_s) as connection:
+                return await connection.read_all()
         except RejectedError as error:
             raise UnavailableError(f"{self.url}{path}: {error}") from error
 
     @asynccontextmanager
     async def _answer(
-        self, method: str, path: str, body: bytes | None = None, timeout_s: float | None = None
-    ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
-        headers = {} if body is None else {"Content-Type": "application/json"}
-        async with self.response(method, path, body, headers, timeout_s) as response:
-            if response.status != _OK:
-                message = error_text(await response.read())
-                if response.status in _REFUSALS:
-                    raise RejectedError(response.status, message)
-                raise UnavailableError(f"{self.url} returned HTTP {response.status}: {message}")
-            yield response
+        self, method: str, path: str, body: bytes, timeout_s: float | None = None
+    ) -> AsyncGenerator[ServerConnection, None]:
+        async with self.response(method, path, body, _JSON, timeout_s) as connection:
+            if connection.status != _OK:
+                message = error_text(await connection.read_all())
+                if connection.status in _REFUSALS:
+                    raise RejectedError(connection.status, message)
+                raise UnavailableError(f"{self.url} returned HTTP {connection.status}: {message}")
+            yield connection
 
     @asynccontextmanager
     async def response(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float | None = None
-    ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
-        """Send a request and yield the response with any status. Raises UnavailableError."""
-        request = partial(
-            self._session.request,
-            *(method, self.url + path),
-            data=body,
-            headers=headers,
-            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S),
-            read_bufsize=_LINE_BYTES,
-            allow_redirects=False,  # only configured servers get requests and the API key
-        )
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float | None = None
+    ) -> AsyncGenerator[ServerConnection, None]:
+        """Send a request and yield its connection, with an answer of any status. Raises UnavailableError."""
+        # Redirects are not followed: only configured servers get requests and the API key.
         try:
-            try:
-                opened = await request()
-            except aiohttp.ClientConnectorError:
-                raise
-            except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
-                opened = await request()  # the server closed an idle connection just as this request reused it
-            async with opened as response:
-                yield response
+            async with asyncio.timeout(timeout_s):
+                connection = await self._pool.request(method, path, body, headers)
+                try:
+                    yield connection
+                finally:
+                    self._pool.release(connection)
         except TimeoutError as error:
             raise UnavailableError(f"{self.url} did not respond in time") from error
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise UnavailableError(f"{self.url}: {error or type(error).__name__}") from error
+        except OSError as error:
+            raise UnavailableError(f"{self.url}: {error}") from error

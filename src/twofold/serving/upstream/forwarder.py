@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import aiohttp
 import msgspec
 from fastapi.responses import Response
 from starlette.requests import Request as HttpRequest
@@ -22,8 +21,9 @@ from twofold.serving.controller.requests import LiveRequests
 from twofold.serving.gateway.middleware import Arrival
 from twofold.serving.gateway.responses import error_response_for
 from twofold.serving.gateway.schemas import check_served
-from twofold.serving.gateway.streaming import send_until
+from twofold.serving.gateway.streaming import send_until, unless_disconnected
 from twofold.serving.upstream.client import UnavailableError
+from twofold.serving.upstream.connection import ServerConnection
 from twofold.serving.upstream.forecast import UpstreamPromptKeys
 from twofold.serving.upstream.servers import Server
 
@@ -68,7 +68,7 @@ class ServerForwarder:
     @asynccontextmanager
     async def response(
         self, request: HttpRequest, body: bytes, fields: Mapping[str, object] | None
-    ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+    ) -> AsyncGenerator[ServerConnection, None]:
         """Yield the response of the first server that responds. Raises RequestError and InstanceLostError."""
         arrival: Arrival = request.state.arrival
         deadline_s, length = self.deadline_s(request), max(1, len(body) // _BYTES_PER_TOKEN)
@@ -87,7 +87,7 @@ class ServerForwarder:
 
     async def _first_response(
         self, request: HttpRequest, body: bytes, fields: Mapping[str, object] | None, stack: AsyncExitStack
-    ) -> aiohttp.ClientResponse:
+    ) -> ServerConnection:
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         headers = {name: value for name in _REQUEST_HEADERS if (value := request.headers.get(name)) is not None}
         reason = "no server is available"
@@ -146,7 +146,8 @@ class _ForwardedResponse(Response):
         self._forwarder, self._request, self._sent, self._fields = forwarder, request, body, fields
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_until(self._forwarder.deadline_s(self._request), scope, receive, self._send_all(send))
+        sending = unless_disconnected(receive, self._send_all(send))
+        await send_until(self._forwarder.deadline_s(self._request), scope, sending)
 
     async def _send_all(self, send: Send) -> None:
         events = False
@@ -158,7 +159,7 @@ class _ForwardedResponse(Response):
                 raw = [(name.encode(), value.encode()) for name, value in headers.items()]
                 await send({"type": "http.response.start", "status": response.status, "headers": raw})
                 events = "event-stream" in headers.get("content-type", "")
-                async for part in response.content.iter_any():
+                while part := await response.read():
                     await send({"type": "http.response.body", "body": part, "more_body": True})
         except (UnavailableError, RequestError) as error:
             if not events:

@@ -9,6 +9,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Protocol, TypeVar
 
@@ -24,6 +26,7 @@ from twofold.serving.upstream.client import (
     RejectedError,
     ServerError,
     UnavailableError,
+    UpstreamChoice,
     UpstreamCompletion,
     completion_body,
     rejected_decode_body,
@@ -46,10 +49,25 @@ class AttemptLostError(TwofoldError):
         self.instance, self.unavailable = instance, unavailable
 
 
+@dataclass(slots=True)
+class _Progress:
+    """What has arrived of a stream."""
+
+    requested_s: float
+    index: int = 0  # of the next token
+    ended: bool = False  # whether the last token has arrived
+
+
+class _BeyondEndError(Exception):
+    """Raised to close a connection, which aborts a request on a server that goes on after the last token."""
+
+
 class AttemptListener(Protocol):
     """Receiver of a request's progress: start of the prefill, tokens and hand-off."""
 
     def prefill_started(self, attempt_id: str, at_s: float) -> None: ...
+
+    def tokenized(self, attempt_id: str, prompt_ids: msgspec.Raw, tokens: int) -> None: ...
 
     def token(self, attempt_id: str, output: TokenOutput, instance: str, started_s: float, now: float) -> None: ...
 
@@ -78,6 +96,7 @@ class UpstreamRequest:
             self._again = generation.prompt_token_ids[-first_index:]
             generation = from_the_start(generation, first_index)
         self._generation = generation
+        self._prompt_ids: msgspec.Raw | None = None  # JSON list of a prompt that a server has tokenized
         self._seed = seed_of(generation.sampling.seed, first_index - len(self._again))
 
     @property
@@ -108,7 +127,7 @@ class UpstreamRequest:
             self._emit(first, self.prefill, time.monotonic())
             if first.finish_reason is None:
                 fetched = True  # from here on the decode server reports a failed fetch itself
-                await self._stream(self.decode, kv, first)
+                await self._stream(self.decode, kv, first, self._prompt_ids)
         finally:
             if not fetched:
                 self._later(self._release(kv))
@@ -117,44 +136,56 @@ class UpstreamRequest:
         outputs = self._outputs(self.prefill, answer, 0)
         if len(outputs) != 1:
             raise AttemptLostError(self.prefill.instance, f"{self.prefill.instance} returned no token")
-        output = msgspec.structs.replace(outputs[0], reused_tokens=answer.reused_tokens)
+        # The text of one token alone may end within a character, so the gateway detokenizes it.
+        output = msgspec.structs.replace(outputs[0], reused_tokens=answer.reused_tokens, text=None)
         if output.finish_reason is FinishReason.LENGTH:
             output = msgspec.structs.replace(output, finish_reason=None)  # a prefill requests one token only
         return output
 
-    async def _stream(self, server: Server, kv: KvParams | None, first: TokenOutput | None) -> None:
-        body = completion_body(self._generation, server.model, self._seed, stream=True, kv=kv)
-        requested_s, index, ended = time.monotonic(), 0, False
-        events = server.client.stream(body)
+    async def _stream(
+        self, server: Server, kv: KvParams | None, first: TokenOutput | None, prompt_ids: msgspec.Raw | None = None
+    ) -> None:
+        body = completion_body(self._generation, server.model, self._seed, stream=True, kv=kv, prompt_ids=prompt_ids)
+        progress = _Progress(requested_s=time.monotonic())
         try:
-            while (event := await self._response(server, anext(events, None))) is not None:
-                now = time.monotonic()
-                outputs = self._outputs(server, event, index)
-                if ended and outputs:
-                    break  # closing the connection aborts a server that goes on after the last token
-                limited = self._limited(outputs, index)
-                for output in limited:
-                    if output.index == 0 and first is not None:
-                        self._fetched(first, output, requested_s, now)
-                    else:
-                        self._emit(output, server, requested_s)
-                    index, ended = index + 1, output.finish_reason is not None
-                if limited is not outputs:
-                    break
+            arrived = partial(self._arrived, server, first, progress)
+            await self._response(server, server.client.stream(body, arrived))
         except AttemptLostError:
-            if not ended:
+            if not progress.ended:
                 raise
-        finally:
-            await events.aclose()
-        if not ended:
+        except _BeyondEndError:
+            return
+        if not progress.ended:
             raise AttemptLostError(server.instance, f"{server.instance} ended the stream before the last token")
+
+    def _arrived(
+        self, server: Server, first: TokenOutput | None, progress: "_Progress", events: list[UpstreamCompletion]
+    ) -> None:
+        outputs: list[TokenOutput] = []
+        for event in events:
+            outputs += self._outputs(server, event, progress.index + len(outputs))
+        if progress.ended and outputs:
+            raise _BeyondEndError
+        limited = self._limited(outputs, progress.index)
+        for output in limited:
+            if output.index == 0 and first is not None:
+                self._fetched(first, output, progress.requested_s, time.monotonic())
+            else:
+                self._emit(output, server, progress.requested_s)
+            progress.index += 1
+            progress.ended = output.finish_reason is not None
+        if limited is not outputs:
+            raise _BeyondEndError
 
     def _limited(self, outputs: list[TokenOutput], index: int) -> list[TokenOutput]:
         """Return the outputs from `index` on up to the request's last token, which ends it if the server goes on."""
-        last = self._generation.sampling.max_tokens - index - 1
-        if not 0 <= last < len(outputs) or outputs[last].finish_reason is not None:
-            return outputs
-        return [*outputs[:last], msgspec.structs.replace(outputs[last], finish_reason=FinishReason.LENGTH)]
+        most = self._generation.sampling.max_tokens - index
+        for place, output in enumerate(outputs, 1):
+            if output.finish_reason is not None:
+                return outputs[:place] if place < len(outputs) else outputs
+            if place >= most:
+                return [*outputs[: place - 1], msgspec.structs.replace(output, finish_reason=FinishReason.LENGTH)]
+        return outputs
 
     def _fetched(self, first: TokenOutput, again: TokenOutput, requested_s: float, now: float) -> None:
         self.handed_off = True
@@ -171,7 +202,8 @@ class UpstreamRequest:
             if (output.token_id, output.finish_reason) != (self._again[output.index], None):
                 raise RejectedError(502, "the server was lost, and another one generates a different output")
             return
-        output = msgspec.structs.replace(output, index=index)
+        if self._again:
+            output = msgspec.structs.replace(output, index=index)
         self._listener.token(self._id, output, server.instance, started_s, time.monotonic())
 
     async def _release(self, kv: KvParams) -> None:
@@ -190,10 +222,23 @@ class UpstreamRequest:
             raise AttemptLostError(server.instance, f"{server.instance}: {error}") from error
 
     def _outputs(self, server: Server, answer: UpstreamCompletion, index: int) -> list[TokenOutput]:
+        text = self._generation.prompt_text is not None
         try:
-            return [output for choice in answer.choices for output in choice.outputs(index)]
+            outputs = [output for choice in answer.choices for output in choice.outputs(index, text=text)]
         except ServerError as error:
             raise AttemptLostError(server.instance, f"{server.instance}: {error}") from error
+        if text and outputs and self._prompt_ids is None:
+            outputs[0] = self._tokenized(server, answer.choices[0], outputs[0])
+        return outputs
+
+    def _tokenized(self, server: Server, choice: UpstreamChoice, first: TokenOutput) -> TokenOutput:
+        """Note the token ids of a prompt that a server has tokenized, and return the first token with their number."""
+        tokens = choice.prompt_tokens
+        if not tokens:
+            raise AttemptLostError(server.instance, f"{server.instance} returned no token ids of the prompt")
+        self._prompt_ids = choice.prompt_token_ids
+        self._listener.tokenized(self._id, self._prompt_ids, tokens)
+        return msgspec.structs.replace(first, prompt_tokens=tokens)
 
 
 def continues(generation: Generation) -> bool:

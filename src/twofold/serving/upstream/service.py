@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import aiohttp
 import zmq.asyncio
 
 from twofold.handoff import HandoffMode
@@ -35,18 +34,13 @@ class RouteService(Service):
     """Service of `twofold route`, with external vLLM servers as workers."""
 
     def __init__(
-        self,
-        config: RouteConfig,
-        http: HttpConfig,
-        session: aiohttp.ClientSession,
-        context: "zmq.asyncio.Context",
-        telemetry: Telemetry,
+        self, config: RouteConfig, http: HttpConfig, context: "zmq.asyncio.Context", telemetry: Telemetry
     ) -> None:
         self._config, self._name = config, http.served_model_name
         # NixlConnector: the decode server pulls the KV after the prefill has finished.
         cluster = ClusterScheduler(ROUTERS[config.router](), FixedHandoff(HandoffMode.PULL))
         self._servers = servers = ServerRegistry(
-            [Server(each, VllmClient(session, each.url), config.max_restart_delay_s) for each in config.servers]
+            [Server(each, VllmClient(each.url, config.api_key), config.max_restart_delay_s) for each in config.servers]
         )
         limits, ttft_s = http.admission, config.early_ttft_s
         prompt_keys = self._prompt_keys = UpstreamPromptKeys()
@@ -84,6 +78,11 @@ class RouteService(Service):
         servers.runner = self._attempts
         self._ticking: asyncio.Task[None] | None = None
 
+    @property
+    def takes_text(self) -> bool:
+        """Whether servers tokenize prompts: not if predictions of TTFT need their lengths and blocks."""
+        return self._forecast is None and self._config.early_ttft_s is None
+
     def forwarder(self, timeout_s: float) -> ServerForwarder:
         """Return the forwarder of requests that a server must run alone."""
         return ServerForwarder(
@@ -109,6 +108,8 @@ class RouteService(Service):
         if self._ticking is not None:
             self._ticking.cancel()
         await self._attempts.close()
+        for server in self._servers.members.values():
+            server.client.close()
 
     def _up(self, server: Server, metrics: ServerMetrics) -> None:
         load = self._cluster.pools.get(server.instance)
@@ -165,34 +166,30 @@ class RoutedGateway:
     async def run(self) -> None:
         """Serve requests until `stop` is called. Raises UserError if the service cannot start."""
         tokenizer = await asyncio.to_thread(load_tokenizer, Path(self._config.model))
-        key = self._config.api_key
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        connector = aiohttp.TCPConnector(limit=0)
         context = zmq.asyncio.Context()
         try:
-            async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
-                service = RouteService(self._config, self._http, session, context, self._telemetry)
-                service.start()
-                try:
-                    self._on_progress("waiting for the servers")
-                    if await unless_set(self._stop, asyncio.create_task(service.wait_ready())):
-                        keys, limits = self._http.keys, self._http.limits
-                        app = create_app(
-                            service,
-                            tokenizer,
-                            keys=keys,
-                            limits=limits,
-                            parsers=self._http.parsers,
-                            checks_constraints=False,
-                            forwarder=service.forwarder(limits.timeout_s),
-                        )
-                        # A request may have a connection to a server, too.
-                        server = HttpServer(
-                            app, self._listener, grace_s=READ_GRACE_S, limits=limits, files_per_connection=2
-                        )
-                        await self._serve(service, server)
-                finally:
-                    await service.close()
+            service = RouteService(self._config, self._http, context, self._telemetry)
+            service.start()
+            try:
+                self._on_progress("waiting for the servers")
+                if await unless_set(self._stop, asyncio.create_task(service.wait_ready())):
+                    keys, limits = self._http.keys, self._http.limits
+                    app = create_app(
+                        service,
+                        tokenizer,
+                        keys=keys,
+                        limits=limits,
+                        parsers=self._http.parsers,
+                        checks_constraints=False,
+                        forwarder=service.forwarder(limits.timeout_s),
+                    )
+                    # A request may have a connection to a server, too.
+                    server = HttpServer(
+                        app, self._listener, grace_s=READ_GRACE_S, limits=limits, files_per_connection=2
+                    )
+                    await self._serve(service, server)
+            finally:
+                await service.close()
         finally:
             context.destroy(linger=0)
             self._listener.close()

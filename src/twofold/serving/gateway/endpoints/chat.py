@@ -1,6 +1,8 @@
 """The endpoint `POST /v1/chat/completions`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 from fastapi.responses import Response
@@ -10,7 +12,13 @@ from starlette.requests import Request
 from twofold.request import FinishReason
 from twofold.serving.gateway import responses
 from twofold.serving.gateway.gateway import Gateway, read_struct
-from twofold.serving.gateway.generations import AnswerFormat, ResponseSpec, response_spec, server_fields
+from twofold.serving.gateway.generations import (
+    CHARACTERS_PER_TOKEN,
+    AnswerFormat,
+    ResponseSpec,
+    response_spec,
+    server_fields,
+)
 from twofold.serving.gateway.output import Delta, LogprobFormat
 from twofold.serving.gateway.schemas import (
     ChatFields,
@@ -30,6 +38,7 @@ from twofold.serving.gateway.tools.message_parser import ParsedCall
 # OpenAI renamed the system role to developer; most templates support the old name only.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 UNSUPPORTED_PARTS = ("function_call", "audio", "refusal")
+Prepared = TypeVar("Prepared", str, list[int])
 _PROMPT_END = 64  # tokens of the prompt in which the answer may begin
 _MESSAGE_CHARACTERS = 128  # a message takes a template as long as this many characters take the tokenizer
 
@@ -37,25 +46,43 @@ _MESSAGE_CHARACTERS = 128  # a message takes a template as long as this many cha
 async def chat(gateway: Gateway, request: Request) -> Response:
     """Answer `POST /v1/chat/completions`. Raises RequestError, InstanceLostError and ClientDisconnect."""
     fields = await read_struct(request, ChatFields, gateway.bodies)
-    spec, token_ids = await start_chat(gateway, request, fields)
+    spec, prompt = await start_chat(gateway, request, fields)
     spec = msgspec.structs.replace(spec, server_fields=server_fields(gateway, request, fields))
     writer = ChatWriter(spec, fields, LogprobFormat(gateway.tokenizer))
-    return await respond(gateway, request, fields, spec, [token_ids], writer)
+    return await respond(gateway, request, fields, spec, [prompt], writer)
 
 
-async def start_chat(gateway: Gateway, request: Request, fields: ChatFields) -> tuple[ResponseSpec, list[int]]:
-    """Return what the answer to a chat request needs, and the token ids of its prompt. Raises RequestError."""
+async def start_chat(gateway: Gateway, request: Request, fields: ChatFields) -> tuple[ResponseSpec, str | list[int]]:
+    """Return what the answer to a chat request needs, and its prompt: token ids, or a text that a server tokenizes.
+
+    Raises RequestError.
+    """
     spec = response_spec(gateway, request, fields, prompts=1)
     gateway.check_chat(fields.messages, fields.tools, "messages")
     if fields.top_logprobs is not None and not fields.logprobs:
         raise invalid("top_logprobs", "requires logprobs: true")
     tools = offered_tools(fields)
-    token_ids = await encode_messages(gateway, fields, template_tools(tools))
-    return _with_format(gateway, fields, spec, tools, token_ids), token_ids
+    prepare = _render_messages if gateway.sends_text(fields) else encode_messages
+    prompt = await prepare(gateway, fields, template_tools(tools))
+    return _with_format(gateway, fields, spec, tools, prompt), prompt
 
 
 async def encode_messages(gateway: Gateway, fields: ChatFields, tools: Sequence[Json] = ()) -> list[int]:
     """Return the token ids of chat messages in the model's chat template. Raises RequestError."""
+    encode = partial(gateway.require_tokenizer("messages").encode_one, add_special_tokens=fields.adds_special_tokens)
+    token_ids = await _prepare(gateway, fields, tools, encode)
+    gateway.check_tokens(len(token_ids), "messages")
+    return token_ids
+
+
+async def _render_messages(gateway: Gateway, fields: ChatFields, tools: Sequence[Json]) -> str:
+    return await _prepare(gateway, fields, tools, str)
+
+
+async def _prepare(
+    gateway: Gateway, fields: ChatFields, tools: Sequence[Json], finish: Callable[[str], Prepared]
+) -> Prepared:
+    """Return what `finish` makes of chat messages in the model's chat template. Raises RequestError."""
     tokenizer = gateway.require_tokenizer("messages")
     options = dict(fields.chat_template_kwargs or {})
     if fields.reasoning_effort is not None:
@@ -63,27 +90,26 @@ async def encode_messages(gateway: Gateway, fields: ChatFields, tools: Sequence[
         options.setdefault("enable_thinking", fields.reasoning_effort != "none")
     tools_bytes = len(msgspec.json.encode(tools)) if tools else 0
 
-    def work() -> list[int]:
+    def work() -> Prepared:
         messages = template_messages(fields.messages)
         gateway.check_length(sum(len(message["content"]) for message in messages), "messages")
         if tools:  # before the template renders them
             gateway.check_length(tools_bytes, "tools")
         if tools and "tools" not in tokenizer.chat_template:
             raise unsupported("tools", "this model's chat template has no tools")
-        return tokenizer.encode_chat(
+        text = tokenizer.render_chat(
             messages,
             add_generation_prompt=fields.add_generation_prompt is not False,
-            add_special_tokens=bool(fields.add_special_tokens),
             template_kwargs=options,
             tools=tools,
         )
+        return finish(text)
 
     kwargs_bytes = len(msgspec.json.encode(options)) if options else 0
-    token_ids = await off_loop(tools_bytes + kwargs_bytes + sum(map(_weight, fields.messages)), work)
-    if not token_ids:
+    prepared = await off_loop(tools_bytes + kwargs_bytes + sum(map(_weight, fields.messages)), work)
+    if not prepared:
         raise invalid("messages", "the model's chat template renders an empty prompt")
-    gateway.check_tokens(len(token_ids), "messages")
-    return token_ids
+    return prepared
 
 
 def _weight(message: InputMessage) -> int:
@@ -97,7 +123,7 @@ def _weight(message: InputMessage) -> int:
 
 
 def _with_format(
-    gateway: Gateway, fields: ChatFields, spec: ResponseSpec, tools: Sequence[FunctionTool], token_ids: Sequence[int]
+    gateway: Gateway, fields: ChatFields, spec: ResponseSpec, tools: Sequence[FunctionTool], prompt: str | list[int]
 ) -> ResponseSpec:
     """Add the form of the answer, and the constraint of an answer that must call tools. Raises RequestError."""
     tokenizer = gateway.require_tokenizer("messages")
@@ -107,7 +133,10 @@ def _with_format(
         if tools:
             raise unsupported("tools", "the form of this model's tool calls is unknown")
         return spec
-    end = tokenizer.decode(token_ids[-_PROMPT_END:], skip_special_tokens=False)
+    if isinstance(prompt, str):
+        end = prompt[-_PROMPT_END * CHARACTERS_PER_TOKEN :]
+    else:
+        end = tokenizer.decode(prompt[-_PROMPT_END:], skip_special_tokens=False)
     answer = AnswerFormat(template=template, prompt_end=end, tools=template_tools(tools))
     forced = None
     if tools and fields.tool_choice not in (None, "auto"):
@@ -173,9 +202,14 @@ class ChatWriter(OpenAIWriter):
     """Formats the response bodies and stream events of chat completions."""
 
     def __init__(self, spec: ResponseSpec, fields: ChatFields, logprobs: LogprobFormat) -> None:
+        super().__init__()
         self._spec, self._fields, self._logprobs = spec, fields, logprobs
+        self._texts_only = fields.wanted_logprobs is None and not fields.return_token_ids
 
     def events(self, delta: Delta, usage: responses.MaybeUsage) -> bytes:
+        silent = delta.reasoning or delta.calls or delta.finish_reason is not None
+        if self._texts_only and not silent and delta.token.index > 0 and not isinstance(usage, responses.Usage):
+            return self.text_event(delta.choice, delta.text, lambda text: self._text_chunk(delta, text, usage))
         data = event(self._chunk([self._chunk_choice(delta)], usage))
         if delta.token.index > 0:
             return data
@@ -217,6 +251,11 @@ class ChatWriter(OpenAIWriter):
             finish_reason=_reason(delta),
             token_ids=self._token_ids_of((delta,)),
         )
+
+    def _text_chunk(self, delta: Delta, text: str, usage: responses.MaybeUsage) -> responses.ChatChunk:
+        said = responses.ChatDelta(content=text)
+        choice = responses.ChatChunkChoice(index=delta.choice, delta=said, logprobs=None, finish_reason=None)
+        return self._chunk([choice], usage)
 
     def _logprobs_of(self, deltas: Sequence[Delta]) -> responses.ChatLogprobs | None:
         top = self._fields.wanted_logprobs

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from twofold.serving.gateway.gateway import Gateway, read_struct
 from twofold.serving.gateway.generations import ResponseSpec, response_spec, server_fields
 from twofold.serving.gateway.output import Delta, LogprobFormat
-from twofold.serving.gateway.responses import Completion, CompletionChoice, MaybeUsage, Usage
+from twofold.serving.gateway.responses import Completion, CompletionChoice, MaybeTokenIds, MaybeUsage, Usage
 from twofold.serving.gateway.schemas import CompletionFields, Prompt, invalid
 from twofold.serving.gateway.streaming import OpenAIWriter, event, respond
 from twofold.serving.gateway.tokenizer import off_loop
@@ -24,9 +24,15 @@ async def complete(gateway: Gateway, request: Request) -> Response:
     prompts = split_prompts(gateway, fields.prompt)
     spec = response_spec(gateway, request, fields, prompts=len(prompts))
     spec = msgspec.structs.replace(spec, server_fields=server_fields(gateway, request, fields))
-    token_ids = await encode_prompts(gateway, prompts, add_special_tokens=fields.add_special_tokens is not False)
-    writer = CompletionWriter(spec, fields, LogprobFormat(gateway.tokenizer))
-    return await respond(gateway, request, fields, spec, token_ids, writer)
+    texts = [each for each in prompts if isinstance(each, str) and each]
+    if len(texts) == len(prompts) and gateway.sends_text(fields):
+        for each in texts:
+            gateway.check_length(len(each), "prompt")
+        tokenized: Sequence[str | list[int]] = texts
+    else:
+        tokenized = await encode_prompts(gateway, prompts, add_special_tokens=fields.adds_special_tokens)
+    writer = CompletionWriter(spec, fields, LogprobFormat(gateway.tokenizer), tokenized)
+    return await respond(gateway, request, fields, spec, tokenized, writer)
 
 
 def split_prompts(gateway: Gateway, prompt: Prompt) -> list[str | list[int]]:
@@ -93,11 +99,17 @@ def _checked_ids(gateway: Gateway, token_ids: list[int]) -> list[int]:
 class CompletionWriter(OpenAIWriter):
     """Formats the response bodies and stream events of text completions."""
 
-    def __init__(self, spec: ResponseSpec, fields: CompletionFields, logprobs: LogprobFormat) -> None:
-        self._spec, self._fields, self._logprobs = spec, fields, logprobs
+    def __init__(
+        self, spec: ResponseSpec, fields: CompletionFields, logprobs: LogprobFormat, prompts: Sequence[str | list[int]]
+    ) -> None:
+        super().__init__()
+        self._spec, self._fields, self._logprobs, self._prompts = spec, fields, logprobs, prompts
+        self._texts_only = fields.logprobs is None and not fields.return_token_ids
 
     def events(self, delta: Delta, usage: MaybeUsage) -> bytes:
-        return event(self._body([self._choice((delta,))], usage))
+        if not self._texts_only or delta.finish_reason is not None or isinstance(usage, Usage):
+            return event(self._body([self._choice((delta,))], usage))
+        return self.text_event(delta.choice, delta.text, lambda text: self._body([_text_choice(delta, text)], usage))
 
     def usage_event(self, usage: Usage) -> bytes:
         return event(self._body([], usage))
@@ -117,7 +129,17 @@ class CompletionWriter(OpenAIWriter):
             logprobs=self._logprobs.completion(deltas) if wanted else None,
             finish_reason=deltas[-1].finish_reason,
             token_ids=_output_ids(deltas) if self._fields.return_token_ids else UNSET,
+            prompt_token_ids=self._prompt_ids(deltas[0]) if self._fields.return_token_ids else UNSET,
         )
+
+    def _prompt_ids(self, delta: Delta) -> MaybeTokenIds:
+        """Return the token ids of a choice's prompt, which come once, with the first output token."""
+        prompt = self._prompts[delta.choice // (self._fields.n or 1)]
+        return UNSET if isinstance(prompt, str) or delta.token.index or delta.of_prompt else prompt
+
+
+def _text_choice(delta: Delta, text: str) -> CompletionChoice:
+    return CompletionChoice(index=delta.choice, text=text, logprobs=None, finish_reason=None)
 
 
 def _output_ids(deltas: Sequence[Delta]) -> list[int]:

@@ -103,9 +103,9 @@ async def create_message(gateway: Gateway, request: Request) -> Response:
         fields = await read_struct(request, MessagesFields, gateway.bodies)
         gateway.check_chat(fields.messages, fields.tools, "messages")
         chat = chat_fields(fields)
-        spec, token_ids = await start_chat(gateway, request, chat)
+        spec, prompt = await start_chat(gateway, request, chat)
         writer = MessagesWriter(spec.id.replace("chatcmpl-", "msg_", 1), fields)
-        return await respond(gateway, request, chat, spec, [token_ids], writer)
+        return await respond(gateway, request, chat, spec, [prompt], writer)
     except TwofoldError as error:
         if gateway.forwards(error):
             raise

@@ -36,9 +36,9 @@ async def create_response(gateway: Gateway, request: Request) -> Response:
     fields = msgspec.structs.replace(fields, prompt_cache_key=session)
     new = new_messages(fields)
     chat = chat_of(fields, [*earlier, *new])
-    spec, token_ids = await start_chat(gateway, request, chat)
+    spec, prompt = await start_chat(gateway, request, chat)
     writer = ResponsesWriter(gateway, key, spec, fields, earlier, new)
-    return await respond(gateway, request, chat, spec, [token_ids], writer)
+    return await respond(gateway, request, chat, spec, [prompt], writer)
 
 
 async def get_response(gateway: Gateway, request: Request) -> Response:

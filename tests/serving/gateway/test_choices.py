@@ -1,0 +1,171 @@
+"""The choices of a response while they run."""
+
+import asyncio
+import time
+
+import pytest
+from starlette.requests import ClientDisconnect
+
+from twofold.errors import InstanceLostError, RequestError
+from twofold.request import FinishReason, Generation, Request, SamplingParams, TokenOutput
+from twofold.serving.gateway.generations import PlannedChoice
+from twofold.serving.gateway.middleware import Departure
+from twofold.serving.gateway.output import OutputProcessor, stop_patterns
+from twofold.serving.gateway.schemas import CompletionFields
+from twofold.serving.gateway.streaming import RunningChoices
+
+LATE_S = 1000.0
+
+
+class Started:
+    """A service that records its requests, and whose output comes from the test."""
+
+    def __init__(self, refuses=None):
+        self.sinks, self.ended, self.refuses = {}, [], refuses
+
+    def submit(self, generation, sink):
+        if generation.request.id == self.refuses:
+            raise RequestError("refused")
+        self.sinks[generation.request.id] = sink
+
+    def stop(self, request_id):
+        self.ended.append((request_id, "stop"))
+
+    def abort(self, request_id):
+        self.ended.append((request_id, "abort"))
+
+
+def planned(count):
+    sampling = SamplingParams(max_tokens=3, seed=0)
+    choices = []
+    for index in range(count):
+        request = Request(id=f"r{index}", arrival_s=0.0, prompt_tokens=1, output_tokens=3)
+        generation = Generation(request=request, prompt_token_ids=[1], sampling=sampling)
+        fields = CompletionFields(model="m", prompt="")
+        output = OutputProcessor(index, None, fields, stop_patterns(["b"]))
+        choices.append(PlannedChoice(generation=generation, output=output, prompt=0))
+    return choices
+
+
+def token(index, text="a", finish=None):
+    return TokenOutput(index=index, token_id=7, text=text, finish_reason=finish)
+
+
+def run(scenario, count=2, deadline_s=None, leaves=False, **settings):
+    """Run `scenario` with a service, its choices, and what they add."""
+
+    async def main():
+        service, deltas = Started(**settings), []
+        deadline = time.monotonic() + LATE_S if deadline_s is None else deadline_s
+        departure = Departure()
+        choices = RunningChoices(service, planned(count), deadline, departure, deltas.append)
+        try:
+            await scenario(service, choices, deltas, *([departure] if leaves else []))
+        finally:
+            choices.close()
+        return service
+
+    return asyncio.run(main())
+
+
+def test_choices_end_one_by_one():
+    async def scenario(service, choices, deltas):
+        await choices.start()
+        service.sinks["r1"].output(token(0, finish=FinishReason.LENGTH))
+        await choices.changed()
+        assert choices.going
+        service.sinks["r0"].output(token(0))
+        service.sinks["r0"].output(token(1, finish=FinishReason.STOP))
+        await choices.changed()
+        assert (choices.going, choices.failure) == (False, None)
+        assert [(delta.choice, delta.finish_reason) for delta in deltas] == [(1, "length"), (0, None), (0, "stop")]
+
+    assert run(scenario).ended == []
+
+
+def test_the_deadline_ends_all_choices():
+    async def scenario(service, choices, deltas):
+        await choices.start()
+        await choices.changed()
+        assert (choices.going, choices.failure.status) == (False, 504)
+        service.sinks["r0"].output(token(0))
+        assert deltas == []
+
+    assert sorted(run(scenario, deadline_s=time.monotonic()).ended) == [("r0", "abort"), ("r1", "abort")]
+
+
+def test_a_failed_choice_ends_the_others():
+    async def scenario(service, choices, deltas):
+        await choices.start()
+        service.sinks["r0"].output(token(0))
+        service.sinks["r0"].failed(InstanceLostError("the worker ended"))
+        await choices.changed()
+        assert (choices.going, str(choices.failure), len(deltas)) == (False, "the worker ended", 1)
+
+    assert sorted(run(scenario).ended) == [("r0", "abort"), ("r1", "abort")]
+
+
+def test_a_client_that_leaves_ends_all_choices():
+    async def scenario(service, choices, deltas, departure):
+        await choices.start()
+        departure.leave()
+        with pytest.raises(ClientDisconnect):
+            await choices.run()
+
+    assert sorted(run(scenario, leaves=True).ended) == [("r0", "abort"), ("r1", "abort")]
+
+
+def test_a_refused_choice_ends_the_others():
+    async def scenario(service, choices, deltas):
+        with pytest.raises(RequestError, match="refused"):
+            await choices.start()
+
+    assert ("r0", "abort") in run(scenario, refuses="r1").ended
+
+
+def test_a_stop_string_ends_a_request_before_its_client_sees_the_end():
+    async def scenario(service, choices, deltas):
+        await choices.start()
+        service.sinks["r0"].output(token(0, "ab"))
+        assert (deltas[-1].text, deltas[-1].finish_reason, service.ended) == ("a", "stop", [("r0", "stop")])
+        service.sinks["r0"].output(token(1))
+        assert len(deltas) == 1
+
+    assert run(scenario, count=1).ended == [("r0", "stop")]
+
+
+def test_an_error_in_the_output_concerns_its_response_alone():
+    async def scenario(service, choices, deltas):
+        await choices.start()
+        service.sinks["r0"].output(TokenOutput(index=0, token_id=7, text=5))
+        assert isinstance(choices.failure, TypeError)
+
+    run(scenario)
+
+
+def test_no_more_choices_start_after_a_failure():
+    async def scenario(service, choices, deltas):
+        asyncio.get_running_loop().call_soon(choices.fail, InstanceLostError("lost"))
+        await choices.start()
+        assert len(service.sinks) < 9
+
+    service = run(scenario, count=9)
+    assert {request_id for request_id, _ in service.ended} >= set(service.sinks)
+
+
+def test_other_tasks_run_between_the_starts_of_many():
+    async def scenario(service, choices, deltas):
+        turns = 0
+
+        async def others():
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        other = asyncio.create_task(others())
+        await choices.start()
+        other.cancel()
+        assert turns >= 99
+
+    run(scenario, count=100)

@@ -9,7 +9,7 @@ from support.flags import COLOCATED, SPLIT
 from support.running_gateway import running_app
 from support.scripted_service import ScriptedService
 from support.tokenizers_for_tests import byte_level
-from twofold.serving.gateway.app import create_app
+from twofold.serving.gateway.app import GatewaySettings, create_app
 
 PROMPT = "The quick brown fox"
 MESSAGES = [{"role": "user", "content": "Say something."}]
@@ -22,7 +22,7 @@ FIXED = {"temperature": 0, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
 def openai_base_url(request, service):
     """Yield the base URL of a service with separate prefill and decode, of a colocated service, or of a stub."""
     if request.param == "scripted":
-        with running_app(create_app(ScriptedService(), byte_level(), keys=None)) as url:
+        with running_app(create_app(ScriptedService(), byte_level(), GatewaySettings())) as url:
             yield f"{url}/v1"
     else:
         yield f"{service('llama', SPLIT if request.param == 'split' else COLOCATED)}/v1"

@@ -3,7 +3,7 @@
 from support.running_gateway import running_app
 from support.scripted_service import EOS, ScriptedService, served_model
 from support.tokenizers_for_tests import tool_caller
-from twofold.serving.gateway.app import create_app
+from twofold.serving.gateway.app import GatewaySettings, create_app
 from twofold.serving.gateway.keys import ApiKey, KeyRing
 
 
@@ -19,7 +19,7 @@ class Asked:
 
     def __enter__(self):
         keys = KeyRing([ApiKey("me", "secret"), ApiKey("you", "other")])
-        self._app = running_app(create_app(self.service, tool_caller(), keys=keys))
+        self._app = running_app(create_app(self.service, tool_caller(), GatewaySettings(keys=keys)))
         self.client = self.connect(self._app.__enter__())
         return self
 

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from support.scripted_service import ScriptedService
 from support.tokenizers_for_tests import byte_level
-from twofold.serving.gateway.app import create_app
+from twofold.serving.gateway.app import GatewaySettings, create_app
 from twofold.serving.gateway.gateway import RequestLimits
 from twofold.serving.gateway.keys import KeyRing
 from twofold.serving.gateway.server import HttpServer
@@ -58,6 +58,7 @@ def running_gateway(
 ) -> Iterator[httpx.Client]:
     """Run a gateway in front of `service`, and yield an HTTP client of the gateway."""
     own = byte_level() if tokenizer is True else tokenizer or None
-    app = create_app(service, own, keys=keys, limits=limits, parsers=parsers)
+    settings = GatewaySettings(keys=keys, limits=limits or RequestLimits(), parsers=parsers)
+    app = create_app(service, own, settings)
     with running_app(app, limits) as url, httpx.Client(base_url=url, timeout=600) as client:
         yield client

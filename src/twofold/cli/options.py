@@ -220,6 +220,7 @@ class HttpSettings(Settings, panel="HTTP"):
         "File with a key per line: name key [max_concurrent] [requests_per_minute].", metavar="FILE"
     )
     allow_anonymous: bool = flag("Let other machines connect without a key.", False)
+    gateway_processes: int = flag("Number of processes that serve HTTP.", 1, ge=1)
 
 
 class AnswerSettings(Settings, panel="Answers"):

@@ -13,7 +13,7 @@ import agents
 from support.running_gateway import running_app
 from support.scripted_service import EOS, ScriptedService, served_model
 from support.tokenizers_for_tests import tool_caller
-from twofold.serving.gateway.app import create_app
+from twofold.serving.gateway.app import GatewaySettings, create_app
 
 
 def call(name, arguments):
@@ -33,7 +33,7 @@ def answering(*turns):
         return [*tool_caller().backend.encode(text, add_special_tokens=False).ids, EOS]
 
     service = ScriptedService(answer, model=served_model(max_model_len=8192))
-    with running_app(create_app(service, tool_caller(), keys=None)) as url:
+    with running_app(create_app(service, tool_caller(), GatewaySettings())) as url:
         yield f"{url}/v1", service
 
 

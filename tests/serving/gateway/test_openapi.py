@@ -7,7 +7,7 @@ from schemathesis import GenerationMode, checks
 
 from support.scripted_service import ScriptedService, served_model
 from support.tokenizers_for_tests import byte_level
-from twofold.serving.gateway.app import create_app
+from twofold.serving.gateway.app import GatewaySettings, create_app
 from twofold.serving.gateway.keys import ApiKey, KeyRing
 from twofold.serving.gateway.openapi import openapi
 
@@ -28,7 +28,7 @@ NOT_SAID = [checks.positive_data_acceptance]
 def description():
     """Return the OpenAPI description of a gateway with an API key and a short context."""
     service = ScriptedService(model=served_model(max_model_len=32))
-    app = create_app(service, byte_level(), keys=KeyRing([ApiKey("fuzz", "secret")]))
+    app = create_app(service, byte_level(), GatewaySettings(keys=KeyRing([ApiKey("fuzz", "secret")])))
     return schemathesis.openapi.from_asgi("/openapi.json", app)
 
 

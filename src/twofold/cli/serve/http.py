@@ -43,12 +43,14 @@ def http_config(
     settings: LimitSettings,
     name: str,
     keys: KeyRing | None,
+    processes: int,
     cache_retention_s: float = RequestLimits().longest_retention_s,
 ) -> HttpConfig:
-    """Return the HTTP configuration of a service: model name, API keys and limits."""
+    """Return the HTTP configuration of a service: model name, API keys, number of gateway processes, and limits."""
     return HttpConfig(
         served_model_name=name,
         keys=keys,
+        processes=processes,
         parsers=AnswerParsers(settings.tool_parser, settings.reasoning_parser),
         limits=RequestLimits(
             body_bytes=settings.max_body_bytes,

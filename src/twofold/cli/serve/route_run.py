@@ -23,7 +23,8 @@ def run(settings: RouteSettings) -> None:
     """Run the gateway until Ctrl-C or SIGTERM. Raises ConfigurationError for invalid flags."""
     keys = find_keys(settings)
     config = route_config(settings)
-    http = http_config(settings, settings.served_model_name or public_name(settings.model), keys)
+    name = settings.served_model_name or public_name(settings.model)
+    http = http_config(settings, name, keys, settings.gateway_processes)
     configure_logs(config.log_format)
     telemetry = make_telemetry(http.served_model_name, telemetry_config(settings))
     listener = listen(settings, keys)

@@ -18,7 +18,9 @@ def run(settings: ServeSettings) -> None:
     """Run the service until Ctrl-C or SIGTERM. Raises ConfigurationError for invalid flags."""
     keys = find_keys(settings)
     config = service_config(settings)
-    http = http_config(settings, public_name(settings, config), keys, settings.cache_retention)
+    http = http_config(
+        settings, public_name(settings, config), keys, settings.gateway_processes, settings.cache_retention
+    )
     configure_logs(config.log_format)
     telemetry = make_telemetry(http.served_model_name, telemetry_config(settings))
     listener = listen(settings, keys)

@@ -26,7 +26,7 @@ from twofold.serving.gateway.endpoints.completions import complete
 from twofold.serving.gateway.endpoints.messages import count_tokens, create_message
 from twofold.serving.gateway.endpoints.responses import create_response, delete_response, get_input, get_response
 from twofold.serving.gateway.endpoints.tokens import detokenize, tokenize
-from twofold.serving.gateway.gateway import BodyReader, Forwarder, Gateway, RequestLimits, read_struct
+from twofold.serving.gateway.gateway import BodyReader, Forwarder, Gateway, RequestLimits, RequestRunner, read_struct
 from twofold.serving.gateway.keys import KeyRing
 from twofold.serving.gateway.middleware import PostEndpoint, RequestMiddleware
 from twofold.serving.gateway.openapi import openapi
@@ -87,54 +87,76 @@ def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def create_app(
-    service: Service,
-    tokenizer: TextTokenizer | None,
-    *,
-    keys: KeyRing | None,
-    limits: RequestLimits | None = None,
-    parsers: AnswerParsers = BY_CHECKPOINT,
-    constrains: bool = True,
-    checks_constraints: bool = True,
-    forwarder: Forwarder | None = None,
-) -> ASGIApp:
-    """Create the gateway application for `service`. Without a tokenizer, prompts must be token ids. With `keys`, /v1,
-    /pools and the dashboard's data require an API key.
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a gateway. With `keys`, /v1, /pools and the dashboard's data require an API key.
 
     `parsers` names the formats of tool calls and reasoning in answers. `constrains` tells whether the service can
-    constrain outputs, and `checks_constraints` whether constraints are checked here. Requests that this gateway cannot
-    run itself go to `forwarder`.
+    constrain outputs, and `checks_constraints` whether constraints are checked here.
     """
-    grammars = None
-    if checks_constraints and tokenizer is not None:
-        grammars = GrammarMatchers(tokenizer.backend.to_str, service.model.vocab_size, ())
-    limits = limits or RequestLimits()
-    gateway = Gateway(
-        service=service,
-        tokenizer=tokenizer,
-        limits=limits,
-        parsers=parsers,
-        responses=ResponseStore(limits.stored_response_bytes, limits.stored_response_s),
-        bodies=BodyReader(limits, keeps=forwarder is not None),
-        constrains=constrains and (tokenizer is not None or not checks_constraints),
-        grammars=grammars,
-        forwarder=forwarder,
-    )
+
+    keys: KeyRing | None = None
+    limits: RequestLimits = RequestLimits()
+    parsers: AnswerParsers = BY_CHECKPOINT
+    constrains: bool = True
+    checks_constraints: bool = True
+
+
+def create_app(
+    service: Service, tokenizer: TextTokenizer | None, settings: GatewaySettings, forwarder: Forwarder | None = None
+) -> ASGIApp:
+    """Create the gateway application for `service`. Without a tokenizer, prompts must be token ids.
+
+    Requests that this gateway cannot run itself go to `forwarder`.
+    """
+    gateway = _gateway(service, tokenizer, settings, forwarder)
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(Exception, answer_error)
     app.add_exception_handler(TwofoldError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_error)
-    posted: dict[str, PostEndpoint] = {
-        "/v1/completions": _or_forwarded(complete, gateway),
-        "/v1/chat/completions": _or_forwarded(chat, gateway),
-        "/v1/responses": partial(create_response, gateway),
-        "/v1/messages": _or_forwarded(create_message, gateway),
-    }
+    posted: dict[str, PostEndpoint] = {**_stateless(gateway), "/v1/responses": partial(create_response, gateway)}
     for path, endpoint in posted.items():
         app.add_route(path, endpoint, methods=["POST"])
     _add_api(app, gateway)
-    _add_operations(app, service, gateway.bodies, keys=keys is not None)
-    return RequestMiddleware(app, keys, posted)
+    _add_operations(app, service, gateway.bodies, keys=settings.keys is not None)
+    return RequestMiddleware(app, settings.keys, posted)
+
+
+def create_front(
+    service: RequestRunner,
+    tokenizer: TextTokenizer | None,
+    settings: GatewaySettings,
+    app: ASGIApp,
+    forwarder: Forwarder | None,
+) -> ASGIApp:
+    """Create a gateway that answers requests without state itself; `app` answers all others."""
+    return RequestMiddleware(app, settings.keys, _stateless(_gateway(service, tokenizer, settings, forwarder)))
+
+
+def _gateway(
+    service: RequestRunner, tokenizer: TextTokenizer | None, settings: GatewaySettings, forwarder: Forwarder | None
+) -> Gateway:
+    grammars, limits = None, settings.limits
+    if settings.checks_constraints and tokenizer is not None:
+        grammars = GrammarMatchers(tokenizer.backend.to_str, service.model.vocab_size, ())
+    return Gateway(
+        service=service,
+        tokenizer=tokenizer,
+        limits=limits,
+        parsers=settings.parsers,
+        responses=ResponseStore(limits.stored_response_bytes, limits.stored_response_s),
+        bodies=BodyReader(limits, keeps=forwarder is not None),
+        constrains=settings.constrains and (tokenizer is not None or not settings.checks_constraints),
+        grammars=grammars,
+        forwarder=forwarder,
+    )
+
+
+def _stateless(gateway: Gateway) -> dict[str, PostEndpoint]:
+    return {
+        "/v1/completions": _or_forwarded(complete, gateway),
+        "/v1/chat/completions": _or_forwarded(chat, gateway),
+        "/v1/messages": _or_forwarded(create_message, gateway),
+    }
 
 
 def _add_api(app: FastAPI, gateway: Gateway) -> None:

@@ -13,7 +13,9 @@ from starlette.responses import Response
 
 from twofold.engine.grammar import GrammarMatchers
 from twofold.errors import RequestError, UnsupportedError
-from twofold.serving.controller.service import Service
+from twofold.request import Generation
+from twofold.serving.controller.live_request import OutputSink
+from twofold.serving.controller.service import ServedModel
 from twofold.serving.gateway.middleware import Arrival
 from twofold.serving.gateway.response_store import ResponseStore
 from twofold.serving.gateway.schemas import MAX_INT, GenerationFields, check_served, invalid
@@ -75,6 +77,22 @@ class Forwarder(Protocol):
         ...
 
 
+class RequestRunner(Protocol):
+    """The part of a service that runs requests (see `Service`)."""
+
+    @property
+    def model(self) -> ServedModel: ...
+
+    @property
+    def takes_text(self) -> bool: ...
+
+    def submit(self, generation: Generation, sink: OutputSink) -> None: ...
+
+    def stop(self, request_id: str) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+
 class BodyReader:
     """Reads the bodies of requests. Limits the size of each, the time for each, and the memory of all together.
 
@@ -133,7 +151,7 @@ class HasContent(Protocol):
 class Gateway:
     """State shared by all endpoints: the service, the model's tokenizer (None if missing) and the limits."""
 
-    service: Service
+    service: RequestRunner
     tokenizer: TextTokenizer | None
     limits: RequestLimits
     constrains: bool = True  # whether the service can constrain outputs

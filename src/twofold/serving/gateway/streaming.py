@@ -16,8 +16,7 @@ from starlette.types import Receive, Scope, Send
 from twofold.errors import InstanceLostError, TwofoldError
 from twofold.request import FinishReason, TokenOutput
 from twofold.serving.controller.live_request import deadline_error
-from twofold.serving.controller.service import Service
-from twofold.serving.gateway.gateway import Gateway
+from twofold.serving.gateway.gateway import Gateway, RequestRunner
 from twofold.serving.gateway.generations import PlannedChoice, ResponseSpec, plan
 from twofold.serving.gateway.middleware import Departure
 from twofold.serving.gateway.output import Delta
@@ -143,7 +142,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        service: Service,
+        service: RequestRunner,
         planned: Sequence[PlannedChoice],
         deadline_s: float,
         writer: "ResponseWriter",
@@ -263,7 +262,7 @@ class RunningChoices:
 
     def __init__(
         self,
-        service: Service,
+        service: RequestRunner,
         planned: Sequence[PlannedChoice],
         deadline_s: float,
         departure: Departure,
@@ -339,7 +338,7 @@ class RunningChoices:
 class _ChoiceSink:
     """Passes the output of one choice to the response."""
 
-    def __init__(self, response: RunningChoices, service: Service, planned: PlannedChoice) -> None:
+    def __init__(self, response: RunningChoices, service: RequestRunner, planned: PlannedChoice) -> None:
         self._response, self._service, self._planned = response, service, planned
 
     def output(self, output: TokenOutput) -> None:

@@ -4,7 +4,6 @@ It reads commands from standard input, and writes reports to standard output. It
 it forks, it must have a single thread and no CUDA context.
 """
 
-import ctypes
 import logging
 import os
 import shutil
@@ -25,6 +24,7 @@ from twofold.serving.launch.child_process import (
     WorkerStarter,
     begin,
     die_with_parent,
+    set_title,
 )
 from twofold.serving.launch.model_source import ModelFacts
 from twofold.serving.store.server import run_store
@@ -75,7 +75,7 @@ def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoRet
     code = 1
     try:
         die_with_parent(signal.SIGKILL, server)
-        _set_title(instance)
+        set_title(instance)
         run()
         code = 0
     except UserError as error:
@@ -173,11 +173,6 @@ class ForkServer(WorkerStarter):
 
 def _alone(run: Callable[[], None]) -> WorkerProcesses:
     return WorkerProcesses([run], lambda: None)
-
-
-def _set_title(name: str) -> None:
-    pr_set_name = 15  # the name in `ps` and `top`, of at most 15 bytes
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_name, name.encode()[:15], 0, 0, 0)
 
 
 if __name__ == "__main__":

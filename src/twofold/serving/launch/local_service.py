@@ -33,10 +33,10 @@ from twofold.serving.controller.prompt_keys import PromptKeys
 from twofold.serving.controller.registry import HealthTimeouts, WorkerRegistry
 from twofold.serving.controller.remote import Hosts
 from twofold.serving.controller.service import ServedModel
-from twofold.serving.gateway.app import create_app
+from twofold.serving.fronts.door import DoorConfig, open_door
+from twofold.serving.gateway.app import GatewaySettings, create_app
 from twofold.serving.gateway.gateway import RequestLimits
 from twofold.serving.gateway.keys import KeyRing
-from twofold.serving.gateway.server import HttpServer
 from twofold.serving.gateway.tokenizer import TextTokenizer, load_tokenizer
 from twofold.serving.gateway.tools.families import BY_CHECKPOINT, AnswerParsers
 from twofold.serving.launch.child_process import Report
@@ -50,7 +50,6 @@ from twofold.serving.telemetry.telemetry import Telemetry
 
 MEASURE_S = 10.0  # the service becomes ready after this time even if some links are not measured
 STOP_GRACE_S = 10  # for running requests at shutdown
-READ_GRACE_S = 2  # then for clients to read the last output
 WORKERS_GRACE_S = 2.0  # then for workers to exit
 USER_ERROR = 2  # exit status after a configuration error
 
@@ -63,6 +62,17 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     limits: RequestLimits = RequestLimits()
     parsers: AnswerParsers = BY_CHECKPOINT
     admission: AdmissionLimits = AdmissionLimits()
+    processes: int = 1  # that serve HTTP
+
+    def gateway(self, *, constrains: bool = True, checks_constraints: bool = True) -> GatewaySettings:
+        """Return the settings of a gateway to a service that can constrain outputs, or check constraints, as given."""
+        return GatewaySettings(
+            keys=self.keys,
+            limits=self.limits,
+            parsers=self.parsers,
+            constrains=constrains,
+            checks_constraints=checks_constraints,
+        )
 
 
 T = TypeVar("T")
@@ -140,28 +150,30 @@ class LocalService:
         controller.start()
         if self._config.network is not None:
             self._on_progress(f"workers may join at {self._config.network.controller}")
-        constrains = self._config.engine.engine != "emulated"
         http = self._http
-        app = create_app(
-            controller, await tokenizer, keys=http.keys, limits=http.limits, parsers=http.parsers, constrains=constrains
-        )
+        settings = http.gateway(constrains=self._config.engine.engine != "emulated")
+        app = create_app(controller, await tokenizer, settings)
         if await unless_set(self._stop, asyncio.create_task(controller.wait_ready())):
             self._was_ready = True
             await unless_set(self._stop, asyncio.create_task(self._wait_measured()))
-            server = HttpServer(app, self._listener, grace_s=READ_GRACE_S, limits=self._http.limits)
-            await self._serve(controller, server)
+            door = DoorConfig(
+                settings=settings,
+                processes=http.processes,
+                tokenizer=_tokenizer_of(self._config.engine),
+                log_format=self._config.log_format,
+            )
+            async with open_door(controller, app, self._listener, door):
+                await self._serve(controller)
 
-    async def _serve(self, controller: Controller, server: HttpServer) -> None:
+    async def _serve(self, controller: Controller) -> None:
         workers = ((worker.role, worker.cores) for worker in self._config.workers)
         os.sched_setaffinity(0, gateway_cores(available_cores(), workers))
-        await server.start()
         host, port = self._listener.getsockname()[:2]
         measured = self._paths.summary()
         self._on_progress(f"ready on http://{host}:{port}" + (f" ({measured})" if measured else ""))
         await self._stop.wait()
         # The health endpoint reports "not ready" while the running streams end.
         await controller.drain(STOP_GRACE_S, "the service was stopped before the answer was complete")
-        await server.stop()
 
     async def _wait_measured(self) -> None:
         with suppress(TimeoutError):  # a lost worker never reports
@@ -294,6 +306,11 @@ async def unless_set(stop: asyncio.Event, event: asyncio.Future[T]) -> bool:
 
 
 def _load_tokenizer(engine: EngineConfig) -> TextTokenizer | None:
+    path = _tokenizer_of(engine)
+    return None if path is None else load_tokenizer(path)
+
+
+def _tokenizer_of(engine: EngineConfig) -> Path | None:
     if engine.tokenizer is not None:
-        return load_tokenizer(Path(engine.tokenizer))
-    return None if engine.engine == "emulated" else load_tokenizer(Path(engine.model))
+        return Path(engine.tokenizer)
+    return None if engine.engine == "emulated" else Path(engine.model)

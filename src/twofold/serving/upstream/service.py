@@ -14,10 +14,10 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, FORECASTING_ROUTERS, ROUTERS
 from twofold.serving.controller.requests import LiveRequests
 from twofold.serving.controller.service import ServedModel, Service
+from twofold.serving.fronts.door import DoorConfig, open_door
 from twofold.serving.gateway.app import create_app
-from twofold.serving.gateway.server import HttpServer
 from twofold.serving.gateway.tokenizer import load_tokenizer
-from twofold.serving.launch.local_service import READ_GRACE_S, STOP_GRACE_S, HttpConfig, unless_set
+from twofold.serving.launch.local_service import STOP_GRACE_S, HttpConfig, unless_set
 from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.serving.upstream.client import VllmClient
 from twofold.serving.upstream.config import RouteConfig
@@ -173,21 +173,19 @@ class RoutedGateway:
             try:
                 self._on_progress("waiting for the servers")
                 if await unless_set(self._stop, asyncio.create_task(service.wait_ready())):
-                    keys, limits = self._http.keys, self._http.limits
-                    app = create_app(
-                        service,
-                        tokenizer,
-                        keys=keys,
-                        limits=limits,
-                        parsers=self._http.parsers,
-                        checks_constraints=False,
-                        forwarder=service.forwarder(limits.timeout_s),
+                    http = self._http
+                    settings = http.gateway(checks_constraints=False)
+                    app = create_app(service, tokenizer, settings, service.forwarder(http.limits.timeout_s))
+                    door = DoorConfig(
+                        settings=settings,
+                        processes=http.processes,
+                        tokenizer=Path(self._config.model),
+                        forwards=True,
+                        files_per_connection=2,  # a request may have a connection to a server, too
+                        log_format=self._config.log_format,
                     )
-                    # A request may have a connection to a server, too.
-                    server = HttpServer(
-                        app, self._listener, grace_s=READ_GRACE_S, limits=limits, files_per_connection=2
-                    )
-                    await self._serve(service, server)
+                    async with open_door(service, app, self._listener, door):
+                        await self._serve(service)
             finally:
                 await service.close()
         finally:
@@ -195,10 +193,8 @@ class RoutedGateway:
             self._listener.close()
             await asyncio.to_thread(self._telemetry.close)
 
-    async def _serve(self, service: RouteService, server: HttpServer) -> None:
-        await server.start()
+    async def _serve(self, service: RouteService) -> None:
         host, port = self._listener.getsockname()[:2]
         self._on_progress(f"ready on http://{host}:{port}")
         await self._stop.wait()
         await service.drain(STOP_GRACE_S, "the service is shutting down")
-        await server.stop()

@@ -1,0 +1,1 @@
+"""Gateway processes beside the process of a service: HTTP here, decisions and state there."""

@@ -1,0 +1,115 @@
+"""Messages between a service and its gateway processes: lines of JSON on a Unix socket."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from twofold.errors import InstanceLostError, RequestError, TwofoldError
+from twofold.request import Generation, TokenOutput
+from twofold.serving.controller.service import ServedModel
+from twofold.serving.telemetry.context import RequestContext
+
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The service is ready: its model, and whether its servers tokenize prompts."""
+
+    model: ServedModel
+    takes_text: bool
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Run a request, which belongs to an HTTP request with this context."""
+
+    generation: Generation
+    context: RequestContext | None
+
+
+class Finish(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """End a request: as complete, or aborted."""
+
+    request_id: str
+    complete: bool
+
+
+class Produced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A token of a request."""
+
+    request_id: str
+    output: TokenOutput
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A request has failed. `status` is None for the loss of an instance."""
+
+    request_id: str
+    message: str
+    status: int | None = None
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: int | None = None
+
+    @classmethod
+    def of(cls, request_id: str, error: TwofoldError) -> "Refused":
+        if isinstance(error, RequestError):
+            return cls(
+                request_id=request_id,
+                message=str(error),
+                status=error.status,
+                param=error.param,
+                code=error.code,
+                retry_after_s=error.retry_after_s,
+            )
+        return cls(request_id=request_id, message=str(error))
+
+    def error(self) -> TwofoldError:
+        if self.status is None:
+            return InstanceLostError(self.message)
+        return RequestError(
+            self.message, status=self.status, param=self.param, code=self.code, retry_after_s=self.retry_after_s
+        )
+
+
+ToService = Begin | Finish
+ToGateway = Welcome | Produced | Refused
+FROM_GATEWAY: Final = msgspec.json.Decoder(ToService)
+FROM_SERVICE: Final = msgspec.json.Decoder(ToGateway)
+
+
+class Link(asyncio.Protocol):
+    """One end of a connection. Messages of one turn of the event loop leave in one write."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, on_line: Callable[[bytes], None], on_lost: Callable[[], None]) -> None:
+        self._on_line, self._on_lost = on_line, on_lost
+        self._received, self._lines = b"", list[bytes]()
+
+    def send(self, message: ToService | ToGateway) -> None:
+        """Send a message, or drop it after the end of the connection."""
+        if not self._lines:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._lines.append(_ENCODER.encode(message))
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            self._on_line(line)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost()
+
+    def _flush(self) -> None:
+        self._lines.append(b"")
+        if not self._transport.is_closing():
+            self._transport.write(b"\n".join(self._lines))
+        self._lines.clear()

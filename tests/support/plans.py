@@ -1,7 +1,11 @@
 """Functions that build cluster plans for tests from fixed evaluation results, without simulation."""
 
+import msgspec
+
 from support.analytic_cluster import COLOCATED, SPLIT, design
 from support.simulated import FITTED, pool
+from twofold.cluster.file import load_cluster
+from twofold.planning.deployment import Deployment
 from twofold.planning.design import Budget
 from twofold.planning.evaluation import Evaluation, LatencyPercentiles
 from twofold.planning.plan import DesignChoice, Plan, PlanQuery
@@ -49,3 +53,9 @@ def split_and_colocated(split_rate=20.0, colocated_rate=10.0, **more):
     """Return a plan of two designs: disaggregated for `split_rate` requests/s, colocated for `colocated_rate`."""
     both = [choice(design(5, 5), split_rate), choice(design(10, family=COLOCATED), colocated_rate)]
     return plan(*sorted(both, key=lambda each: -each.highest_rate), **more)
+
+
+def read_deployment(path):
+    """Return the contents of a deployment file. Its cluster must be valid as a cluster file."""
+    found = msgspec.yaml.decode(path.read_bytes(), type=Deployment, strict=False)
+    return msgspec.structs.replace(found, cluster=load_cluster(path))

@@ -2,16 +2,11 @@
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
 from twofold import __version__
-from twofold.cluster.file import dump_cluster, read_cluster
 from twofold.cluster.spec import ClusterSpec
-from twofold.errors import ConfigurationError
-from twofold.hardware.catalog import Catalog
-from twofold.hardware.suggestions import explain_validation, read_yaml
 from twofold.planning.plan import DesignChoice
 from twofold.planning.problem import Problem
 from twofold.planning.search import Objective
@@ -92,25 +87,6 @@ def deployment_of(problem: Problem, choice: DesignChoice, objective: Objective) 
             models=tuple(dict.fromkeys(map(model_accuracy, choice.evaluation.pools))),
         ),
     )
-
-
-def load_deployment(path: Path, *, catalog: Catalog | None = None) -> Deployment:
-    """Read and validate a deployment file. Raises a ConfigurationError that names the invalid field."""
-    raw = read_yaml("deployment", path)
-    if not isinstance(raw, dict) or raw.get("deployment") != LAYOUT:
-        raise ConfigurationError(
-            f"{path} is not a deployment file of this version: create one with twofold plan --output"
-        )
-    try:
-        found = msgspec.convert(raw, Deployment, strict=False)
-        # Validate the cluster as a cluster file.
-        cluster = read_cluster(dump_cluster(found.cluster), "cluster.yaml", catalog=catalog)
-    except msgspec.ValidationError as error:
-        place, what = explain_validation(error)
-        raise ConfigurationError(f"deployment {path}: {place + ': ' if place else ''}{what}") from error
-    except ConfigurationError as error:
-        raise ConfigurationError(f"deployment {path}: {error}") from error
-    return msgspec.structs.replace(found, cluster=cluster)
 
 
 def slo_argument(slo: Slo | SlowdownSlo) -> str:

@@ -5,10 +5,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from support.plans import read_deployment
 from twofold.cli.plan.command import plan
 from twofold.errors import UserError
 from twofold.instance import Role
-from twofold.planning.deployment import load_deployment
 
 app = typer.Typer()
 app.command()(plan)
@@ -82,7 +82,7 @@ def test_tighter_slo_bounds_lower_goodput(planned):
 def test_a_rate_gives_a_deployment_file(planned, tmp_path):
     file = tmp_path / "placed.yaml"
     report = planned(*NODE, *ROUGH, "--machines", "a100", "--max-gpus", 16, "--rate", 6, "--output", file)
-    cluster = load_deployment(file).cluster
+    cluster = read_deployment(file).cluster
     placed = sum(pool.instances * pool.tensor_parallel * pool.pipeline_parallel for pool in cluster.pools)
     assert placed == report["recommended"]["accelerators"] <= 16
     assert report["best"]["rate"] == 6
@@ -100,7 +100,7 @@ def test_a_colocated_design_is_recommended_if_splitting_does_not_pay(planned, tm
     assert not recommended["split"]
     assert recommended["per_accelerator"] > best["per_accelerator"]
     assert report["text"].startswith(f"Do not split: {recommended['name']} has ")
-    assert {pool.role for pool in load_deployment(file).cluster.pools} == {Role.MIXED}
+    assert {pool.role for pool in read_deployment(file).cluster.pools} == {Role.MIXED}
     shown = page.read_text()
     places = [shown.index(part) for part in ("Do not split:", 'id="goodput"', 'id="instances"', "<table>")]
     assert places == sorted(places)

@@ -10,10 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from support.plans import read_deployment
 from support.traces import ask
 from twofold.cli.plan.command import plan
 from twofold.errors import UserError
-from twofold.planning.deployment import load_deployment
 from twofold.planning.evaluator import EvaluationStore
 from twofold.workload.trace import FORMATS, write_trace
 
@@ -126,7 +126,7 @@ def test_cost_at_a_rate_and_its_files(planned, tmp_path):
     best = report["choices"][0]
     assert best["rate"] == 6.0 <= best["highest_rate"]
     assert best["design"]["price_per_h"] == min(each["design"]["price_per_h"] for each in report["choices"])
-    read = load_deployment(deployment)
+    read = read_deployment(deployment)
     assert msgspec.to_builtins(read.cluster.pools)[0]["machines"] == best["design"]["machines"][0][1]
     assert read.expected.rate == 6.0
     assert (read.expected.draws, read.expected.draws_kept) == (4, 4)
@@ -141,7 +141,7 @@ def test_a_trace_can_be_planned_for(planned, tmp_path):
         *(trace, *MODEL, "--family", "HH", "--no-colocated", "--max-machines", 2, "--slo", "ttft=2,tpot=0.1"),
         *("--output", deployment, "--draws", 2, "--confidence", 0.6),
     )
-    assert len(load_deployment(deployment).provenance.trace_sha256) == 64
+    assert len(read_deployment(deployment).provenance.trace_sha256) == 64
 
 
 def test_machines_and_money_bound_the_plan(planned):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from comparison import comparison_table
 from objectives import Objectives, objectives, probe_requests, verdict
 from twofold.bench.endpoint import discover
 from twofold.bench.load import LoadConfig, LoadResult, run_load
@@ -18,7 +19,7 @@ from twofold.bench.services import served
 from twofold.cli.progress import load_progress
 from twofold.engine.model_package import get_packaged
 from twofold.errors import ModelError, UserError
-from twofold.reporting.summary import Summary, comparison_table, summarize
+from twofold.reporting.summary import Summary, summarize
 from twofold.request import Request
 from twofold.workload.source import workload
 

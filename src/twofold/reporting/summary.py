@@ -119,44 +119,12 @@ def summary_table(summary: Summary, title: str | None = None, notes: Mapping[str
     """Return a table of one run: latencies, counts and rates. `notes` has further rows (label and text)."""
     drawn = table(title, ("", *(heading for heading, _ in STATISTICS)), range(1, 1 + len(STATISTICS)))
     for name, attribute in LATENCIES:
-        values = [_statistic(getattr(summary, attribute), field) for _, field in STATISTICS]
-        drawn.add_row(name, *values)
+        found: LatencyDistribution | None = getattr(summary, attribute)
+        drawn.add_row(name, *(seconds(None if found is None else getattr(found, field)) for _, field in STATISTICS))
     drawn.add_section()
     for label, value in {**_totals(summary), **(notes or {})}.items():
         drawn.add_row(label, value)
     return drawn
-
-
-_EQUAL = 0.05  # values closer than this, relative to the best, count as equal
-_BEST = " ◀"
-
-
-def comparison_table(runs: Mapping[str, Summary], title: str | None = None) -> Table:
-    """Return a table that compares runs, one column per run, with the best value of each row marked."""
-    drawn = table(title, ("", *runs), range(1, 1 + len(runs)))
-    for name, attribute, field in (
-        ("TTFT P50", "ttft_s", "p50"),
-        ("TTFT P99", "ttft_s", "p99"),
-        ("TPOT P50", "tpot_s", "p50"),
-        ("Gap between tokens P99", "itl_s", "p99"),
-    ):
-        found = [getattr(summary, attribute) for summary in runs.values()]
-        values = [None if each is None else -getattr(each, field) for each in found]
-        texts = [_statistic(each, field) for each in found]
-        drawn.add_row(name, *_marked(values, texts))
-    attained = [summary.slo_attainment for summary in runs.values()]
-    drawn.add_row("Within the SLO", *_marked(attained, [NOTHING if a is None else f"{a:.1%}" for a in attained]))
-    rates = [summary.output_token_throughput for summary in runs.values()]
-    drawn.add_row("Output tokens", *_marked(rates, [_rate(each) for each in rates]))
-    return drawn
-
-
-def _marked(values: Sequence[float | None], texts: Sequence[str]) -> list[str]:
-    """Mark the texts of the highest value, unless all are about equal."""
-    known = [value for value in values if value is not None]
-    best = max(known, default=0.0)
-    close = [value is not None and best - value <= _EQUAL * abs(best) for value in values]
-    return [f"{text}{_BEST}" if near and not all(close) else text for text, near in zip(texts, close, strict=True)]
 
 
 def seconds(value: float | None) -> str:
@@ -172,10 +140,6 @@ def bounds(slo: Slo) -> list[tuple[str, str]]:
     """Return the bounds of an SLO as (latency name, bound as text) pairs."""
     named = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s))
     return [(name, seconds(bound)) for name, bound in named if bound is not None]
-
-
-def _statistic(distribution: LatencyDistribution | None, field: str) -> str:
-    return NOTHING if distribution is None else seconds(getattr(distribution, field))
 
 
 def _totals(summary: Summary) -> dict[str, str]:

@@ -9,7 +9,8 @@ import pytest
 
 from support.hosts import profile
 from twofold.cli import calibrate as cli
-from twofold.fidelity.service import ServiceDesign, cluster_of
+from twofold.fidelity.service import ServiceDesign, SimulatedService
+from twofold.hardware.catalog import load_catalog
 from twofold.performance.profile import dump_profile, load_profile
 
 
@@ -113,4 +114,5 @@ def test_a_calibration_records_the_threads_that_services_have(twofold, tiny_mode
         assert twofold("calibrate", "live", model, "-o", path).code == 0
         found = load_profile(path)
         assert found.host.threads == threads
-        cluster_of(ServiceDesign(prefill=1, decode=1), found, path, kv_capacity_tokens=64_000, max_num_seqs=64)
+        sizes = {"kv_capacity_tokens": 64_000, "max_num_seqs": 64}
+        SimulatedService(ServiceDesign(prefill=1, decode=1), found, tmp_path, load_catalog(), **sizes).cluster(path)

@@ -9,7 +9,7 @@ from support.hosts import profile
 from twofold.batch import Batch, BatchItem
 from twofold.errors import ConfigurationError
 from twofold.fidelity.comparison import ATTAINMENT, Figure, OfferedLoad, compare_replays, knee
-from twofold.fidelity.service import ServiceDesign, SimulatedService, cluster_of
+from twofold.fidelity.service import ServiceDesign, SimulatedService
 from twofold.fidelity.worker_log import Slowness, WorkerLog
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.profile import dump_profile
@@ -137,13 +137,7 @@ def iteration(start, end, batch):
 def test_rejects_a_profile_with_other_core_counts(host):
     _, path = host
     with pytest.raises(ConfigurationError, match="4 of 8 cores per worker"):
-        cluster_of(
-            ServiceDesign(prefill=1, decode=1),
-            profile(cores=8, threads=4),
-            path,
-            kv_capacity_tokens=64_000,
-            max_num_seqs=64,
-        )
+        twin(ServiceDesign(prefill=1, decode=1), profile(cores=8, threads=4), path.parent).cluster(path)
 
 
 def test_designs_have_names_and_flags():
@@ -155,6 +149,8 @@ def test_designs_have_names_and_flags():
 def test_simulated_twin_uses_the_batchers_of_the_service(host):
     """A colocated service is simulated with chunked prefill."""
     one, path = host
-    twin = cluster_of(ServiceDesign(colocated=2), one, path, kv_capacity_tokens=1600, max_num_seqs=8)
-    assert [(pool.machines, pool.batcher) for pool in twin.pools] == [(2, "chunked-prefill")]
-    assert (twin.max_num_batched_tokens, twin.max_num_seqs, twin.kv_capacity_tokens) == (512, 8, 1600)
+    design = ServiceDesign(colocated=2)
+    made = SimulatedService(design, one, path.parent, CATALOG, kv_capacity_tokens=1600, max_num_seqs=8)
+    spec = made.cluster(path)
+    assert [(pool.machines, pool.batcher) for pool in spec.pools] == [(2, "chunked-prefill")]
+    assert (spec.max_num_batched_tokens, spec.max_num_seqs, spec.kv_capacity_tokens) == (512, 8, 1600)

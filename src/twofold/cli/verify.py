@@ -28,7 +28,7 @@ from twofold.fidelity.comparison import (
 from twofold.fidelity.service import Clients, ServiceDesign, SimulatedEndpoint, SimulatedService, Twin
 from twofold.hardware.catalog import load_catalog
 from twofold.hardware.hf_config import read_model
-from twofold.performance.profile import MeasuredProfile, load_profile
+from twofold.performance.profile import MeasuredProfile, load_profile, profile_of
 from twofold.request import Request
 from twofold.slo import Slo
 from twofold.workload.source import workload
@@ -161,12 +161,8 @@ def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Compari
 
     Raises ConfigurationError if the service's model is not the model with which the profile was measured.
     """
-    profile = load_profile(settings.profile)
     model = read_model(Path(settings.target))
-    if model.name != profile.model.name or model.parameters != profile.model.parameters:
-        raise ConfigurationError(
-            f"{settings.profile} is a profile of {profile.model.name}, and the model is {model.name}: calibrate with it"
-        )
+    profile = profile_of(settings.profile, model)
     kv_bytes, max_num_seqs = settings.kv_cache_memory_bytes, settings.max_num_seqs
     flags = ["--kv-cache-memory-bytes", str(kv_bytes), "--max-num-seqs", str(max_num_seqs)]
     slo = _slo(settings, profile)

@@ -1,12 +1,12 @@
 """Live services on this host, and their simulations."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,7 +19,7 @@ from twofold.instance import Role
 from twofold.performance.profile import MeasuredProfile, dump_profile
 from twofold.request import Request
 from twofold.serving.config import WorkerConfig
-from twofold.serving.launch.worker_plan import BatchPolicies, available_cores, plan_workers
+from twofold.serving.launch.worker_plan import BatchPolicies, available_cores, plan_workers, pools_of
 from twofold.simulation.clients import ClosedLoop
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
@@ -83,12 +83,18 @@ class Clients(NamedTuple):
     think_s: float = 0.0  # between the end of a request and the client's next one
 
 
-class Twin(Protocol):
-    """Simulation of a service, for comparison with the live service."""
+@dataclass(frozen=True, slots=True)
+class Twin(ABC):
+    """Simulation of a service from a measured profile, for comparison with the live service."""
 
-    @property
-    def design(self) -> ServiceDesign:
-        """Number of instances of each role."""
+    design: ServiceDesign
+    profile: MeasuredProfile
+    directory: Path  # gets a profile for each simulated speed of the host
+    catalog: Catalog
+
+    @abstractmethod
+    def cluster(self, path: Path) -> ClusterSpec:
+        """Return the cluster spec of the service, with the profile in the file `path`."""
 
     def timelines(
         self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED, clients: Clients | None = None
@@ -97,26 +103,17 @@ class Twin(Protocol):
 
         They arrive at their arrival times or, if `clients` are given, from a closed loop.
         """
+        profile = self.profile
+        path = self.directory / f"{profile.machine}-{slowness.prompts:.6f}-{slowness.decodes:.6f}.yaml"
+        path.write_text(dump_profile(profile.slower(*slowness)), encoding="utf-8")
+        return timelines_of(self.cluster(path), requests, self.catalog, clients)
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedEndpoint:
+class SimulatedEndpoint(Twin):
     """Simulation of a running service from the measured profile of one instance."""
 
-    design: ServiceDesign
-    profile: MeasuredProfile
-    directory: Path  # gets a profile for each simulated speed of the host
-    catalog: Catalog
-
-    def timelines(
-        self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED, clients: Clients | None = None
-    ) -> list[Timeline]:
-        """Return the simulated timelines of `requests`, as in `Twin`."""
-        cluster = self.cluster(_profile_at(self.profile, slowness, self.directory))
-        return timelines_of(cluster, requests, self.catalog, clients)
-
     def cluster(self, path: Path) -> ClusterSpec:
-        """Return the cluster spec of the service, with the profile in the file `path`."""
         profile = self.profile
         chunked = profile.max_num_batched_tokens is not None
         spec = ClusterSpec(
@@ -138,33 +135,36 @@ class SimulatedEndpoint:
         return msgspec.structs.replace(spec, **{name: limit for name, limit in limits.items() if limit is not None})
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedService:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedService(Twin):
     """Simulated counterpart of a real service, based on the measured performance profile of the service's host."""
 
-    design: ServiceDesign
-    profile: MeasuredProfile
-    directory: Path  # gets a host profile for each simulated host speed
     kv_capacity_tokens: int
     max_num_seqs: int
-    catalog: Catalog
 
-    def timelines(
-        self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED, clients: Clients | None = None
-    ) -> list[Timeline]:
-        """Return the simulated timelines of `requests`, as in `Twin`."""
-        path = _profile_at(self.profile, slowness, self.directory)
-        spec = cluster_of(
-            self.design, self.profile, path, kv_capacity_tokens=self.kv_capacity_tokens, max_num_seqs=self.max_num_seqs
+    def cluster(self, path: Path) -> ClusterSpec:
+        """Return a cluster spec for simulating the service on this machine with the profile in the file `path`.
+
+        Raises ConfigurationError if the profile was measured with another number of CPU cores or threads per worker.
+        """
+        workers = self.design.workers()
+        threads, cores = workers[0].threads, len(available_cores())
+        host = self.profile.shared_host
+        if (host.cores, host.threads) != (cores, threads):
+            raise ConfigurationError(
+                f"the profile was measured with {host.threads} of {host.cores} cores per worker, but "
+                f"{self.design.name} has {threads} of {cores} on this machine: run `twofold calibrate live` here"
+            )
+        return ClusterSpec(
+            pools=pools_of(workers, self.profile.machine),
+            model=self.profile.model.name,
+            router="jsq",
+            handoff="layer-wise",
+            max_num_batched_tokens=max(worker.max_num_batched_tokens for worker in workers),
+            max_num_seqs=self.max_num_seqs,
+            kv_capacity_tokens=self.kv_capacity_tokens,
+            profiles=(str(path),),
         )
-        return timelines_of(spec, requests, self.catalog, clients)
-
-
-def _profile_at(profile: MeasuredProfile, slowness: Slowness, directory: Path) -> Path:
-    """Write the profile of a host with the slowdown `slowness` to a file in `directory`, and return its path."""
-    path = directory / f"{profile.machine}-{slowness.prompts:.6f}-{slowness.decodes:.6f}.yaml"
-    path.write_text(dump_profile(profile.slower(*slowness)), encoding="utf-8")
-    return path
 
 
 def timelines_of(
@@ -187,38 +187,3 @@ class _Ends(Observer):
 
     def ended(self, timeline: Timeline, now: float) -> None:
         self.timelines.append(timeline)
-
-
-def cluster_of(
-    design: ServiceDesign, profile: MeasuredProfile, path: Path, *, kv_capacity_tokens: int, max_num_seqs: int
-) -> ClusterSpec:
-    """Return a cluster spec for simulating the service `design` on this machine with the performance profile `profile`.
-
-    Raises ConfigurationError if the profile was measured with another number of CPU cores or threads per worker.
-    """
-    workers = design.workers()
-    threads, cores = workers[0].threads, len(available_cores())
-    host = profile.shared_host
-    if (host.cores, host.threads) != (cores, threads):
-        raise ConfigurationError(
-            f"the profile was measured with {host.threads} of {host.cores} cores per worker, but {design.name} "
-            f"has {threads} of {cores} on this machine: run `twofold calibrate live` here"
-        )
-    return ClusterSpec(
-        pools=tuple(_pools(workers, profile.machine)),
-        model=profile.model.name,
-        router="jsq",
-        handoff="layer-wise",
-        max_num_batched_tokens=max(worker.max_num_batched_tokens for worker in workers),
-        max_num_seqs=max_num_seqs,
-        kv_capacity_tokens=kv_capacity_tokens,
-        profiles=(str(path),),
-    )
-
-
-def _pools(workers: Sequence[WorkerConfig], machine: str) -> list[PoolSpec]:
-    kinds = groupby(workers, key=lambda worker: (worker.role, worker.batcher))
-    return [
-        PoolSpec(machines=len(list(same)), machine=machine, role=role, batcher=batcher)
-        for (role, batcher), same in kinds
-    ]

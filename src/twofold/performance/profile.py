@@ -322,6 +322,16 @@ def load_profile(path: Path | str) -> MeasuredProfile:
         raise ConfigurationError(f"{path} is not a profile of `twofold characterize`: {reason}") from error
 
 
+def profile_of(path: Path, model: Model) -> MeasuredProfile:
+    """Read a measured profile. Raises ConfigurationError if it was not measured with `model`."""
+    found = load_profile(path)
+    require(
+        (model.name, model.parameters) == (found.model.name, found.model.parameters),
+        f"{path} is a profile of {found.model.name}, and the model is {model.name}: calibrate with it",
+    )
+    return found
+
+
 def dump_profile(profile: MeasuredProfile) -> str:
     """Return a measured profile as the text of a YAML file."""
     heading = "# Measured by `twofold characterize`. Times in seconds; see twofold.performance.profile.\n"

@@ -1,23 +1,23 @@
 """Configuration of features that predict iteration times: --overload, --replan, --inline-tbt and some routers."""
 
-from itertools import groupby
 from pathlib import Path
 from typing import Final
 
 from twofold.cli.serve.settings import ServeSettings
 from twofold.cluster.overload import overload_control
 from twofold.cluster.profiles import instance_profiles
-from twofold.cluster.spec import ClusterSpec, PoolSpec
+from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.hardware.hf_config import read_model
 from twofold.instance import Role
-from twofold.performance.profile import MeasuredProfile, load_profile
+from twofold.performance.profile import MeasuredProfile, profile_of
 from twofold.planning.splits import SplitPlanner
 from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.replan.replanner import ReplanRules
 from twofold.scheduling.routers import FORECASTING_ROUTERS, ROUTERS
 from twofold.serving.config import ForecastConfig, InlineConfig, OverloadConfig, ReplanConfig, ServiceConfig
+from twofold.serving.launch.worker_plan import pools_of
 
 DEFAULT_REPLAN_ROUTER: Final = "jsq-planned"
 DEFAULT_ATTAINMENT: Final = 0.9
@@ -109,12 +109,8 @@ def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) ->
         return config.cluster
     path = _required(profile, flag)
     host, size = _measured_host(config, path), config.engine.kv_cache_bytes
-    pools = groupby(config.workers, key=lambda worker: (worker.role, worker.batcher))
     return ClusterSpec(
-        pools=tuple(
-            PoolSpec(machines=len(list(workers)), machine=host.machine, role=role, batcher=batcher)
-            for (role, batcher), workers in pools
-        ),
+        pools=pools_of(config.workers, host.machine),
         model=host.model.name,
         router=config.router,
         handoff=config.handoff,
@@ -143,9 +139,4 @@ def _required(profile: Path | None, flag: str) -> Path:
 
 
 def _measured_host(config: ServiceConfig, profile: Path) -> MeasuredProfile:
-    host, model = load_profile(profile), read_model(Path(config.engine.model))
-    if (model.name, model.parameters) != (host.model.name, host.model.parameters):
-        raise ConfigurationError(
-            f"{profile} is a profile of {host.model.name}, and the model is {model.name}: calibrate with it"
-        )
-    return host
+    return profile_of(profile, read_model(Path(config.engine.model)))

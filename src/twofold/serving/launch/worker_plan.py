@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 import msgspec
 
 from twofold.cluster.layout import share_cores
 from twofold.cluster.profiles import instance_profiles, instance_slots
-from twofold.cluster.spec import ClusterSpec
+from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.errors import require
 from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
@@ -114,6 +115,15 @@ def plan_cluster(spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool) -> tup
         for seat in instance_slots(instance_profiles(spec, catalog))
     ]
     return with_cores(workers, pin_cores=pin_cores)
+
+
+def pools_of(workers: Sequence[WorkerConfig], machine: str) -> tuple[PoolSpec, ...]:
+    """Return the pools of a cluster spec that simulates these workers on machines of type `machine`."""
+    kinds = groupby(workers, key=lambda worker: (worker.role, worker.batcher))
+    return tuple(
+        PoolSpec(machines=len(list(same)), machine=machine, role=role, batcher=batcher)
+        for (role, batcher), same in kinds
+    )
 
 
 def check_servable(spec: ClusterSpec) -> None:

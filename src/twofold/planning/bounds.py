@@ -72,6 +72,7 @@ class AnalyticBounds:
         return cost.base_s + cost.context_s * self._shape.context <= shortest_s
 
     def upper(self, design: Design) -> float:
+        """Return a rate above which the design cannot meet the SLO."""
         family = design.family
         if not family.split or (self._pooled and family.judged is None):
             # The router can move machines between pools, so every machine counts for both phases.
@@ -81,11 +82,13 @@ class AnalyticBounds:
         return self._by_phase(design)
 
     def estimate(self, design: Design) -> float:
+        """Return the approximate highest rate, in requests/s, at which the design meets the SLO."""
         if design.family.split:
             return _REACHED * self._by_phase(design)
         return _REACHED * sum(count / self._of(kind).of(Role.MIXED) for kind, count in design.parts())
 
     def suggest(self, family: Family, rate: float) -> tuple[int, ...]:
+        """Return the approximate number of machines of each type that a design needs for `rate` requests/s."""
         wanted = rate / _REACHED
         return tuple(
             max(1, math.ceil(wanted * self._of(kind).of(role)))

@@ -1,10 +1,10 @@
 """Trials and evaluations: a trial is one simulation of a design at a rate; its evaluation is the result."""
 
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from twofold.planning.design import Design, Family
+from twofold.planning.design import Design
 from twofold.request import Phase
 from twofold.simulation.result import Check, PoolResult
 
@@ -55,28 +55,5 @@ class SimulatedTrial(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float
 
 
-class Evaluate(Protocol):
-    """Interface for evaluating a design at a request rate."""
-
-    # Searches assume that more machines or a lower rate never lead to an SLO miss.
-    async def __call__(self, trial: Trial) -> Evaluation: ...
-
-
-class UpperBound(Protocol):
-    """Interface for analytic bounds on the highest rate of a design, in requests/s."""
-
-    def feasible(self, family: Family) -> bool:
-        """Return whether designs of `family` can meet the SLO at a low rate."""
-        ...
-
-    def upper(self, design: Design) -> float:
-        """Return a rate above which the design cannot meet the SLO."""
-        ...
-
-    def estimate(self, design: Design) -> float:
-        """Return the approximate highest rate, in requests/s, at which the design meets the SLO."""
-        ...
-
-    def suggest(self, family: Family, rate: float) -> tuple[int, ...]:
-        """Return the approximate number of machines of each type that a design needs for `rate` requests/s."""
-        ...
+# Evaluates a design at a rate. Searches assume that more machines or a lower rate never lead to an SLO miss.
+Evaluate = Callable[[Trial], Awaitable[Evaluation]]

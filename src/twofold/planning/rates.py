@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from twofold.planning.bounds import AnalyticBounds
 from twofold.planning.design import Design
-from twofold.planning.evaluation import Evaluate, Evaluation, Trial, UpperBound
+from twofold.planning.evaluation import Evaluate, Evaluation, Trial
 from twofold.planning.problem import COLOCATED
 
 _DIGITS = 6
@@ -49,7 +50,7 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
     """Search for the highest rate at which a design meets the SLO."""
 
     evaluate: Evaluate
-    bound: UpperBound
+    bound: AnalyticBounds
     grid: RateGrid = RateGrid()
     draw: int = 0  # number of the random draw of the workload
     colocated_batching: tuple[tuple[str, int | None], ...] = COLOCATED

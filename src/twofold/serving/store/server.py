@@ -29,6 +29,7 @@ from twofold.serving.store.manager import TIERS, Requester, StoreGrant, StoreMan
 from twofold.serving.store.memory import SlotMemory
 from twofold.serving.store.peering import Peering
 from twofold.serving.store.peers import BlockFetcher, BlockServer
+from twofold.serving.telemetry.logs import end_process
 from twofold.transport.memory import SharedMemory
 
 _LOOK_S = 1.0  # maximum wait for events, and interval of status reports
@@ -236,7 +237,7 @@ def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
     """Run the KV store of this host until the process is terminated."""
     store = config.store
     assert store is not None  # noqa: S101  (narrows the type)
-    threading.excepthook = _end_process
+    threading.excepthook = partial(end_process, log)  # the fork server restarts the process
     block_bytes, contents = layout.bytes_per_block, contents_of(model, layout)
     disk = None
     if store.disk_dir is not None:
@@ -274,11 +275,3 @@ def peering(network: HostNetwork, manager: StoreManager, memory: SlotMemory, con
     server = BlockServer(context, guard, network.address, memory, digest)
     fetcher = BlockFetcher(context, guard, memory, digest)
     return Peering(manager, server, fetcher, messages.blocks_at_once(memory.block_bytes))
-
-
-def _end_process(failed: threading.ExceptHookArgs) -> None:
-    # Requests would wait forever for a failed thread. The fork server restarts the process.
-    thread = failed.thread.name if failed.thread is not None else "a thread"
-    trace = (failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
-    log.critical("%s failed", thread, exc_info=trace)
-    os._exit(1)

@@ -1,7 +1,9 @@
 """Log formats: text or JSON lines (`--log-format json`). Logs never contain prompts, answers or API keys."""
 
 import logging
+import os
 import sys
+import threading
 from datetime import UTC, datetime
 
 import msgspec
@@ -80,3 +82,11 @@ def _identity(request_id: str, context: RequestContext | None) -> dict[str, obje
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 6)
+
+
+def end_process(log: logging.Logger, failed: threading.ExceptHookArgs) -> None:
+    """Log the error of a failed thread, and end the process: others would wait for the thread forever."""
+    thread = failed.thread.name if failed.thread is not None else "a thread"
+    trace = (failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
+    log.critical("%s failed", thread, exc_info=trace)
+    os._exit(1)

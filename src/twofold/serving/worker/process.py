@@ -23,6 +23,7 @@ from twofold.security.network import HOME
 from twofold.serving.config import ServiceConfig, WorkerConfig
 from twofold.serving.controller.mailbox import Inbox, Outbox
 from twofold.serving.messages import LinkMeasured, Peer, Registered, ToWorker
+from twofold.serving.telemetry.logs import end_process
 from twofold.serving.worker.driver import batch_driver
 from twofold.serving.worker.engines import EngineFactory, RankPipes
 from twofold.serving.worker.inbox import HandoffEvents, InboxLoop
@@ -162,17 +163,9 @@ def _run_rank(spec: WorkerConfig, factory: EngineFactory, rank: int, pipes: Rank
 
 
 def _set_up_process(spec: WorkerConfig) -> None:
-    threading.excepthook = _exit_after_thread
+    threading.excepthook = partial(end_process, log)  # peers and the controller notice the exit
     if spec.cores:
         os.sched_setaffinity(0, spec.cores)
-
-
-def _exit_after_thread(failed: threading.ExceptHookArgs) -> None:
-    # Peers and the controller notice the exit.
-    thread = failed.thread.name if failed.thread is not None else "a thread"
-    trace = (failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
-    log.critical("%s failed", thread, exc_info=trace)
-    os._exit(1)
 
 
 def _exit_after_lost_message(sender: str) -> None:

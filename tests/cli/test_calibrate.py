@@ -69,7 +69,7 @@ def test_wrong_flags_are_one_sentence(profile, tmp_path, flags, says):
 
 def test_a_profile_or_folder_that_is_not_there_is_one_sentence(profile, tmp_path):
     assert "cannot read profile" in str(invoke(tmp_path / "no.csv", "-o", tmp_path / "c.toml").exception)
-    assert "cannot write" in str(invoke(profile, "-o", tmp_path / "no" / "c.toml").exception)
+    assert "cannot be written" in str(invoke(profile, "-o", tmp_path / "no" / "c.toml").exception)
 
 
 def test_the_profile_is_not_written_over(profile):

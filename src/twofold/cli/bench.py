@@ -15,7 +15,7 @@ from twofold.bench.client import ClientConfig
 from twofold.bench.endpoint import Endpoint, discover
 from twofold.bench.load import LoadConfig, LoadResult, OnChange, RequestRecord, records, run_load
 from twofold.bench.prompts import PromptForm, PromptMaker, token_range
-from twofold.cli.options import DURATION, JSON, NUM_REQUESTS, RATE, SLO_BOUNDS, ApiSettings
+from twofold.cli.options import DURATION, JSON, NUM_REQUESTS, RATE, SLO_BOUNDS, ApiSettings, write_file
 from twofold.cli.progress import load_progress
 from twofold.cli.settings import Settings, command, flag, refuse
 from twofold.cli.workload import ArrivalSettings, nonempty
@@ -143,10 +143,7 @@ def bench(settings: BenchSettings) -> None:
         report.show()
     _show_errors(result)
     if settings.output is not None:
-        try:
-            settings.output.write_text(report.json(), encoding="utf-8")
-        except OSError as error:
-            raise ConfigurationError(f"--output {settings.output} cannot be written: {error.strerror}") from error
+        write_file("output", settings.output, report.json())
     if result.interrupted:
         raise typer.Exit(_INTERRUPTED)
     if report.summary.failed and not report.summary.completed:

@@ -2,24 +2,23 @@
 
 import os
 import re
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
-from twofold.cli.options import DTYPE, KV_CACHE_MEMORY, MAX_NUM_SEQS, MODEL_DIRECTORY, check_outputs
+from twofold.cli.options import DTYPE, KV_CACHE_MEMORY, MAX_NUM_SEQS, MODEL_DIRECTORY, check_outputs, write_file
+from twofold.cli.progress import measuring_progress
 from twofold.cli.settings import Settings, command, flag, group
 from twofold.cluster.layout import share_cores
 from twofold.errors import ConfigurationError, require
 from twofold.fidelity.calibrate import calibrate
-from twofold.fidelity.measurement import OnGroup, measure
+from twofold.fidelity.measurement import measure
 from twofold.hardware.hf_config import read_model
 from twofold.performance.coefficients import Calibration, to_toml
 from twofold.performance.fitting.fit import FitOptions, fit_profile
@@ -82,7 +81,7 @@ def fit(settings: FitSettings) -> None:
         notes=dict(_note(text) for text in settings.note),
     )
     fits = fit_profile(rows, options)
-    _write(output, to_toml(fits, _HEADING))
+    write_file("output", output, to_toml(fits, _HEADING))
     title = f"{profile.name}: errors on held-out configurations, {settings.folds} folds"
     Console().print(fit_table(title, fits))
     for entry in fits:
@@ -120,13 +119,6 @@ def _date(text: str) -> str:
     return text
 
 
-def _write(out: Path, text: str) -> None:
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {out}: {error.strerror}") from error
-
-
 @command
 def live(settings: LiveSettings) -> None:
     """Measure MODEL on this host, and fit a performance profile to the measurements.
@@ -146,7 +138,7 @@ def calibrate_host(settings: LiveSettings) -> None:
     _require_writable(output)
     cores = available_cores()
     flags = ["--kv-cache-memory-bytes", str(kv_cache_bytes), "--max-num-seqs", str(max_num_seqs)]
-    with _progress() as on_group:
+    with measuring_progress(MofNCompleteColumn()) as on_group:
         measured = measure(settings.model, [*flags, "--dtype", settings.dtype], max_num_seqs, on_group)
     profile = calibrate(
         measured,
@@ -157,7 +149,7 @@ def calibrate_host(settings: LiveSettings) -> None:
         source=f"twofold calibrate live, {os.uname().machine}, {len(cores)} cores",
         date=f"{datetime.now(UTC):%Y-%m-%d}",
     )
-    output.write_text(dump_profile(profile), encoding="utf-8")
+    write_file("output", output, dump_profile(profile))
     Console().print(profile_table(profile))
     typer.echo(f"wrote {output}", err=True)
 
@@ -187,17 +179,6 @@ def profile_table(profile: MeasuredProfile) -> Table:
     for row in rows:
         times.add_row(*row)
     return times
-
-
-@contextmanager
-def _progress() -> Iterator[OnGroup]:
-    if not sys.stderr.isatty():
-        yield lambda _design, _done, _total: None
-        return
-    columns = (TextColumn("measuring {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=True) as bar:
-        task = bar.add_task("")
-        yield lambda design, done, total: bar.update(task, description=design, completed=done, total=total)
 
 
 def _require_writable(out: Path) -> None:

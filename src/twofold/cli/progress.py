@@ -53,6 +53,14 @@ def load_progress(total: int) -> Iterator["OnChange"]:
 
 
 @contextmanager
+def measuring_progress(*more: ProgressColumn) -> Iterator[Callable[[str, float, float], None]]:
+    """Show what is measured inside a `with` statement. Yield a callback that takes its name, what is done, and all."""
+    with _bar(TextColumn("measuring {task.description}"), BarColumn(), *more, TimeElapsedColumn()) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda name, done, total: bar.update(task, description=name, completed=done, total=total)
+
+
+@contextmanager
 def simulation_progress(total: int | None) -> Iterator[SimulationTick | None]:
     """Show the progress of a simulation on a terminal inside a `with` statement. Yield a callback that updates it."""
     if not sys.stderr.isatty():

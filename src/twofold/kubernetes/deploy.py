@@ -9,7 +9,7 @@ import msgspec
 import typer
 import yaml
 
-from twofold.cli.options import CATALOG
+from twofold.cli.options import CATALOG, write_file
 from twofold.cli.settings import Settings, command, flag
 from twofold.cluster.file import load_cluster
 from twofold.cluster.profiles import InstanceProfile, instance_profiles
@@ -84,10 +84,7 @@ def _write(text: str, output: str, name: str) -> None:
         return
     path = Path(output)
     path = path / name if path.is_dir() else path
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"--output {path} cannot be written: {error.strerror}") from error
+    write_file("output", path, text)
     typer.echo(str(path), err=True)
 
 

@@ -16,9 +16,9 @@ from twofold.characterize.report.tables import characterization_tables
 from twofold.cli.characterize.analyse import analyse
 from twofold.cli.characterize.measure import measure
 from twofold.cli.characterize.settings import CSV, CharacterizeSettings
-from twofold.cli.options import check_outputs
+from twofold.cli.options import check_outputs, write_file
 from twofold.cli.settings import command, refuse
-from twofold.errors import ConfigurationError, require
+from twofold.errors import require
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.performance.fitting.profile import ProfileRow, read_profile
 from twofold.performance.profile import dump_profile, load_profile
@@ -49,18 +49,11 @@ def characterize(settings: CharacterizeSettings) -> None:
         for each, cap in zip(found, (None, *settings.power_caps), strict=True):
             path = settings.output_under(cap)
             if path is not None:
-                _write(path, dump_profile(each.profile))
+                write_file("output", path, dump_profile(each.profile))
+                typer.echo(f"wrote {path}", err=True)
     Console(width=None if sys.stdout.isatty() else 120).print(Group(*characterization_tables(found)))
     if settings.html is not None or settings.plots is not None:
         _report(settings, catalog, found)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
-    typer.echo(f"wrote {path}", err=True)
 
 
 def _report(settings: CharacterizeSettings, catalog: Catalog, found: list[Characterization]) -> None:
@@ -79,7 +72,8 @@ def _report(settings: CharacterizeSettings, catalog: Catalog, found: list[Charac
             for each in shown
         }
         title = f"Characterization of {', '.join(dict.fromkeys(each.profile.model.name for each in shown))}"
-        _write(settings.html, html_report(shown, judged, drawn, title=title))
+        write_file("html", settings.html, html_report(shown, judged, drawn, title=title))
+        typer.echo(f"wrote {settings.html}", err=True)
     if settings.plots is not None:
         typer.echo(f"wrote {len(write_plots(drawn, settings.plots))} charts to {settings.plots}", err=True)
 

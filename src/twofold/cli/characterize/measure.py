@@ -1,21 +1,17 @@
 """`twofold characterize DIRECTORY|URL`: measure a local engine or an OpenAI endpoint, and fit performance profiles."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from twofold.bench.endpoint import Endpoint
 from twofold.characterize.analysis import Characterization, InstanceFacts, characterization, measured_power
 from twofold.characterize.power import PowerMeter, PowerSource, capped, find_power
-from twofold.characterize.sweep import OnProbe, ProfileFile, sweep
+from twofold.characterize.sweep import ProfileFile, sweep
 from twofold.characterize.target import Target, TargetError
 from twofold.cli.characterize.settings import CHUNK, CSV, CharacterizeSettings
+from twofold.cli.progress import measuring_progress
 from twofold.cli.settings import refuse
 from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog
@@ -91,22 +87,12 @@ def _sweep(
     power: PowerSource | None,
 ) -> None:
     try:
-        with _progress() as on_probe:
-            sweep(target, file, pair, settings.budget, on_probe, PowerMeter(power))
+        with measuring_progress() as shown:
+            meter = PowerMeter(power)
+            sweep(target, file, pair, settings.budget, lambda name, share: shown(name, share, 1.0), meter)
     except TargetError as error:
         kept = f"{len(file.rows)} measurements are kept in {file.path}" if file.rows else "nothing was measured"
         raise TargetError(f"{error} ({kept})") from error
-
-
-@contextmanager
-def _progress() -> Iterator[OnProbe]:
-    if not sys.stderr.isatty():
-        yield lambda _name, _share: None
-        return
-    columns = (TextColumn("measuring {task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=1.0)
-        yield lambda name, share: progress.update(task, description=name, completed=share)
 
 
 def _open(settings: CharacterizeSettings, catalog: Catalog) -> tuple[Target, Model]:

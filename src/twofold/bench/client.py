@@ -277,7 +277,7 @@ class Client:
         try:
             async with self._session.post(f"{self._endpoint.base_url}/v1/{path}", data=body) as response:
                 if response.status != 200:
-                    raise RequestFailedError(f"HTTP {response.status}", _error_text(await response.read()))
+                    raise RequestFailedError(f"HTTP {response.status}", error_text(await response.read()))
                 await _read_events(response.content, reply)
         except aiohttp.ClientConnectorError as error:
             raise RequestFailedError("cannot connect", str(error)) from error
@@ -316,7 +316,8 @@ def _handle_event(data: bytes, now: float, reply: Reply) -> None:
         reply.add(choice, now)
 
 
-def _error_text(body: bytes) -> str:
+def error_text(body: bytes) -> str:
+    """Return the message in the body of a failed answer, else the start of the body."""
     with suppress(msgspec.DecodeError):
         event: StreamEvent = decode_event(body)
         if event.error_message is not None:

@@ -11,7 +11,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from twofold.bench.client import DONE, EventSplitter, StreamEvent, StreamUsage, decode_event
+from twofold.bench.client import DONE, EventSplitter, StreamEvent, StreamUsage, decode_event, error_text
 from twofold.bench.endpoint import Endpoint, authorization, discover
 from twofold.cli import options
 from twofold.cli.settings import command, flag
@@ -113,7 +113,8 @@ async def _events(
     try:
         async with session.post(f"{endpoint.base_url}/v1/chat/completions", json=fields) as response:
             if response.status != 200:
-                raise ConfigurationError(f"{endpoint.base_url}: HTTP {response.status}: {await _reason(response)}")
+                reason = error_text(await response.read())
+                raise ConfigurationError(f"{endpoint.base_url}: HTTP {response.status}: {reason}")
             async for received in response.content.iter_any():
                 for data in splitter.feed(received):
                     if data == DONE:
@@ -124,11 +125,3 @@ async def _events(
                     yield event
     except (aiohttp.ClientError, msgspec.DecodeError) as error:
         raise ConfigurationError(f"{endpoint.base_url}: {error}") from error
-
-
-async def _reason(response: aiohttp.ClientResponse) -> str:
-    body = await response.read()
-    try:
-        return decode_event(body).error_message or body.decode(errors="replace")[:300]
-    except msgspec.DecodeError:
-        return body.decode(errors="replace")[:300]

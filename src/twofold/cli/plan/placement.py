@@ -33,11 +33,9 @@ def run_placement(problem: Problem, settings: PlanSettings) -> None:
     deployment, page = (None if path is None else AtomicFile(path) for path in (settings.output, settings.html))
     plan, effort = search_placement(prepared, RateGrid(settings.tolerance), settings)
     if deployment is not None:
-        deployment.write(_deployment(plan).encode())
-        deployment.commit()
+        deployment.save(_deployment(plan))
     if page is not None:
-        page.write(placement_page(plan, _title(prepared)).encode())
-        page.commit()
+        page.save(placement_page(plan, _title(prepared)))
     if settings.json:
         typer.echo(PlacementReport.of(plan, effort).json())
     else:

@@ -69,13 +69,9 @@ def run_plan(problem: Problem, settings: PlanSettings) -> None:
     if deployment is not None:
         best = made.plan.best
         comment = f"{title}: {best.design.name}, planned by simulation.\n{made.advice.text}"
-        text = deployment_text(deployment_of(problem, best, query.objective), comment)
-        deployment.write(text.encode())
-        deployment.commit()
+        deployment.save(deployment_text(deployment_of(problem, best, query.objective), comment))
     if page is not None:
-        html = plan_page(made.plan, made.advice, made.front, made.curves, slo=problem.slo, title=title)
-        page.write(html.encode())
-        page.commit()
+        page.save(plan_page(made.plan, made.advice, made.front, made.curves, slo=problem.slo, title=title))
     if settings.json:
         typer.echo(PlanReport.of(problem, made.plan, made.advice, made.front, made.effort).json())
     else:

@@ -75,8 +75,7 @@ def run(settings: SimulateSettings) -> None:
         html = html_report(
             {pools: result}, title=title, slo=settings.slo, verdicts=verdicts, runs={pools: gantt}, reference=error
         )
-        page.write(html.encode())
-        page.commit()
+        page.save(html)
     if settings.json:
         report = SimulationReport.of(
             result,

@@ -48,6 +48,11 @@ class AtomicFile:
         except OSError as error:
             raise self._unwritable(error) from error
 
+    def save(self, text: str) -> None:
+        """Write `text`, which is all of the file, and commit it."""
+        self.write(text.encode())
+        self.commit()
+
     def commit(self) -> None:
         """Close the file and rename it to `path`."""
         try:

@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from statistics import fmean
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi.responses import Response
@@ -112,7 +113,30 @@ class UsageCounter:
         )
 
 
-class OpenAIWriter:
+class ResponseWriter(ABC):
+    """Formats the output of one endpoint, as a complete response or as server-sent events."""
+
+    done = b""  # the end of a complete stream
+
+    @abstractmethod
+    def events(self, delta: Delta, usage: MaybeUsage) -> bytes:
+        """Encode the output of one token as server-sent events."""
+
+    @abstractmethod
+    def error_event(self, error: Exception) -> bytes:
+        """Return the server-sent event with which a stream ends after an error."""
+
+    @abstractmethod
+    def response(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> msgspec.Struct | dict[str, Any]:
+        """Build the complete response from the outputs of all choices."""
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """Return the server-sent event with the token counts, for the end of a stream that has not sent them yet."""
+        del usage
+        return b""
+
+
+class OpenAIWriter(ResponseWriter):
     """Ends of streams in OpenAI's API, and events that differ in their text alone."""
 
     done = DONE
@@ -137,6 +161,11 @@ def event(body: msgspec.Struct) -> bytes:
     return b"data: " + _ENCODER.encode(body) + b"\n\n"
 
 
+def named_event(body: dict[str, Any]) -> bytes:
+    """Encode `body` as one server-sent event with the name `type` of the body."""
+    return f"event: {body['type']}\ndata: ".encode() + _ENCODER.encode(body) + b"\n\n"
+
+
 class EventStream(Response):
     """HTTP response that sends the output of choices as server-sent events, up to those of the end or of an error."""
 
@@ -145,9 +174,9 @@ class EventStream(Response):
         service: RequestRunner,
         planned: Sequence[PlannedChoice],
         deadline_s: float,
-        writer: "ResponseWriter",
+        writer: ResponseWriter,
         options: StreamOptions,
-        count: "UsageCounter",
+        count: UsageCounter,
     ) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
@@ -200,31 +229,6 @@ class EventStream(Response):
             return self._writer.error_event(failure)
         usage = self._writer.usage_event(self._count.usage) if self._options.include_usage else b""
         return usage + self._writer.done
-
-
-class ResponseWriter(Protocol):
-    """Interface that formats the output of one endpoint, as a complete response or as server-sent events."""
-
-    def events(self, delta: Delta, usage: MaybeUsage) -> bytes:
-        """Encode the output of one token as server-sent events."""
-        ...
-
-    @property
-    def done(self) -> bytes:
-        """The end of a complete stream."""
-        ...
-
-    def error_event(self, error: Exception) -> bytes:
-        """Return the server-sent event with which a stream ends after an error."""
-        ...
-
-    def usage_event(self, usage: Usage) -> bytes:
-        """Return the server-sent event with the token counts, for the end of a stream."""
-        ...
-
-    def response(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> msgspec.Struct | dict[str, Any]:
-        """Build the complete response from the outputs of all choices."""
-        ...
 
 
 async def respond(

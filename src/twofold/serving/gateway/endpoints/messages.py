@@ -29,12 +29,11 @@ from twofold.serving.gateway.schemas import (
     invalid,
     unsupported,
 )
-from twofold.serving.gateway.streaming import respond
+from twofold.serving.gateway.streaming import ResponseWriter, named_event, respond
 from twofold.serving.gateway.tools.families import Json
 from twofold.serving.gateway.tools.forced_calls import offered_tools, template_tools
 from twofold.serving.gateway.tools.message_parser import ParsedCall
 
-_ENCODER = msgspec.json.Encoder()
 _ERRORS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
 _ERRORS |= {429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}
 
@@ -127,7 +126,7 @@ async def count_tokens(gateway: Gateway, request: Request) -> Response:
 
 def _error(error: Exception) -> Response:
     answer = error_response_for(error)
-    answer.body = _ENCODER.encode(_error_body(answer))
+    answer.body = msgspec.json.encode(_error_body(answer))
     answer.headers["content-length"] = str(len(answer.body))
     return answer
 
@@ -235,10 +234,8 @@ def _text(content: str | list[MessageBlock], place: str) -> str:
 # -- answers ------------------------------------------------------------------------------------------------------
 
 
-class MessagesWriter:
+class MessagesWriter(ResponseWriter):
     """Formats the response bodies and stream events of the Messages API."""
-
-    done = b""
 
     def __init__(self, message_id: str, fields: MessagesFields) -> None:
         self._id, self._fields = message_id, fields
@@ -248,12 +245,8 @@ class MessagesWriter:
     def events(self, delta: Delta, usage: MaybeUsage) -> bytes:
         return b"".join(self._events(delta, usage))
 
-    def usage_event(self, usage: Usage) -> bytes:
-        del usage  # the last event has it
-        return b""
-
     def error_event(self, error: Exception) -> bytes:
-        return _event(_error_body(error_response_for(error)))
+        return named_event(_error_body(error_response_for(error)))
 
     def response(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> Json:
         (deltas,) = choices
@@ -268,7 +261,7 @@ class MessagesWriter:
     def _events(self, delta: Delta, usage: MaybeUsage) -> Iterator[bytes]:
         assert isinstance(usage, Usage)  # noqa: S101  (the request asks for the usage in every event)
         if not delta.token.index:
-            yield _event({"type": "message_start", "message": self._message([], usage)})
+            yield named_event({"type": "message_start", "message": self._message([], usage)})
         if delta.reasoning:
             yield from self._in("thinking", {"thinking": "", "signature": ""})
             yield self._delta({"type": "thinking_delta", "thinking": delta.reasoning})
@@ -282,8 +275,8 @@ class MessagesWriter:
         if delta.finish_reason is not None:
             yield from self._close()
             counts = {"output_tokens": usage.completion_tokens}
-            yield _event({"type": "message_delta", "delta": _stop(delta), "usage": counts})
-            yield _event({"type": "message_stop"})
+            yield named_event({"type": "message_delta", "delta": _stop(delta), "usage": counts})
+            yield named_event({"type": "message_stop"})
 
     def _in(self, kind: str, fields: Json) -> Iterator[bytes]:
         """Open a content block, unless the stream is in one of this type."""
@@ -292,16 +285,16 @@ class MessagesWriter:
         yield from self._close()
         self._open = kind
         block = {"type": kind, **fields}
-        yield _event({"type": "content_block_start", "index": self._blocks, "content_block": block})
+        yield named_event({"type": "content_block_start", "index": self._blocks, "content_block": block})
 
     def _close(self) -> Iterator[bytes]:
         if self._open is not None:
-            yield _event({"type": "content_block_stop", "index": self._blocks})
+            yield named_event({"type": "content_block_stop", "index": self._blocks})
             self._open = None
             self._blocks += 1
 
     def _delta(self, delta: Json) -> bytes:
-        return _event({"type": "content_block_delta", "index": self._blocks, "delta": delta})
+        return named_event({"type": "content_block_delta", "index": self._blocks, "delta": delta})
 
     def _message(self, content: list[Json], usage: Usage) -> Json:
         cached = usage.prompt_tokens_details.cached_tokens
@@ -333,7 +326,3 @@ def _stop(delta: Delta) -> Json:
     elif delta.called and delta.finish_reason is FinishReason.STOP:
         reason = "tool_use"
     return {"stop_reason": reason, "stop_sequence": delta.stop}
-
-
-def _event(body: Json) -> bytes:
-    return f"event: {body['type']}\ndata: ".encode() + _ENCODER.encode(body) + b"\n\n"

@@ -16,7 +16,7 @@ from twofold.serving.gateway.middleware import Arrival
 from twofold.serving.gateway.output import Delta
 from twofold.serving.gateway.responses import MaybeUsage, Usage, error_response_for
 from twofold.serving.gateway.schemas import CalledFunction, InputMessage, ToolCall
-from twofold.serving.gateway.streaming import respond
+from twofold.serving.gateway.streaming import ResponseWriter, named_event, respond
 from twofold.serving.gateway.tools.families import Json
 from twofold.serving.gateway.tools.message_parser import ParsedCall
 
@@ -69,10 +69,8 @@ def _json(body: Json) -> Response:
     return Response(_ENCODER.encode(body), media_type="application/json")
 
 
-class ResponsesWriter:
+class ResponsesWriter(ResponseWriter):
     """Formats the response bodies and stream events of the Responses API, and stores complete responses."""
-
-    done = b""
 
     def __init__(
         self,
@@ -101,10 +99,6 @@ class ResponsesWriter:
             body = self._ended(delta, usage)
             closing = [{"type": f"response.{body['status']}", "response": body}]
         return b"".join(map(self._event, [*opening, *items, *closing]))
-
-    def usage_event(self, usage: Usage) -> bytes:
-        del usage  # the last event has it
-        return b""
 
     def error_event(self, error: Exception) -> bytes:
         detail = msgspec.json.decode(error_response_for(error).body)["error"]
@@ -180,7 +174,7 @@ class ResponsesWriter:
     def _event(self, body: Json) -> bytes:
         body["sequence_number"] = self._events_sent
         self._events_sent += 1
-        return f"event: {body['type']}\ndata: ".encode() + _ENCODER.encode(body) + b"\n\n"
+        return named_event(body)
 
     # -- bodies -------------------------------------------------------------------------------------------------------
 

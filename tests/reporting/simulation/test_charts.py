@@ -5,15 +5,14 @@ from plotly.graph_objects import Figure
 
 from support.simulated import histogram, result, run, series, waves
 from twofold.instance import Role
-from twofold.reporting.chart import PHASE_COLOURS, RUN_COLOURS
+from twofold.reporting.chart import PHASE_COLOURS
 from twofold.reporting.simulation.charts import latencies, load, membership, overload, power, slowdowns, utilization
 from twofold.reporting.simulation.gantt import GanttRuns, gantt
 from twofold.reporting.simulation.html import pictures
 from twofold.simulation.overload import OverloadResult
 from twofold.slo import SPLITWISE, Slo
 
-ONE = {"split": result()}
-TWO = {"split": result(), "mixed": result(slo_met=50)}
+ONE = result()
 
 
 def kept(*runs, **limits):
@@ -23,12 +22,10 @@ def kept(*runs, **limits):
     return made
 
 
-@pytest.mark.parametrize("results", [ONE, TWO])
 @pytest.mark.parametrize("slo", [None, Slo(ttft_s=1.0, tpot_s=0.1, e2e_s=20.0), SPLITWISE])
-def test_charts_are_valid_in_plotly(results, slo):
-    runs = {name: kept(run()) for name in results}
-    drawn = list(pictures(results, slo, runs))
-    assert len({picture.id for picture in drawn}) == len(drawn) == 6 + len(results)
+def test_charts_are_valid_in_plotly(slo):
+    drawn = list(pictures("split", ONE, slo, kept(run())))
+    assert len({picture.id for picture in drawn}) == len(drawn) == 7
     for picture in drawn:
         figure = Figure(data=picture.traces, layout=picture.layout)
         assert len(figure.data) == len(picture.traces) > 0
@@ -41,22 +38,21 @@ def test_charts_are_valid_in_plotly(results, slo):
 
 
 def test_loads_are_shown_where_they_were_watched():
-    """The load chart omits simulations without overload control."""
+    """A simulation without overload control has no chart of loads."""
     told = OverloadResult(rule="early", refusals={}, wasted_prefill_tokens=0, load_correlation=None)
     loads = {"load/prefill": waves(0.5), "load/decode": waves(0.25)}
     watched = result(overload=told, series=result().series | loads)
     assert overload(ONE) is None
-    picture = overload({"plain": result(), "watched": watched, "again": watched})
-    figure = Figure(data=picture.traces, layout=picture.layout)
-    assert {trace.yaxis for trace in figure.data} == {"y", "y2"}
+    picture = overload(watched)
+    Figure(data=picture.traces, layout=picture.layout)
     assert [trace["name"] for trace in picture.traces[:4:2]] == ["prefill", "decode"]
 
 
 def test_latencies_show_the_distribution_and_the_bounds():
-    picture = latencies(ONE, Slo(tpot_s=0.1))
+    picture = latencies("split", ONE, Slo(tpot_s=0.1))
     ttft = picture.traces[0]
     middle = min(range(len(ttft["y"])), key=lambda index: abs(ttft["y"][index] - 0.5))
-    assert ttft["x"][middle] == pytest.approx(ONE["split"].ttft_s.percentile(50), rel=0.02)
+    assert ttft["x"][middle] == pytest.approx(ONE.ttft_s.percentile(50), rel=0.02)
     assert ttft["y"][-1] == 1.0
     (bound,) = [trace for trace in picture.traces if trace["name"] == "SLO"]
     assert (bound["x"], bound["xaxis"]) == ([0.1, 0.1], "x2")
@@ -64,23 +60,23 @@ def test_latencies_show_the_distribution_and_the_bounds():
 
 def test_runs_that_measured_nothing_have_no_curve():
     """A latency whose values are all zero has no curve, because the axis is logarithmic."""
-    picture = latencies({"a": result(tpot_s=histogram(), itl_s=histogram(0.0, 0.0))})
+    picture = latencies("a", result(tpot_s=histogram(), itl_s=histogram(0.0, 0.0)))
     assert [trace.get("xaxis") for trace in picture.traces if trace["x"]] == ["x", "x4"]
 
 
 def test_slowdowns_are_drawn_where_there_are_any():
-    crosses = [trace for trace in slowdowns(ONE, SPLITWISE).traces if trace["mode"] == "markers"]
+    crosses = [trace for trace in slowdowns("split", ONE, SPLITWISE).traces if trace["mode"] == "markers"]
     assert [trace["x"] for trace in crosses] == [[2.0, 3.0, 6.0], [1.25, 1.5, 5.0], [1.25, 1.5, 5.0]]
     assert crosses[0]["y"] == [0.5, 0.9, 0.99]
-    assert slowdowns({"a": result(ttft_slowdown=None, tpot_slowdown=None, e2e_slowdown=None)}) is None
+    assert slowdowns("a", result(ttft_slowdown=None, tpot_slowdown=None, e2e_slowdown=None)) is None
 
 
-def test_load_has_a_row_for_each_run_and_a_colour_for_each_phase():
-    picture = load(TWO)
-    assert len(picture.traces) == 2 * 2 * 2 * 2
+def test_load_has_a_colour_for_each_phase():
+    picture = load(ONE)
+    assert len(picture.traces) == 2 * 2 * 2
     colours = {trace["line"]["color"] for trace in picture.traces}
     assert colours == {PHASE_COLOURS[Role.PREFILL], PHASE_COLOURS[Role.DECODE]}
-    assert picture.layout["yaxis3"]["title"]["text"] == "mixed: Waiting requests"
+    assert picture.layout["yaxis2"]["title"]["text"] == "Requests in batches"
 
 
 def test_membership_follows_a_switch():
@@ -94,18 +90,17 @@ def test_membership_follows_a_switch():
 
 
 def test_power_is_shown_beside_what_is_provisioned():
-    drawn, provisioned = power({"a": result(series={"power_w": series(5000.0)}, tdp_w=10_200.0)}).traces
+    drawn, provisioned = power(result(series={"power_w": series(5000.0)}, tdp_w=10_200.0)).traces
     assert set(drawn["y"]) == {5.0}
     assert provisioned["y"] == [10.2, 10.2]
-    assert power({"a": result(series={})}) is None
+    assert power(result(series={})) is None
 
 
-def test_utilization_is_coloured_by_phase_or_by_run():
-    (alone,) = utilization(ONE).traces
+def test_utilization_is_coloured_by_phase():
+    (alone,) = utilization("split", ONE).traces
     assert alone["x"] == ["prefill, dgx-h100", "decode, dgx-h100"]
     assert alone["y"] == [50.0, 50.0]
     assert alone["marker"]["color"] == [PHASE_COLOURS[Role.PREFILL], PHASE_COLOURS[Role.DECODE]]
-    assert [trace["marker"]["color"] for trace in utilization(TWO).traces] == list(RUN_COLOURS[:2])
 
 
 def test_gantt_tells_phases_and_instances_apart():
@@ -114,7 +109,7 @@ def test_gantt_tells_phases_and_instances_apart():
         run("prefill-10"), run("prefill-9", 0.5, 1.5, decodes=3), run("decode-0", 1.0, 1.25, prompts=0, decodes=7)
     )
     made.role("decode-1", Role.DECODE, 0)
-    picture = gantt(made, "split")
+    picture = gantt(made)
     assert [trace["name"] for trace in picture.traces] == ["prefill", "decode", "mixed"]
     assert picture.layout["yaxis"]["categoryarray"] == ["prefill-10", "prefill-9", "decode-1", "decode-0"]
     decode = picture.traces[1]
@@ -126,10 +121,8 @@ def test_gantt_keeps_no_more_than_its_bound():
     made = kept(*runs[:3], run("b", 2.5, 9.0), run("c", 3.0, 4.0), *runs[3:], limit=3)
     assert [each.instance for each in made.runs] == ["a", "a", "a", "b"]
     assert made.end_s == 3.0
-    assert gantt(made, "x").traces[0]["x"][-1] == 0.5
+    assert gantt(made).traces[0]["x"][-1] == 0.5
 
 
-def test_gantt_may_end_at_a_time():
-    made = kept(run(end_s=0.4), run(start_s=0.4, end_s=3.0), run(start_s=3.0, end_s=4.0), until_s=1.0)
-    assert (len(made.runs), made.end_s) == (2, 1.0)
-    assert gantt(kept(), "nothing ran").traces == []
+def test_gantt_without_runs_has_no_bars():
+    assert gantt(kept()).traces == []

@@ -3,7 +3,6 @@
 from html.parser import HTMLParser
 
 import msgspec
-import pytest
 
 from support.simulated import ESTIMATED, pool, result, run
 from twofold.reporting.simulation.gantt import GanttRuns
@@ -54,7 +53,7 @@ def gantt_runs(count):
 
 
 def test_every_picture_has_a_place_and_data():
-    text = html_report({"split": result()}, title="35 + 5 H100", slo=SPLITWISE, runs={"split": gantt_runs(6000)})
+    text = html_report("split", result(), title="35 + 5 H100", slo=SPLITWISE, runs=gantt_runs(6000))
     page = Page(text)
     expected = {"latencies", "slowdowns", "load", "membership", "power", "utilization", "gantt-0"}
     assert page.places == set(page.data) == expected
@@ -65,19 +64,18 @@ def test_every_picture_has_a_place_and_data():
 
 
 def test_the_page_needs_no_network():
-    text = html_report({"a": result()}, title="t")
+    text = html_report("a", result(), title="t")
     assert Page(text).addresses == []
 
 
 def test_page_has_design_errors_and_verdict():
-    good, slow = result(completed=100, failed=0, rejected=0), result()
-    verdicts = {"split": verdict(good, SPLITWISE), "slow": verdict(slow, SPLITWISE)}
-    page = Page(html_report({"split": good, "slow": slow}, title="t", slo=SPLITWISE, verdicts=verdicts))
+    slow = result()
+    page = Page(html_report("slow", slow, title="t", slo=SPLITWISE, judged=verdict(slow, SPLITWISE)))
     for expected in (
         "bloom-176b",
         "2 × dgx-h100, 2 instances",
         "±10% prefill, ±2% decode: fitted to 19 measured points",
-        "split:",
+        "slow:",
         "missed",
         "requests completed 98.00% ≥ 100.00%",
         "TTFT P50 ≤ 2×, P90 ≤ 3×, P99 ≤ 6×",
@@ -89,7 +87,7 @@ def test_page_has_design_errors_and_verdict():
 def test_pools_of_one_role_share_a_cell():
     """Two prefill pools with different machines are listed in the same table cell."""
     pools = (pool("prefill", 2), pool("prefill", 3, ESTIMATED, "dgx-a100"), pool("decode", 1))
-    page = Page(html_report({"a": result(pools=pools)}, title="t", slo=Slo(ttft_s=1.0)))
+    page = Page(html_report("a", result(pools=pools), title="t", slo=Slo(ttft_s=1.0)))
     assert "2 × dgx-h100, 2 instances; 3 × dgx-a100, 3 instances" in page.text
     assert "estimated, ±25%" in page.text
 
@@ -97,11 +95,7 @@ def test_pools_of_one_role_share_a_cell():
 def test_names_cannot_end_a_script():
     """`</script>` in a run name is escaped."""
     name = "</script><script>alert(1)</script>"
-    page = Page(html_report({name: result(), "b": result()}, title=name))
+    slow = result()
+    page = Page(html_report(name, slow, title=name, slo=SPLITWISE, judged=verdict(slow, SPLITWISE)))
     assert page.text.count(name) > 1
     assert any(trace["name"] == name for trace in page.data["latencies"]["traces"])
-
-
-def test_a_page_about_nothing_is_refused():
-    with pytest.raises(ValueError, match="at least one result"):
-        html_report({}, title="t")

@@ -71,11 +71,8 @@ def run(settings: SimulateSettings) -> None:
     pools = ", ".join(f"{pool.machines}x{pool.machine}:{pool.role}" for pool in spec.pools)
     title = f"{spec.model} on {pools}, {settings.title}"
     if page is not None:
-        verdicts = {} if judged is None else {pools: judged}
-        html = html_report(
-            {pools: result}, title=title, slo=settings.slo, verdicts=verdicts, runs={pools: gantt}, reference=error
-        )
-        page.save(html)
+        slo = settings.slo
+        page.save(html_report(pools, result, title=title, slo=slo, judged=judged, runs=gantt, reference=error))
     if settings.json:
         report = SimulationReport.of(
             result,

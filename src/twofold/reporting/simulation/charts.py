@@ -1,6 +1,6 @@
 """Charts of simulations: latencies, slowdowns, queues, instances by role, overload, power and utilization."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from twofold.instance import Role
@@ -12,7 +12,6 @@ from twofold.reporting.chart import (
     Trace,
     axis,
     grid,
-    labelled,
     line,
     log_axis,
     on,
@@ -39,14 +38,14 @@ STEPS: Final[Layout] = {"width": 1.5, "shape": "hv"}
 DASHED: Final[Layout] = {"width": 1, "dash": "dash"}
 
 
-def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart:
+def latencies(name: str, result: SimulationResult, slo: Slo | SlowdownSlo | None = None) -> ReportChart:
     """Plot the cumulative distributions of TTFT, TPOT, ITL and E2E latency.
 
     If the SLO has bounds in seconds, also draw each bound as a dashed line.
     """
     known = [latency for latency in LATENCIES if latency.label in _TITLES]
     axes = [(log_axis(_TITLES[latency.label]), _SHARE) for latency in known]
-    traces = [trace for plot, latency in enumerate(known) for trace in cumulative(results, latency, plot)]
+    traces = [trace for plot, latency in enumerate(known) for trace in cumulative(name, result, latency, plot)]
     bounds = list(_bounds(slo)) if isinstance(slo, Slo) else []
     return ReportChart(
         id="latencies",
@@ -58,13 +57,12 @@ def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | 
     )
 
 
-def cumulative(results: Mapping[str, SimulationResult], distribution: LatencyMetric, plot: int) -> Iterator[Trace]:
-    """Yield the cumulative distribution of a metric, as one line per simulation."""
-    for index, (name, result) in enumerate(results.items()):
-        points = _points(distribution.of(result))
-        if points:
-            values, shares = zip(*points, strict=True)
-            yield line(name, values, shares, run_colour(index), legendgroup=name, showlegend=plot == 0, **on(plot))
+def cumulative(name: str, result: SimulationResult, distribution: LatencyMetric, plot: int) -> Iterator[Trace]:
+    """Yield the cumulative distribution of a metric as a line, unless it has no values."""
+    points = _points(distribution.of(result))
+    if points:
+        values, shares = zip(*points, strict=True)
+        yield line(name, values, shares, run_colour(0), legendgroup=name, showlegend=plot == 0, **on(plot))
 
 
 def _points(histogram: Histogram | None) -> list[tuple[float, float]]:
@@ -82,9 +80,9 @@ def _bounds(slo: Slo) -> Iterator[Trace]:
             yield line("SLO", (bound, bound), (0, 1), BOUND_COLOUR, DASHED, **hidden)
 
 
-def slowdowns(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart | None:
+def slowdowns(name: str, result: SimulationResult, slo: Slo | SlowdownSlo | None = None) -> ReportChart | None:
     """Plot the cumulative distributions of slowdowns and the SLO's bounds. Return None if there are no slowdowns."""
-    traces = [trace for plot, known in enumerate(SLOWDOWNS) for trace in cumulative(results, known, plot)]
+    traces = [trace for plot, known in enumerate(SLOWDOWNS) for trace in cumulative(name, result, known, plot)]
     if not traces:
         return None
     bounds = list(_slowdowns_bounds(slo)) if isinstance(slo, SlowdownSlo) else []
@@ -141,101 +139,77 @@ def steps(series: Series) -> tuple[list[float], list[float], list[float]]:
     return times, means, highest
 
 
-_KINDS = (("queue", "Waiting requests"), ("batch", "Requests in batches"))
+_KINDS = {"queue": "Waiting requests", "batch": "Requests in batches"}
 
 
-def load(results: Mapping[str, SimulationResult]) -> ReportChart:
-    """Plot waiting requests (left) and requests in batches (right) over time, one row per simulation."""
+def load(result: SimulationResult) -> ReportChart:
+    """Plot waiting requests (left) and requests in batches (right) over time."""
     traces: list[Trace] = []
-    axes: list[tuple[Layout, Layout]] = []
-    for row, (name, result) in enumerate(results.items()):
-        for column, (kind, title) in enumerate(_KINDS):
-            plot = row * len(_KINDS) + column
-            traces += role_lines(result, kind, on(plot), legend=plot == 0)
-            axes.append((axis(TIME), axis(labelled(name, title, len(results)), rangemode="tozero")))
+    for plot, kind in enumerate(_KINDS):
+        traces += role_lines(result, kind, on(plot), legend=plot == 0)
     return ReportChart(
         id="load",
         title="Queues and batches",
         note="Totals per role. Solid: mean over an interval; thin: maximum.",
         traces=traces,
-        layout=grid(len(results), len(_KINDS), axes),
+        layout=grid(1, len(_KINDS), [(axis(TIME), axis(title, rangemode="tozero")) for title in _KINDS.values()]),
     )
 
 
-def membership(results: Mapping[str, SimulationResult]) -> ReportChart:
-    """Plot the number of instances in each role over time as stacked areas, one plot per run."""
+def membership(result: SimulationResult) -> ReportChart:
+    """Plot the number of instances in each role over time as stacked areas."""
     traces: list[Trace] = []
-    for plot, result in enumerate(results.values()):
-        for role, series in by_role(result, "pool"):
-            times, means, _ = steps(series)
-            stacked = {"stackgroup": f"run{plot}", "legendgroup": role.value, "showlegend": plot == 0}
-            traces.append(line(role.value, times, means, PHASE_COLOURS[role], STEPS, **stacked, **on(plot)))
-    titles = [labelled(name, "Instances", len(results)) for name in results]
+    for role, series in by_role(result, "pool"):
+        times, means, _ = steps(series)
+        stacked = {"stackgroup": "run0", "legendgroup": role.value, "showlegend": True}
+        traces.append(line(role.value, times, means, PHASE_COLOURS[role], STEPS, **stacked, **on(0)))
     return ReportChart(
         id="membership",
         title="Pool membership",
         note="Instances working in each role; mixed ones do both. Means over intervals.",
         traces=traces,
-        layout=grid(len(results), 1, [(axis(TIME), axis(title, rangemode="tozero")) for title in titles]),
+        layout=grid(1, 1, [(axis(TIME), axis("Instances", rangemode="tozero"))]),
     )
 
 
-def overload(results: Mapping[str, SimulationResult]) -> ReportChart | None:
-    """Plot the ratio of predicted latency to SLO bound against time, with one plot per run.
-
-    Return None if no run has overload control.
-    """
-    controlled = {name: result for name, result in results.items() if result.overload is not None}
-    if not controlled:
+def overload(result: SimulationResult) -> ReportChart | None:
+    """Plot the ratio of predicted latency to SLO bound against time. Return None without overload control."""
+    if result.overload is None:
         return None
-    traces: list[Trace] = []
-    axes: list[tuple[Layout, Layout]] = []
-    for row, (name, result) in enumerate(controlled.items()):
-        traces += role_lines(result, "load", on(row), legend=row == 0)
-        title = labelled(name, "Predicted latency / bound", len(controlled))
-        axes.append((axis(TIME), axis(title, rangemode="tozero")))
     return ReportChart(
         id="overload",
         title="Load of the two phases",
         note="Mean over instances at request arrivals. Solid: mean over an interval; thin: maximum.",
-        traces=traces,
-        layout=grid(len(controlled), 1, axes),
+        traces=list(role_lines(result, "load", on(0), legend=True)),
+        layout=grid(1, 1, [(axis(TIME), axis("Predicted latency / bound", rangemode="tozero"))]),
     )
 
 
-def power(results: Mapping[str, SimulationResult]) -> ReportChart | None:
-    """Plot each simulation's consumed and provisioned power over time; return None if no simulation measured power."""
-    traces: list[Trace] = []
-    for index, (name, result) in enumerate(results.items()):
-        series = result.series.get("power_w")
-        if series is None:
-            continue
-        colour, (times, means, _) = run_colour(index), steps(series)
-        drawn = [watts / 1e3 for watts in means]
-        traces.append(line(labelled(name, "drawn", len(results)), times, drawn, colour, STEPS))
-        ends, provisioned = (min(times, default=0.0), max(times, default=0.0)), (result.tdp_w / 1e3,) * 2
-        traces.append(line(labelled(name, "provisioned", len(results)), ends, provisioned, colour, DASHED))
-    if not traces:
+def power(result: SimulationResult) -> ReportChart | None:
+    """Plot the consumed and the provisioned power over time; return None if the simulation measured no power."""
+    series = result.series.get("power_w")
+    if series is None:
         return None
+    times, means, _ = steps(series)
+    ends, provisioned = (min(times, default=0.0), max(times, default=0.0)), (result.tdp_w / 1e3,) * 2
+    traces = [
+        line("drawn", times, [watts / 1e3 for watts in means], run_colour(0), STEPS),
+        line("provisioned", ends, provisioned, run_colour(0), DASHED),
+    ]
     layout = grid(1, 1, [(axis(TIME), axis("Power (kW)", rangemode="tozero"))])
     return ReportChart(id="power", title="Power", note="Means over intervals.", traces=traces, layout=layout)
 
 
-def utilization(results: Mapping[str, SimulationResult]) -> ReportChart:
+def utilization(name: str, result: SimulationResult) -> ReportChart:
     """Plot the utilization of each pool as a bar."""
-    traces: list[Trace] = []
-    for index, (name, result) in enumerate(results.items()):
-        roles = [PHASE_COLOURS[Role(pool.role)] for pool in result.pools]
-        traces.append(
-            {
-                "type": "bar",
-                "name": name,
-                "x": [f"{pool.role}, {pool.machine}" for pool in result.pools],
-                "y": rounded(pool.utilization * 100 for pool in result.pools),
-                "marker": {"color": roles if len(results) == 1 else run_colour(index)},
-                "showlegend": len(results) > 1,
-            }
-        )
+    bars: Trace = {
+        "type": "bar",
+        "name": name,
+        "x": [f"{pool.role}, {pool.machine}" for pool in result.pools],
+        "y": rounded(pool.utilization * 100 for pool in result.pools),
+        "marker": {"color": [PHASE_COLOURS[Role(pool.role)] for pool in result.pools]},
+        "showlegend": False,
+    }
     axes = [(axis("Pool", type="category"), axis("Busy (% of instance time)", range=[0, 100]))]
     layout = grid(1, 1, axes, barmode="group")
-    return ReportChart(id="utilization", title="Utilization", traces=traces, layout=layout)
+    return ReportChart(id="utilization", title="Utilization", traces=[bars], layout=layout)

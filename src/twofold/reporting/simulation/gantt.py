@@ -19,12 +19,12 @@ _HOVER = (
 class GanttRuns(Observer):
     """Observer that records the iterations of all instances for a Gantt chart."""
 
-    def __init__(self, limit: int = MOST_RUNS, until_s: float | None = None) -> None:
-        # The chart ends after `until_s` seconds or after `limit` runs (consecutive iterations of one batch).
+    def __init__(self, limit: int = MOST_RUNS) -> None:
+        # The chart ends after `limit` runs (consecutive iterations of one batch).
         self.runs: list[IterationRun] = []
         self.instances: set[str] = set()
         self._limit = limit
-        self._end_ps = None if until_s is None else round(until_s * _PS_PER_S)
+        self._end_ps: int | None = None
 
     @property
     def end_s(self) -> float:
@@ -37,22 +37,22 @@ class GanttRuns(Observer):
             return
         self.runs.append(run)
         if len(self.runs) == self._limit:
-            self._end_ps = run.end_ps if self._end_ps is None else min(self._end_ps, run.end_ps)
+            self._end_ps = run.end_ps
 
     def role(self, instance: str, role: Role, at_ps: int) -> None:
         """Add a chart row for an instance that has joined a pool, even if the instance never runs an iteration."""
         self.instances.add(instance)
 
 
-def gantt(kept: GanttRuns, name: str, index: int = 0, runs: int = 1) -> ReportChart:
+def gantt(kept: GanttRuns) -> ReportChart:
     """Plot the activity of each instance over time as a row of bars, coloured by phase."""
     by_phase: dict[Role, list[IterationRun]] = defaultdict(list)
     for run in kept.runs:
         by_phase[_phase(run)].append(run)
     rows = sorted(kept.instances | {run.instance for run in kept.runs}, key=_natural, reverse=True)
     return ReportChart(
-        id=f"gantt-{index}",
-        title="Instances over time" if runs == 1 else f"Instances over time: {name}",
+        id="gantt-0",
+        title="Instances over time",
         note=f"Activity of each instance in the first {kept.end_s:.1f} s; white is idle.",
         traces=[_bars(role, by_phase[role], kept.end_s) for role in Role if by_phase[role]],
         layout=_layout(rows, kept.end_s),

@@ -9,7 +9,7 @@ from twofold.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
-    """Properties of an engine, such as its Python package and the features that it supports."""
+    """Properties of an engine, such as its Python package and the environment that it needs."""
 
     help: str
     module: str  # of `twofold.serving.worker`, with a function `prepare(config, report)`
@@ -17,13 +17,6 @@ class EngineTraits:
     extra: str | None = None  # extra of Twofold that installs the package
     environment: Mapping[str, str] = field(default_factory=dict)  # defaults of environment variables
     runs_model: bool = True  # False: only takes the time that a model would take
-    parallelism: bool = True  # over tensor and pipeline ranks
-    chunked_pipeline: bool = True
-    swap_space: bool = True
-    kv_store: bool = True
-    cache_policies: bool = True  # eviction policies, and retention of prompts
-    inline_prefill: bool = True
-    journal: bool = True
     recomputes: bool = False  # may preempt a decode and recompute its KV from the prompt
     cpu_block_size: int = 16
 
@@ -57,13 +50,6 @@ ENGINES: dict[str, EngineTraits] = {
             "VLLM_NO_USAGE_STATS": "1",
             "OMP_NUM_THREADS": "1",
         },
-        parallelism=False,
-        chunked_pipeline=False,
-        swap_space=False,
-        kv_store=False,
-        cache_policies=False,
-        inline_prefill=False,
-        journal=False,
         recomputes=True,
         cpu_block_size=32,
     ),
@@ -71,8 +57,5 @@ ENGINES: dict[str, EngineTraits] = {
         help="takes the time of the machines in --cluster, and computes nothing",
         module="emulated_parts",
         runs_model=False,
-        parallelism=False,
-        chunked_pipeline=False,
-        kv_store=False,
     ),
 }

@@ -204,7 +204,10 @@ class InstanceScheduler(KvReceiver):
     # -- batches ------------------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> RunningBatch | None:
-        """Start and return a batch; None if there is nothing to run or the pipeline is full."""
+        """Start and return a batch of the idle lane with work that has been idle longest.
+
+        Return None if no idle lane has work, or if the pipeline is full.
+        """
         if self._running == self.stages:
             if self.stages == 1:
                 raise RuntimeError("the running batch has not been completed")
@@ -212,21 +215,12 @@ class InstanceScheduler(KvReceiver):
         self._now = now
         if self.shared is not None:
             self.shared.cache.expire(now)
-        batch = self._start_lane(self._lane) if self.stages == 1 else self._start_idle_lane()
-        if batch is not None:
-            self._running += 1
-        return batch
-
-    def _start_idle_lane(self) -> RunningBatch | None:
-        """Start and return a batch of the idle lane with work that has been idle longest.
-
-        A lane is a group of sequences in a pipeline. Return None if no idle lane has work.
-        """
         turns = self._turns
         for turn in range(self._running, self.stages):
             batch = self._start_lane(turns[turn])
             if batch is not None:
                 turns.insert(self._running, turns.pop(turn))
+                self._running += 1
                 if self._shares_prefills:
                     for chunk in batch.prefills:
                         chunk.sequence.computed += chunk.num_tokens
@@ -256,7 +250,7 @@ class InstanceScheduler(KvReceiver):
         """Complete `iterations` iterations of the oldest running batch. Return a result for each sequence that got its
         first token, ended or was paused.
         """
-        lane = self._lane if self.stages == 1 else self._turns[0]
+        lane = self._turns[0]
         batch = self._finish(lane, iterations)
         results: list[StepResult] = []
         if batch.prefills:
@@ -394,8 +388,7 @@ class InstanceScheduler(KvReceiver):
         batch = lane.batch
         if batch is None or iterations > batch.limit:
             raise RuntimeError("only a batch that was started can be completed")
-        if self.stages > 1:
-            self._turns.append(self._turns.pop(0))
+        self._turns.append(self._turns.pop(0))
         self._running -= 1
         lane.batch = lane.message = None
         lane.remaining -= iterations
@@ -489,20 +482,13 @@ class InstanceScheduler(KvReceiver):
 
     def _lane_for_decode(self) -> Lane:
         """Return the lane (group of sequences that share batches) with the fewest decodes."""
-        fewest = self._lane
-        if self.stages > 1:
-            for lane in self._lanes:
-                if lane.queues.decodes < fewest.queues.decodes:
-                    fewest = lane
-        return fewest
+        return min(self._lanes, key=lambda lane: lane.queues.decodes)
 
     # -- status -------------------------------------------------------------------------------------------------------
 
     @property
     def queued(self) -> int:
         """Number of sequences that wait for a batch. Routers use it as a measure of load."""
-        if self.stages == 1:
-            return self.batcher.num_queued(self.queues)
         queued = self.batcher.num_queued(self.queues)
         for lane in self._lanes[1:]:
             queued += lane.queues.ready.size + lane.queues.paused.size

@@ -6,9 +6,8 @@ import logging
 import pytest
 
 from support.timelines import SPLIT_MOMENTS, request_timeline
-from twofold.errors import ConfigurationError
 from twofold.serving.telemetry.context import context_of
-from twofold.serving.telemetry.logs import JsonFormatter, configure_logs, log_ended, log_rejected
+from twofold.serving.telemetry.logs import JsonFormatter, log_ended, log_rejected
 
 
 @pytest.fixture
@@ -67,8 +66,3 @@ def test_the_text_format_has_no_request_lines(caplog):
     log_ended(request_timeline([4.0]), None)
     log_rejected("r", 10, "queue_full", None)
     assert not caplog.records
-
-
-def test_rejects_an_unknown_format():
-    with pytest.raises(ConfigurationError, match="text, json"):
-        configure_logs("xml")

@@ -96,6 +96,16 @@ def line(
     }
 
 
+def markers(name: str, x: Iterable[float], y: Iterable[float], marker: Layout, /, **more: object) -> Trace:
+    """Return a plotly trace of points. `marker` sets their colour, size and symbol."""
+    return {"type": "scatter", "mode": "markers", "name": name, "x": list(x), "y": list(y), "marker": marker, **more}
+
+
+def bars(name: str, x: Iterable[object], y: Iterable[object], colour: object, /, **more: object) -> Trace:
+    """Return a plotly trace of bars in one colour, or in a colour each."""
+    return {"type": "bar", "name": name, "x": list(x), "y": list(y), "marker": {"color": colour}, **more}
+
+
 def labelled(run: str, text: str, runs: int) -> str:
     """Return a title or legend entry, with the name of the simulation if the page shows several."""
     return text if runs == 1 else f"{run}: {text}"

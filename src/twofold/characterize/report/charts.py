@@ -13,10 +13,12 @@ from twofold.reporting.chart import (
     ReportChart,
     Trace,
     axis,
+    bars,
     grid,
     labelled,
     line,
     log_axis,
+    markers,
     on,
     rounded,
     run_colour,
@@ -49,16 +51,8 @@ def _curve(largest: int, value: Callable[[int], float]) -> tuple[list[int], list
 
 
 def _points(name: str, points: Mapping[int, float], colour: str, plot: int) -> Trace:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": f"{name}, measured",
-        "x": list(points),
-        "y": rounded(points.values()),
-        "marker": {"color": colour, "size": 7, "symbol": "circle-open"},
-        "showlegend": False,
-        **on(plot),
-    }
+    look: Layout = {"color": colour, "size": 7, "symbol": "circle-open"}
+    return markers(f"{name}, measured", points, rounded(points.values()), look, showlegend=False, **on(plot))
 
 
 def latency(found: Instances) -> ReportChart:
@@ -212,15 +206,11 @@ def caps(found: Instances) -> ReportChart | None:
     names = [other.name for _, other in pairs]
     ratios = [slowdown(each, other) for each, other in pairs]
     traces = [
-        _bars(name, names, [ratio[part] for ratio in ratios], run_colour(part))
+        bars(name, names, rounded(ratio[part] for ratio in ratios), run_colour(part))
         for part, name in enumerate(("TTFT, prompt of 1,500 tokens", "TBT, batch of 16"))
     ]
     axes = [(axis(""), axis("Latency relative to no cap", rangemode="tozero"))]
     return ReportChart(id="caps", title="Latency under power caps", traces=traces, layout=grid(1, 1, axes) | _TALL)
-
-
-def _bars(name: str, x: Sequence[str], y: Iterable[float], colour: str) -> Trace:
-    return {"type": "bar", "name": name, "x": list(x), "y": rounded(y), "marker": {"color": colour}}
 
 
 def transfer(found: Instances) -> ReportChart | None:

@@ -10,7 +10,7 @@ from twofold.planning.placement.candidates import PhaseGoodput
 from twofold.planning.placement.plan import PlacementPlan
 from twofold.planning.placement.search import SimulatedPlacement
 from twofold.planning.plan import Plan
-from twofold.reporting.chart import Layout, ReportChart, Trace, axis, grid, line, on, rounded, run_colour
+from twofold.reporting.chart import Layout, ReportChart, Trace, axis, bars, grid, line, markers, on, rounded, run_colour
 from twofold.reporting.page import Cell, html_chart, html_page, html_section, html_table
 from twofold.reporting.plan.placement import (
     DESIGN_HEADINGS,
@@ -72,15 +72,9 @@ def _marks(name: str, points: Sequence[ParetoPoint], colour: str, size: int) -> 
     heights = ([point.design.price_per_h for point in points], [point.design.tdp_w / 1e3 for point in points])
     rates, names = [point.rate for point in points], [point.design.name for point in points]
     return [
-        _scatter(name, rates, y, names, look, legendgroup=name, showlegend=plot == 0, **on(plot))
+        markers(name, rates, y, look, text=names, legendgroup=name, showlegend=plot == 0, **on(plot))
         for plot, y in enumerate(heights)
     ]
-
-
-def _scatter(
-    name: str, x: Sequence[float], y: Sequence[float], texts: Sequence[str], marker: Layout, **more: object
-) -> Trace:
-    return {"type": "scatter", "mode": "markers", "name": name, "x": x, "y": y, "text": texts, "marker": marker, **more}
 
 
 def _bounds(slo: Slo | SlowdownSlo) -> list[Layout]:
@@ -145,31 +139,24 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _goodput_chart(split: Sequence[SimulatedPlacement], colocated: Sequence[SimulatedPlacement]) -> ReportChart:
-    traces: list[Trace] = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": name,
-            "y": [each.design.name for each in placed],
-            "x": rounded(each.per_accelerator for each in placed),
-            "marker": {"color": run_colour(index)},
-        }
-        for index, (name, placed) in enumerate((("split", split), ("colocated", colocated)))
-    ]
-    bars = axis("", autorange="reversed", automargin=True)
-    layout = grid(1, 1, [(axis(f"{_RATE} and accelerator", rangemode="tozero"), bars)])
+    traces: list[Trace] = []
+    for index, (name, placed) in enumerate((("split", split), ("colocated", colocated))):
+        rates, names = rounded(each.per_accelerator for each in placed), [each.design.name for each in placed]
+        traces.append(bars(name, rates, names, run_colour(index), orientation="h"))
+    designs = axis("", autorange="reversed", automargin=True)
+    layout = grid(1, 1, [(axis(f"{_RATE} and accelerator", rangemode="tozero"), designs)])
     height = {"height": 140 + 26 * (len(split) + len(colocated))}
     return ReportChart(id="goodput", title="Goodput per accelerator", note="", traces=traces, layout=layout | height)
 
 
 def _instances_chart(prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput]) -> ReportChart:
     traces: list[Trace] = [
-        _scatter(
+        markers(
             name,
             [each.kind.accelerators for each in found],
             rounded(each.per_accelerator for each in found),
-            [each.kind.short for each in found],
             {"color": run_colour(index), "size": 9},
+            text=[each.kind.short for each in found],
         )
         for index, (name, found) in enumerate((("prefill", prefills), ("decode", decodes)))
     ]

@@ -11,9 +11,11 @@ from twofold.reporting.chart import (
     ReportChart,
     Trace,
     axis,
+    bars,
     grid,
     line,
     log_axis,
+    markers,
     on,
     rounded,
     run_colour,
@@ -98,17 +100,9 @@ def slowdowns(name: str, result: SimulationResult, slo: Slo | SlowdownSlo | None
 
 def _slowdowns_bounds(slo: SlowdownSlo) -> Iterator[Trace]:
     for plot, bounds in enumerate((slo.ttft, slo.tpot, slo.e2e)):
-        yield {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "SLO",
-            "x": list(bounds.values()),
-            "y": [percentile / 100 for percentile in bounds],
-            "marker": {"color": BOUND_COLOUR, "symbol": "x", "size": 8},
-            "legendgroup": "SLO",
-            "showlegend": plot == 0,
-            **on(plot),
-        }
+        shares = (percentile / 100 for percentile in bounds)
+        look: Layout = {"color": BOUND_COLOUR, "symbol": "x", "size": 8}
+        yield markers("SLO", bounds.values(), shares, look, legendgroup="SLO", showlegend=plot == 0, **on(plot))
 
 
 def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]]:
@@ -202,14 +196,10 @@ def power(result: SimulationResult) -> ReportChart | None:
 
 def utilization(name: str, result: SimulationResult) -> ReportChart:
     """Plot the utilization of each pool as a bar."""
-    bars: Trace = {
-        "type": "bar",
-        "name": name,
-        "x": [f"{pool.role}, {pool.machine}" for pool in result.pools],
-        "y": rounded(pool.utilization * 100 for pool in result.pools),
-        "marker": {"color": [PHASE_COLOURS[Role(pool.role)] for pool in result.pools]},
-        "showlegend": False,
-    }
+    names = [f"{pool.role}, {pool.machine}" for pool in result.pools]
+    colours = [PHASE_COLOURS[Role(pool.role)] for pool in result.pools]
+    busy = rounded(pool.utilization * 100 for pool in result.pools)
+    traces = [bars(name, names, busy, colours, showlegend=False)]
     axes = [(axis("Pool", type="category"), axis("Busy (% of instance time)", range=[0, 100]))]
     layout = grid(1, 1, axes, barmode="group")
-    return ReportChart(id="utilization", title="Utilization", traces=[bars], layout=layout)
+    return ReportChart(id="utilization", title="Utilization", traces=traces, layout=layout)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from twofold.cluster.file import dump_cluster, parse_cluster, read_cluster
+from support.clusters import dump_cluster
+from twofold.cluster.file import parse_cluster, read_cluster
 from twofold.cluster.spec import CacheSpec, ClusterSpec, cache_size_tokens, parse_cache
 from twofold.errors import ConfigurationError
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.cluster.file import dump_cluster, load_cluster, parse_cluster, read_cluster
+from support.clusters import dump_cluster
+from twofold.cluster.file import load_cluster, parse_cluster, read_cluster
 from twofold.cluster.spec import ClusterSpec, InstanceFailure, PoolSpec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog

@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
+from support.clusters import dump_cluster
 from support.plans import choice, read_deployment
-from twofold.cluster.file import dump_cluster, load_cluster, read_cluster
+from twofold.cluster.file import load_cluster, read_cluster
 from twofold.errors import ConfigurationError
 from twofold.planning.deployment import deployment_of, deployment_text, margins
 from twofold.planning.design import Design, Family

@@ -4,8 +4,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
+from support.clusters import dump_cluster
 from support.toy import CATALOG, clusters, run, workloads
-from twofold.cluster.file import dump_cluster, read_cluster
+from twofold.cluster.file import read_cluster
 from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError

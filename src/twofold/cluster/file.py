@@ -64,15 +64,6 @@ def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> Clu
         raise ConfigurationError(f"cluster {name}: {error}") from error
 
 
-def dump_cluster(spec: ClusterSpec) -> str:
-    """Format a cluster as YAML, without unset fields. `load_cluster` can read the result."""
-    fields = msgspec.to_builtins(spec)
-    for group in (fields, *fields["pools"], *fields["failures"]):
-        for key in [key for key, value in group.items() if value is None or value == ()]:
-            del group[key]
-    return msgspec.yaml.encode(fields).decode()
-
-
 def _parse_pool(text: str, catalog: Catalog) -> PoolSpec:
     found = _POOL.fullmatch(text)
     if found is None:

@@ -5,10 +5,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from support.clusters import dump_cluster
 from twofold.cli.simulate.command import simulate
 from twofold.cli.simulate.settings import SimulateSettings
 from twofold.cli.simulate.spec import cluster_spec
-from twofold.cluster.file import dump_cluster, parse_cluster, read_cluster
+from twofold.cluster.file import parse_cluster, read_cluster
 from twofold.cluster.spec import ControlSpec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog

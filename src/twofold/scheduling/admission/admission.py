@@ -94,8 +94,6 @@ class Admission(RequestSubscriber):
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self.limits = limits
-        self.refusals: dict[RefusalReason, int] = {}  # numbers of refused requests
-        self.expirations = 0  # queued requests that reached their deadline
         # No request is dropped in favor of a later one, but more urgent requests may delay it until its deadline.
         self._queue = AdmissionQueue()
         self._running: dict[str, QueuedRequest] = {}
@@ -116,8 +114,6 @@ class Admission(RequestSubscriber):
             self._account(queued.key, now).take(queued.id, now)
             self._queue.join(queued)
             self._changed(now)
-        else:
-            self.refusals[refusal.reason] = self.refusals.get(refusal.reason, 0) + 1
         return refusal
 
     def next(self, now: float) -> QueuedRequest | None:
@@ -164,7 +160,6 @@ class Admission(RequestSubscriber):
         expired = self._queue.expired(now)
         for queued in expired:
             self._drop(queued, now)
-        self.expirations += len(expired)
         return expired
 
     @property

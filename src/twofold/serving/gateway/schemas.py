@@ -4,7 +4,7 @@ Null selects the default, and unknown fields are ignored. Known but unsupported 
 accepted only with values that do not affect the answer.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
@@ -261,6 +261,14 @@ class InputMessage(Struct, frozen=True, kw_only=True):
     function_call: object = None
     audio: object = None
     refusal: object = None
+
+
+def joined(role: str, texts: list[str], thoughts: list[str], calls: list[ToolCall]) -> Iterator[InputMessage]:
+    """Yield a message with these texts, this reasoning and these tool calls, or none if there are none of them."""
+    if texts or thoughts or calls:
+        yield InputMessage(
+            role=role, content="\n".join(texts), tool_calls=calls or None, reasoning_content="\n".join(thoughts) or None
+        )
 
 
 class ToolFunction(Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from twofold.serving.gateway.schemas import (
     ToolCall,
     ToolFunction,
     invalid,
+    joined,
     unsupported,
 )
 from twofold.serving.gateway.streaming import ResponseWriter, named_event, respond
@@ -214,10 +215,7 @@ def _of_blocks(role: str, blocks: Sequence[MessageBlock], place: str) -> Iterato
             raise unsupported(
                 f"{here}.type", f"{block.type!r} is not supported; this service takes text and tools only"
             )
-    if texts or calls or thoughts:
-        yield InputMessage(
-            role=role, content="\n".join(texts), tool_calls=calls or None, reasoning_content="\n".join(thoughts) or None
-        )
+    yield from joined(role, texts, thoughts, calls)
 
 
 def _text(content: str | list[MessageBlock], place: str) -> str:

@@ -21,6 +21,7 @@ from twofold.serving.gateway.schemas import (
     ToolCall,
     ToolFunction,
     invalid,
+    joined,
     refuse_values,
     unsupported,
 )
@@ -160,21 +161,21 @@ def items_of(fields: ResponsesFields) -> list[Json]:
 
 def _messages(items: Sequence[InputItem]) -> Iterator[InputMessage]:
     """Yield the messages of input items. Consecutive items of the assistant are one message."""
-    answer = _Answer()
+    texts, thoughts, calls = list[str](), list[str](), list[ToolCall]()
     for number, item in enumerate(items):
         place = f"input[{number}]"
         if item.type == "message" and item.role == "assistant":
-            answer.texts.append(_text(item.content, f"{place}.content"))
+            texts.append(_text(item.content, f"{place}.content"))
         elif item.type == "reasoning":
-            answer.thoughts.append(_text(item.content or item.summary or "", place))
+            thoughts.append(_text(item.content or item.summary or "", place))
         elif item.type == "function_call" and item.name is not None:
             call = CalledFunction(name=item.name, arguments=item.arguments or "{}")
-            answer.calls.append(ToolCall(id=item.call_id, function=call))
+            calls.append(ToolCall(id=item.call_id, function=call))
         else:
-            yield from answer.messages()
-            answer = _Answer()
+            yield from joined("assistant", texts, thoughts, calls)
+            texts, thoughts, calls = [], [], []
             yield _other(item, place)
-    yield from answer.messages()
+    yield from joined("assistant", texts, thoughts, calls)
 
 
 def _other(item: InputItem, place: str) -> InputMessage:
@@ -186,22 +187,6 @@ def _other(item: InputItem, place: str) -> InputMessage:
             f"{place}.type", f"{item.type!r} is not supported: use messages, function calls and reasoning"
         )
     return InputMessage(role=item.role, content=_text(item.content, f"{place}.content"))
-
-
-class _Answer:
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.thoughts: list[str] = []
-        self.calls: list[ToolCall] = []
-
-    def messages(self) -> Iterator[InputMessage]:
-        if self.texts or self.thoughts or self.calls:
-            yield InputMessage(
-                role="assistant",
-                content="\n".join(self.texts),
-                tool_calls=self.calls or None,
-                reasoning_content="\n".join(self.thoughts) or None,
-            )
 
 
 def _text(content: str | Sequence[InputPart] | None, place: str) -> str:

@@ -13,8 +13,7 @@ from twofold.characterize.report.charts import charts
 from twofold.characterize.report.insights import insights
 from twofold.characterize.report.page import html_report
 from twofold.characterize.report.tables import characterization_tables
-from twofold.cli.characterize.analyse import analyse
-from twofold.cli.characterize.measure import measure
+from twofold.cli.characterize.measure import analyse, measure
 from twofold.cli.characterize.settings import CSV, CharacterizeSettings
 from twofold.cli.options import check_outputs, write_file
 from twofold.cli.settings import command, refuse

@@ -10,7 +10,6 @@ import msgspec
 import typer
 from rich.console import Console
 
-from twofold import __version__
 from twofold.bench.client import ClientConfig
 from twofold.bench.endpoint import Endpoint, discover
 from twofold.bench.load import LoadConfig, LoadResult, OnChange, RequestRecord, records, run_load
@@ -91,7 +90,6 @@ class BenchSettings(ReportSettings, ClientSettings, LoadSettings):
 class BenchReport(JsonReport, frozen=True, kw_only=True):
     """JSON report of `twofold bench`."""
 
-    twofold_version: str
     workload: str
     config: LoadConfig
     summary: Summary
@@ -107,7 +105,6 @@ class BenchReport(JsonReport, frozen=True, kw_only=True):
     ) -> "BenchReport":
         summary = summarize(result.timelines, duration_s=result.duration_s, slo=slo, errors=result.errors)
         return cls(
-            twofold_version=__version__,
             workload=workload,
             config=msgspec.structs.replace(config, api_key=None),
             summary=summary,

@@ -6,6 +6,8 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
+from twofold import __version__
+
 
 def table(title: str | None, headings: Sequence[str], right: Container[int] = (), *, show_header: bool = True) -> Table:
     """Create an empty terminal table. `right` has the indices of the right-aligned columns."""
@@ -17,6 +19,8 @@ def table(title: str | None, headings: Sequence[str], right: Container[int] = ()
 
 class JsonReport(msgspec.Struct, frozen=True, kw_only=True):
     """Base class of reports that are printed as JSON."""
+
+    twofold_version: str = __version__
 
     def json(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()

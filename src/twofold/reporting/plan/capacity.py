@@ -9,7 +9,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twofold import __version__
 from twofold.planning.capacity.curve import CapacityCurve, CapacityPoint
 from twofold.planning.capacity.plan import CapacityPlan, TierPlan
 from twofold.reporting.output import JsonReport, same_fields, table
@@ -139,7 +138,6 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
 class CapacityReport(JsonReport, frozen=True, kw_only=True):
     """JSON output of `twofold plan --kv-capacity --json`."""
 
-    twofold_version: str
     model: str
     machine: str
     performance: str
@@ -160,7 +158,6 @@ class CapacityReport(JsonReport, frozen=True, kw_only=True):
     def of(cls, plan: CapacityPlan) -> "CapacityReport":
         query = plan.query
         return cls(
-            twofold_version=__version__,
             model=query.model.name,
             machine=query.machine.name,
             performance=query.performance.name,

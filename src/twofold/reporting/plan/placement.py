@@ -6,7 +6,6 @@ import msgspec
 from rich.console import Group
 from rich.text import Text
 
-from twofold import __version__
 from twofold.cluster.spec import ClusterSpec
 from twofold.instance import Role
 from twofold.planning.advice import promise_text
@@ -141,7 +140,6 @@ class PlacedReport(msgspec.Struct, frozen=True, kw_only=True):
 class PlacementReport(JsonReport, frozen=True, kw_only=True):
     """JSON output of `twofold plan --objective goodput --json`."""
 
-    twofold_version: str
     objective: str
     algorithm: str
     reason: str
@@ -172,7 +170,6 @@ class PlacementReport(JsonReport, frozen=True, kw_only=True):
             )
 
         return cls(
-            twofold_version=__version__,
             objective="goodput",
             algorithm=plan.algorithm,
             reason=plan.prepared.links.reason,

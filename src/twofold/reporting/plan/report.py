@@ -2,7 +2,6 @@
 
 import msgspec
 
-from twofold import __version__
 from twofold.cluster.spec import ClusterSpec
 from twofold.planning.advice import Advice
 from twofold.planning.deployment import SloMargin, margins, slo_argument
@@ -71,7 +70,6 @@ class ParetoPointReport(msgspec.Struct, frozen=True, kw_only=True):
 class PlanReport(JsonReport, frozen=True, kw_only=True):
     """JSON output of `twofold plan --json`."""
 
-    twofold_version: str
     objective: str
     rate: float | None
     model: str
@@ -90,7 +88,6 @@ class PlanReport(JsonReport, frozen=True, kw_only=True):
         cls, problem: Problem, plan: Plan, advice: Advice, front: tuple[ParetoPoint, ...], effort: Effort
     ) -> "PlanReport":
         return cls(
-            twofold_version=__version__,
             objective=plan.query.objective.value,
             rate=plan.query.rate,
             model=problem.template.model,

@@ -6,7 +6,6 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
-from twofold import __version__
 from twofold.cluster.spec import ClusterSpec
 from twofold.performance.cost import ModelAccuracy
 from twofold.reporting.output import JsonReport, same_fields, table
@@ -86,7 +85,6 @@ class SimulationReport(JsonReport, frozen=True, kw_only=True):
     dollars.
     """
 
-    twofold_version: str
     workload: dict[str, str | int | float | None]
     seed: int
     spec: ClusterSpec
@@ -126,7 +124,6 @@ class SimulationReport(JsonReport, frozen=True, kw_only=True):
     ) -> "SimulationReport":
         entries = None if replans is None else tuple(ReplanEntry(text=str(each), decision=each) for each in replans)
         return cls(
-            twofold_version=__version__,
             workload=workload,
             seed=seed,
             reference=reference,

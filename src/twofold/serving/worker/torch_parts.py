@@ -57,21 +57,14 @@ class StagedLanding(KvLanding):
             copy_all_layers(self._landing_pool, self._engine_pool, blocks)
 
 
-class PoolSwapSpace:
-    """Swap space for KV blocks in host memory."""
-
-    def __init__(self, engine_pool: KvPool, num_blocks: int) -> None:
-        self._engine_pool = engine_pool
-        self._host_pool = KvPool(engine_pool.layout, num_blocks)  # the system allocates its pages on first use
-
-    def copy(self, copies: Sequence[BlockCopy]) -> None:
-        device, host = self._engine_pool, self._host_pool
-        for copy in copies:
-            for layer in range(len(device.layout.layers)):
-                if copy.out:
-                    copy_blocks(device, layer, copy.device_blocks, host, copy.host_blocks)
-                else:
-                    copy_blocks(host, layer, copy.host_blocks, device, copy.device_blocks)
+def swap_blocks(device: KvPool, host: KvPool, copies: Sequence[BlockCopy]) -> None:
+    """Copy KV blocks from the pool of a device to a pool in host memory, or back."""
+    for copy in copies:
+        for layer in range(len(device.layout.layers)):
+            if copy.out:
+                copy_blocks(device, layer, copy.device_blocks, host, copy.host_blocks)
+            else:
+                copy_blocks(host, layer, copy.host_blocks, device, copy.device_blocks)
 
 
 class TorchFactory(EngineFactory):
@@ -107,7 +100,8 @@ class TorchFactory(EngineFactory):
         grammars = self._grammars()
         swap_space = None
         if plan.swap_blocks > 0 and can_swap(spec.batcher):
-            swap_space = HostSwapSpace(plan.swap_blocks, PoolSwapSpace(engine_pool, plan.swap_blocks).copy)
+            host_pool = KvPool(plan.layout, plan.swap_blocks)  # the system allocates its pages on first use
+            swap_space = HostSwapSpace(plan.swap_blocks, partial(swap_blocks, engine_pool, host_pool))
         return WorkerParts(
             transport=transport,
             landing=KvLanding() if engine_pool is landing_pool else StagedLanding(landing_pool, engine_pool),

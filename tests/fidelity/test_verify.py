@@ -4,6 +4,7 @@ import dataclasses
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from support.hosts import profile
 from twofold.batch import Batch, BatchItem
@@ -92,7 +93,7 @@ def test_simulates_a_slow_host_at_its_measured_speed(host):
     found = compare_replays(slow, OfferedLoad(requests=requests, rate=4.0), [live, live], logs, SLO)
     assert found.slowness == (pytest.approx((1.5, 1.5), rel=0.01),) * 2
     assert found.holds
-    assert not all(each.calibrated_holds for each in found.figures())
+    assert not all(replace(each, simulated=each.calibrated).holds for each in found.figures())
 
 
 def test_each_replay_is_simulated_at_its_own_speed(host):

@@ -57,24 +57,12 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
         For a latency, the error is relative to the mean live value; for SLO attainment, the error is absolute.
         """
-        return self._error(self.simulated)
-
-    @property
-    def calibrated_error(self) -> float:
-        """Error of a simulation that assumes the same host speed as during the calibration."""
-        return self._error(self.calibrated)
+        return (self.simulated - fmean(self.live)) / self._unit
 
     @property
     def holds(self) -> bool:
         """Whether the error is at most the accepted error plus the spread of the live replays."""
         return abs(self.error) <= self.limit + self.spread
-
-    @property
-    def calibrated_holds(self) -> bool:
-        return abs(self.calibrated_error) <= self.limit + self.spread
-
-    def _error(self, value: float) -> float:
-        return (value - fmean(self.live)) / self._unit
 
     @property
     def _unit(self) -> float:

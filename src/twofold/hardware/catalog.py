@@ -160,11 +160,11 @@ def _find(kind: str, name: str, known: Mapping[str, T]) -> T:
     return known[name]
 
 
-def load_catalog(extra: Sequence[Path] = ()) -> Catalog:
+def load_catalog(extra: Sequence[Path | str] = ()) -> Catalog:
     """Load the package's catalog and the files in TWOFOLD_CATALOG and `extra`. Raises ConfigurationError if invalid."""
     sections = _package_sections()
-    installed = (Path(part) for part in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if part)
-    for path in (*installed, *extra):  # later files override single fields
+    installed = filter(None, os.environ.get(ENVIRONMENT, "").split(os.pathsep))
+    for path in map(Path, (*installed, *extra)):  # later files override single fields
         sections = merge_sections(sections, parse_entries(read_text("catalog", path), str(path)))
     accelerators = {name: build_entry(name, entry, Accelerator) for name, entry in sections["accelerators"].items()}
     return Catalog(

@@ -8,7 +8,7 @@ from twofold.cluster.overload import overload_control
 from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError, require
-from twofold.hardware.catalog import Catalog, load_catalog
+from twofold.hardware.catalog import load_catalog
 from twofold.hardware.hf_config import read_model
 from twofold.instance import Role
 from twofold.performance.profile import MeasuredProfile, profile_of
@@ -40,7 +40,7 @@ def overload_config(config: ServiceConfig, settings: ServeSettings) -> OverloadC
         slo=settings.slo,
         catalog=config.catalog,
     )
-    profiles = instance_profiles(overload.cluster, _catalog(config))
+    profiles = instance_profiles(overload.cluster, load_catalog(config.catalog))
     overload_control(overload.rule, overload.cluster, profiles, overload.slo, Pools())  # checks the cluster
     return overload
 
@@ -61,7 +61,7 @@ def replan_config(config: ServiceConfig, settings: ServeSettings) -> ReplanConfi
         rules=ReplanRules() if interval_s is None else ReplanRules(min_between_s=interval_s),
         catalog=config.catalog,
     )
-    SplitPlanner(replan.cluster, _catalog(config), replan.slo)  # checks the cluster
+    SplitPlanner(replan.cluster, load_catalog(config.catalog), replan.slo)  # checks the cluster
     return replan
 
 
@@ -83,7 +83,7 @@ def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConf
             "--profile describes this host, which has no workers; workers of other hosts measure themselves"
         )
     cluster = simulated_workers(config, profile, f"{flag} of a colocated service")
-    instance_profiles(cluster, _catalog(config))  # checks the cluster
+    instance_profiles(cluster, load_catalog(config.catalog))  # checks the cluster
     return ForecastConfig(cluster=cluster, catalog=config.catalog)
 
 
@@ -121,10 +121,6 @@ def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) ->
         kv_capacity_tokens=host.kv_capacity_tokens if size is None else size // host.model.kv_bytes_per_token,
         profiles=(str(path.absolute()),),
     )
-
-
-def _catalog(config: ServiceConfig) -> Catalog:
-    return load_catalog([Path(file) for file in config.catalog])
 
 
 def _colocated(config: ServiceConfig) -> bool:

@@ -5,7 +5,6 @@ from collections.abc import Collection
 from functools import partial
 from math import inf
 from operator import attrgetter
-from pathlib import Path
 
 from twofold.cluster.profiles import instance_profiles, instance_slots
 from twofold.engine.base import KvLayout
@@ -230,5 +229,5 @@ def _models(config: ForecastConfig) -> dict[str, PerformanceModel]:
     """Return the performance models of the configured cluster, by instance name."""
     if config.cluster is None:
         return {}
-    kinds = instance_profiles(config.cluster, load_catalog([Path(file) for file in config.catalog]))
+    kinds = instance_profiles(config.cluster, load_catalog(config.catalog))
     return {seat.name: seat.profile.model for seat in instance_slots(kinds)}

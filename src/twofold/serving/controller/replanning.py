@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
@@ -259,7 +258,7 @@ def main() -> None:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=SearchJob)
     config = job.config
     try:
-        catalog = load_catalog([Path(file) for file in config.catalog])
+        catalog = load_catalog(config.catalog)
         planner = SplitPlanner(
             config.cluster, catalog, config.slo, attainment=config.attainment, replicas=config.replicas
         )

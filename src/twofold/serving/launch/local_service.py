@@ -240,14 +240,14 @@ class LocalService:
         config = self._config.overload
         if config is None:
             return None
-        profiles = instance_profiles(config.cluster, load_catalog([Path(file) for file in config.catalog]))
+        profiles = instance_profiles(config.cluster, load_catalog(config.catalog))
         return overload_control(config.rule, config.cluster, profiles, config.slo, cluster.pools)
 
     def _transfer_paths(self) -> TransferPaths:
         spec = self._config.cluster
         if self._config.engine.engine != "emulated" or spec is None:
             return self._paths
-        catalog = load_catalog([Path(file) for file in self._config.catalog])
+        catalog = load_catalog(self._config.catalog)
         return paths_of(spec, catalog.model(spec.model), instance_profiles(spec, catalog))
 
     # -- reports and failures ---------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from twofold.cluster.paths import local_bandwidth, transfer_model
 from twofold.cluster.profiles import InstanceProfile, InstanceSlot, instance_profiles, instance_slots
@@ -73,7 +72,7 @@ def prepare(config: ServiceConfig, report: ReportStage) -> EmulatedFactory:
     report("reading the catalog")
     spec = config.cluster
     assert spec is not None  # noqa: S101  (for the type checker: the command line requires --cluster)
-    catalog = load_catalog([Path(file) for file in config.catalog])
+    catalog = load_catalog(config.catalog)
     profiles, model = instance_profiles(spec, catalog), catalog.model(spec.model)
     max_model_len = _context_length(config.engine.max_model_len, model, profiles, spec.block_size)
     return EmulatedFactory(spec, model, profiles, max_model_len, config.engine.vocab_size or DEFAULT_VOCAB_SIZE)

@@ -1,6 +1,6 @@
 """Tables of a characterization, for printing in a terminal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from rich.table import Table
@@ -80,7 +80,3 @@ def _ms(seconds: float) -> str:
 def percent(error: float | None) -> str:
     """Format a relative error as a percentage; None (not measured) becomes a dash."""
     return NOTHING if error is None else f"{error:.1%}"
-
-
-def characterization_tables(found: Sequence[Characterization]) -> list[Table]:
-    return [characterization_table(each) for each in found]

@@ -12,7 +12,7 @@ from twofold.characterize.report.activity import Activity, activities
 from twofold.characterize.report.charts import charts
 from twofold.characterize.report.insights import insights
 from twofold.characterize.report.page import html_report
-from twofold.characterize.report.tables import characterization_tables
+from twofold.characterize.report.tables import characterization_table
 from twofold.cli.characterize.measure import analyse, measure
 from twofold.cli.characterize.settings import CSV, CharacterizeSettings
 from twofold.cli.options import check_outputs, write_file
@@ -50,7 +50,7 @@ def characterize(settings: CharacterizeSettings) -> None:
             if path is not None:
                 write_file("output", path, dump_profile(each.profile))
                 typer.echo(f"wrote {path}", err=True)
-    Console(width=None if sys.stdout.isatty() else 120).print(Group(*characterization_tables(found)))
+    Console(width=None if sys.stdout.isatty() else 120).print(Group(*map(characterization_table, found)))
     if settings.html is not None or settings.plots is not None:
         _report(settings, catalog, found)
 

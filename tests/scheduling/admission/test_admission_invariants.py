@@ -73,7 +73,7 @@ class Door(RuleBasedStateMachine):
     def leave(self, data):
         each = data.draw(st.sampled_from(self.waiting))
         self.waiting.remove(each)
-        assert self.door.cancel(each.id, self.now)
+        self.door.release(each.id, self.now)
         self.fates["done"] += 1
 
     @rule(seconds=st.floats(0, 20))
@@ -90,22 +90,22 @@ class Door(RuleBasedStateMachine):
     @invariant()
     def nobody_is_lost(self):
         door, fates = self.door, self.fates
-        assert (door.waiting, door.running) == (len(self.waiting), len(self.running))
+        assert (door.waiting, len(door._running)) == (len(self.waiting), len(self.running))
         over = fates["done"] + fates["refused"] + fates["expired"]
-        assert door.waiting + door.running + over == fates["offered"]
+        assert door.waiting + len(door._running) + over == fates["offered"]
 
     @invariant()
     def within_bounds(self):
         limits, door = self.door.limits, self.door
-        assert door.running <= limits.max_running
-        assert door.waiting + door.running <= limits.max_running + limits.max_waiting
+        assert len(door._running) <= limits.max_running
+        assert door.waiting + len(door._running) <= limits.max_running + limits.max_waiting
         assert sum(door.by_key().get("slots", (0, 0))) <= 3
 
     @invariant()
     def keys_add_up(self):
         counts = self.door.by_key().values()
         assert sum(waiting for waiting, _ in counts) == self.door.waiting
-        assert sum(running for _, running in counts) == self.door.running
+        assert sum(running for _, running in counts) == len(self.door._running)
 
 
 TestDoor = Door.TestCase
@@ -129,7 +129,7 @@ class Steady:
     def fill(self):
         """Offer requests until the slots and the queue are full."""
         limits = self.door.limits
-        while self.door.waiting < limits.max_waiting or self.door.running < limits.max_running:
+        while self.door.waiting < limits.max_waiting or len(self.door._running) < limits.max_running:
             offer(self.door, f"r{self.came}", now=self.now, priority=self.came % 3)
             self.came += 1
             self.start()
@@ -176,7 +176,7 @@ def test_a_retry_after_the_wait_is_admitted(service, priority, phase):
 @settings(max_examples=60, deadline=None)
 def test_a_retry_with_a_later_deadline_is_admitted(service, left_s):
     door, now = service.door, service.now
-    door.cancel(next(iter(door._queue._requests)), now)  # so that the queue is not full
+    door.release(next(iter(door._queue._requests)), now)  # so that the queue is not full
     refusal = offer(door, "early", now=now, priority=9, deadline_s=now + left_s)
     if refusal is not None:
         assert refusal.reason is RefusalReason.DEADLINE

@@ -140,20 +140,12 @@ class Admission(RequestSubscriber):
     def release(self, request_id: str, now: float) -> None:
         """Remove a running or queued request that has left the service. Unknown requests are ignored."""
         queued = self._running.pop(request_id, None)
-        if queued is None:
-            self.cancel(request_id, now)
-            return
-        self._completions.add(now)
-        self._keys[queued.key].release(request_id, now, completed=True)
-        self._changed(now)
-
-    def cancel(self, request_id: str, now: float) -> bool:
-        """Remove a queued request whose client has disconnected; return False if the request is not queued."""
-        queued = self._queue.leave(request_id)
-        if queued is None:
-            return False
-        self._drop(queued, now)
-        return True
+        if queued is not None:
+            self._completions.add(now)
+            self._keys[queued.key].release(request_id, now, completed=True)
+            self._changed(now)
+        elif (waiting := self._queue.leave(request_id)) is not None:
+            self._drop(waiting, now)
 
     def expired(self, now: float) -> list[QueuedRequest]:
         """Remove and return all queued requests past their deadline."""
@@ -165,10 +157,6 @@ class Admission(RequestSubscriber):
     @property
     def waiting(self) -> int:
         return len(self._queue)
-
-    @property
-    def running(self) -> int:
-        return len(self._running)
 
     def by_key(self) -> dict[str, tuple[int, int]]:
         """Return the numbers of waiting and running requests for each API key seen so far."""

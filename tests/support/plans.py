@@ -1,5 +1,8 @@
 """Functions that build cluster plans for tests from fixed evaluation results, without simulation."""
 
+import sqlite3
+from contextlib import closing
+
 import msgspec
 
 from support.analytic_cluster import COLOCATED, SPLIT, design
@@ -11,6 +14,13 @@ from twofold.planning.evaluation import Evaluation, LatencyPercentiles
 from twofold.planning.plan import DesignChoice, Plan, PlanQuery
 from twofold.planning.search import Objective
 from twofold.simulation.result import Check
+
+
+def stored_evaluations(path):
+    """Return the number of simulation results in a store."""
+    with closing(sqlite3.connect(path)) as database:
+        (count,) = database.execute("SELECT count(*) FROM evaluations").fetchone()
+    return count
 
 
 def evaluation(rate, error=FITTED, ttft_s=0.5):

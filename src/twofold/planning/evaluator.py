@@ -124,10 +124,6 @@ class EvaluationStore(AbstractContextManager["EvaluationStore"]):
                 "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?)", (key, trial, msgspec.json.encode(evaluation))
             )
 
-    def __len__(self) -> int:
-        (count,) = self._database.execute("SELECT count(*) FROM evaluations").fetchone()
-        return int(count)
-
     def __exit__(self, *_exception: object) -> None:
         self._database.close()
 

@@ -10,11 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from support.plans import read_deployment
+from support.plans import read_deployment, stored_evaluations
 from support.traces import ask
 from twofold.cli.plan.command import plan
 from twofold.errors import UserError
-from twofold.planning.evaluator import EvaluationStore
 from twofold.workload.trace import FORMATS, write_trace
 
 app = typer.Typer()
@@ -160,12 +159,13 @@ import os, signal, typer
 from twofold.cli.plan.command import plan
 from twofold.planning.evaluator import EvaluationStore
 
-put = EvaluationStore.put
+put, stored = EvaluationStore.put, []
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
 
 def put_and_stop(store, *result):
     put(store, *result)
-    if len(store) == 3:
+    stored.append(result)
+    if len(stored) == 3:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 EvaluationStore.put = put_and_stop
@@ -186,8 +186,7 @@ def test_an_interrupted_plan_is_taken_up(fresh, planned, tmp_path, how):
     for each in (how, signal.SIGCONT):
         os.kill(process.pid, each)
     assert process.wait(600) != 0
-    with EvaluationStore(store) as opened:
-        before = len(opened)
+    before = stored_evaluations(store)
     resumed = planned(*SMALL, "--store", store)
     assert resumed["effort"]["reused"] == before >= 3
     assert resumed["effort"]["simulations"] + before == whole["effort"]["simulations"]

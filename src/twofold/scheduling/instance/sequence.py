@@ -136,9 +136,6 @@ class SequenceQueue:
         self.first: ScheduledSequence | None = None
         self.last: ScheduledSequence | None = None
 
-    def __len__(self) -> int:
-        return self.size
-
     def __iter__(self) -> Iterator[ScheduledSequence]:
         sequence = self.first
         while sequence is not None:

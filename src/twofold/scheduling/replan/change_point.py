@@ -38,9 +38,6 @@ class ChangePoint:
         self._origin: float | None = None
         self._count = 0
 
-    def __len__(self) -> int:
-        return self._count
-
     def add(self, number: float) -> None:
         if self._origin is None:
             self._origin = number

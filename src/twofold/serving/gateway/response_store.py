@@ -31,9 +31,6 @@ class ResponseStore:
         self._responses: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()  # oldest first
         self._bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._responses)
-
     def put(
         self,
         key: str,

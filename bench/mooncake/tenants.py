@@ -79,7 +79,7 @@ class Tenant:
         ttft_s = self._timelines[-1].ttft_s
         if outcome.error is not None or ttft_s is None or reply.usage is None:
             raise RuntimeError(f"{outcome.error}: {outcome.detail}")
-        return Answer(ttft_s=ttft_s, cached_tokens=reply.usage.cached_tokens)
+        return Answer(ttft_s=ttft_s, cached_tokens=reply.usage.cached_tokens or 0)
 
 
 async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:

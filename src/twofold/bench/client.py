@@ -67,10 +67,9 @@ class StreamUsage(msgspec.Struct, frozen=True):
     prompt_tokens_details: StreamPromptDetails | None = None
 
     @property
-    def cached_tokens(self) -> int:
-        """Number of prompt tokens that the server found in its prefix cache; 0 if the server does not report it."""
-        details = self.prompt_tokens_details
-        return 0 if details is None else details.cached_tokens or 0
+    def cached_tokens(self) -> int | None:
+        """Number of prompt tokens that the server found in its prefix cache; None if the server does not report it."""
+        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
 
 
 class StreamErrorBody(msgspec.Struct, frozen=True):
@@ -257,8 +256,7 @@ class Client:
         finally:
             self._record(timeline, reply, reason)
         why, detail = (None, None) if failure is None else (failure.reason, failure.detail)
-        details = None if reply.usage is None else reply.usage.prompt_tokens_details
-        cached = None if details is None else details.cached_tokens
+        cached = None if reply.usage is None else reply.usage.cached_tokens
         return RequestOutcome(
             request_id=request.id, chunks=len(reply.chunk_times_s), cached_tokens=cached, error=why, detail=detail
         )

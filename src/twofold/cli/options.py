@@ -1,6 +1,7 @@
 """Options that several commands share, each with its name, help text and parser."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -116,14 +117,10 @@ SEED: Final = Flag("Random seed of arrivals, lengths and prompts.", ge=0)
 MODEL_DIRECTORY: Final = Flag("Model directory.", positional=True, metavar="MODEL")
 CATALOG: Final = Flag("Catalog file (TOML) with more machines, models or links; repeatable.", metavar="FILE")
 PERFORMANCE: Final = Flag("Performance model.", choices=PERFORMANCE_MODELS)
-PROFILES: Final = Flag(
-    "Measured profile, as written by `twofold characterize` or `twofold calibrate live`; repeatable.",
-    names=("--profile",),
-    metavar="FILE",
-)
 PROFILE: Final = Flag(
     "Measured profile, as written by `twofold characterize` or `twofold calibrate live`.", metavar="FILE"
 )
+PROFILES: Final = replace(PROFILE, help=PROFILE.help.replace(".", "; repeatable."), names=("--profile",))
 LINK_BANDWIDTH: Final = Flag("Bandwidth of KV transfers in GB/s.")
 KV_CACHE_MEMORY: Final = Flag("KV cache memory of each worker, as in 500M.", metavar="SIZE", parse=parse_size)
 DTYPE: Final = Flag("Data type of weights and KV cache.", choices=DTYPES)

@@ -142,6 +142,14 @@ def test_bad_line_is_reported_with_number_and_reason(write, content, expected):
     assert complaint(write(content)) == expected
 
 
+def test_compressed_blank_lines_are_not_read_to_their_end(write):
+    """A small gzip file may hold gigabytes of line ends."""
+    blank = b"\n" * 2**21
+    for number, content in ((2**20 + 1, blank), (2**20 + 3, AZURE.encode() + blank), (16, (b" " * 2**16 + b"\n") * 99)):
+        path = write(gzip.compress(content, mtime=0))
+        assert complaint(path) == f":{number}: more than 1,048,576 bytes of blank lines: this is not a trace"
+
+
 def test_unknown_content_names_the_known_formats(write):
     message = complaint(write("name,age\nx,3\n"))
     assert message.startswith(":1: no known trace format begins like this (aiperf: session_id, input_length")

@@ -18,6 +18,7 @@ import msgspec
 from twofold.errors import WorkloadError
 
 MAX_LINE_BYTES = 16 * 2**20  # bounds memory for files without line ends
+MAX_BLANK_BYTES = 2**20  # bounds the time for compressed blank lines, of which a kilobyte may hold a megabyte
 GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -36,10 +37,16 @@ class Lines:
         self._stream = stream
 
     def __iter__(self) -> Iterator[str]:
+        blank_bytes = 0
         while raw := self._read():
             text = self._decode(raw).strip()
             if text:
+                blank_bytes = 0
                 yield text
+                continue
+            blank_bytes += len(raw)
+            if blank_bytes > MAX_BLANK_BYTES:
+                raise self.error(f"more than {MAX_BLANK_BYTES:,} bytes of blank lines: this is not a trace")
 
     def error(self, reason: str) -> WorkloadError:
         """Create an error that names the file and the current line."""

@@ -253,6 +253,9 @@ class LimitSettings(AnswerSettings, panel="Limits"):
     max_body_bytes: int = flag(
         "Maximum size of a request body.", 32 << 20, metavar="SIZE", parse=parse_size, unset="32MiB"
     )
+    max_connections_per_address: int | None = flag(
+        "Maximum number of open connections from one client address.", ge=1, unset="no limit"
+    )
 
 
 class TelemetrySettings(Settings, panel="Telemetry"):

@@ -5,6 +5,7 @@ import resource
 import socket
 from contextlib import ExitStack, suppress
 
+import httpx
 import pytest
 
 from support.running_gateway import running_gateway
@@ -62,6 +63,45 @@ def test_probes_are_answered_while_all_connections_are_busy(connect):
             sock.close()
         while client.post("/v1/completions", json=ASK).status_code == 503:
             pass  # the server has not noticed the disconnects yet
+
+
+def from_another_address(client):
+    """Return an HTTP client of the same gateway with another address of this host."""
+    return httpx.Client(base_url=client.base_url, transport=httpx.HTTPTransport(local_address="127.0.0.2"), timeout=600)
+
+
+def test_an_address_holds_no_more_than_its_share(connect):
+    """Busy connections of one address take no place of another one."""
+    gate = Gate()
+    service = ScriptedService(lambda _: [5, gate, 6, 7, 8, 9, 10, 11, 12, 13])
+    limits = RequestLimits(connections_per_address=2)
+    with running_gateway(service, limits=limits) as client, from_another_address(client) as other:
+        busy = [connect(client, post(stream=True)) for _ in range(2)]
+        service.wait_until(lambda service: len(service.started) == 2)
+        refused = client.post("/v1/completions", json=ASK)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "too_many_connections"
+        assert client.get("/health").status_code == 200
+        assert other.get("/v1/models").status_code == 200
+        gate.open()
+        for sock in busy:
+            sock.close()
+        while client.post("/v1/completions", json=ASK).status_code == 503:
+            pass  # the server has not noticed the disconnects yet
+
+
+def test_silent_connections_give_way_to_those_of_their_address(connect, caplog):
+    limits = RequestLimits(connections=8, connections_per_address=3)
+    with running_gateway(ScriptedService(), limits=limits) as client, from_another_address(client) as other:
+        assert other.get("/v1/models").status_code == 200
+        kept = other._transport._pool.connections[0]
+        silent = [connect(client) for _ in range(20)]
+        assert client.get("/v1/models").status_code == 200
+        assert silent[0].recv(10) == b""
+        assert other.get("/v1/models").status_code == 200
+        assert other._transport._pool.connections == [kept]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "all 3 connections of 127.0.0.1 are open" in caplog.text
 
 
 def test_the_limit_leaves_files_in_reserve():

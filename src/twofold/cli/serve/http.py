@@ -53,6 +53,7 @@ def http_config(
         processes=processes,
         parsers=AnswerParsers(settings.tool_parser, settings.reasoning_parser),
         limits=RequestLimits(
+            connections_per_address=settings.max_connections_per_address,
             body_bytes=settings.max_body_bytes,
             # A request with more generations than this could never be admitted.
             generations=min(RequestLimits().generations, settings.max_running + settings.max_waiting),

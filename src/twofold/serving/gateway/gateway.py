@@ -40,6 +40,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     connections: int | None = None  # None: within the limit of open files, with a reserve
+    connections_per_address: int | None = None  # None: a load balancer connects from one address for all clients
     header_bytes: int = 64 * 1024
     head_s: float = 30.0  # until a head is complete: clients connect to send one
     body_bytes: int = 32 * 1024 * 1024

@@ -8,7 +8,7 @@ import resource
 import socket
 import sys
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,29 +41,71 @@ class _HeadTooLargeError(Exception):
 
 
 class ConnectionTable:
-    """The connections of a server without a running request. Above `most`, each new connection replaces the oldest."""
+    """The open connections of a server.
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.idle: dict[BoundedProtocol, None] = {}  # oldest first
+    If more than `most` are open, or more than `most_per_address` from one address, then each new one (from that
+    address) replaces the oldest one without a running request.
+    """
+
+    def __init__(self, most: int, most_per_address: int = sys.maxsize) -> None:
+        self.most, self.most_per_address = most, most_per_address
+        self._open = 0
+        self._open_from: Counter[str] = Counter()  # by address of the client
+        # Connections without a running request, oldest first: all, and by address.
+        self._idle: dict[BoundedProtocol, None] = {}
+        self._idle_from: defaultdict[str, dict[BoundedProtocol, None]] = defaultdict(dict)
         self._warned_s = -_WARNING_INTERVAL_S
 
-    def make_room(self) -> bool:
-        """Close the oldest idle connection. Return False if there is none."""
+    def is_full(self, address: str) -> bool:
+        """Return whether too many connections are open, in all or from this address."""
+        return self._open > self.most or self._open_from[address] > self.most_per_address
+
+    def add(self, connection: "BoundedProtocol") -> bool:
+        """Add a new connection, and close an idle one if there are too many. Return False if none is idle."""
+        address = connection.address
+        self._open += 1
+        self._open_from[address] += 1
+        room = True
+        if self._open_from[address] > self.most_per_address:
+            self._warn(f"all {self.most_per_address} connections of {address} are open")
+            room = self._close_first(self._idle_from[address])
+        elif self._open > self.most:
+            self._warn(f"all {self.most} connections are open (raise the limit on open files, ulimit -n, for more)")
+            room = self._close_first(self._idle)
+        self.rest(connection)
+        return room
+
+    def remove(self, connection: "BoundedProtocol") -> None:
+        """Remove a closed connection."""
+        address = connection.address
+        self.work(connection)
+        self._open -= 1
+        self._open_from[address] -= 1
+        if not self._open_from[address]:
+            del self._open_from[address], self._idle_from[address]
+
+    def rest(self, connection: "BoundedProtocol") -> None:
+        """Record that a connection has no running request."""
+        self._idle[connection] = self._idle_from[connection.address][connection] = None
+
+    def work(self, connection: "BoundedProtocol") -> None:
+        """Record that a connection has a running request."""
+        self._idle.pop(connection, None)
+        self._idle_from[connection.address].pop(connection, None)
+
+    def _close_first(self, idle: "dict[BoundedProtocol, None]") -> bool:
+        oldest = next(iter(idle), None)
+        if oldest is None:
+            return False
+        self.work(oldest)
+        oldest.transport.abort()
+        return True
+
+    def _warn(self, what: str) -> None:
         now = time.monotonic()
         if now - self._warned_s >= _WARNING_INTERVAL_S:
             self._warned_s = now
-            log.warning(
-                "all %d connections are open: new ones replace the oldest idle ones; raise the limit on open files "
-                "(ulimit -n) for more",
-                self.most,
-            )
-        oldest = next(iter(self.idle), None)
-        if oldest is None:
-            return False
-        del self.idle[oldest]
-        oldest.transport.abort()
-        return True
+            log.warning("%s: new ones replace the oldest idle ones", what)
 
 
 def connection_limit(files_per_connection: int) -> int:
@@ -86,18 +128,18 @@ class BoundedProtocol(HttpToolsProtocol):
     _parsed = 0
     _deadline: asyncio.TimerHandle | None = None  # for a head
     _in_reserve = False  # opened while all other connections had running requests
+    address = ""  # of the client
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._cycles: deque[RequestResponseCycle] = deque()  # whose responses are incomplete
-        if len(self.connections) > self.table.most:
-            self._in_reserve = not self.table.make_room()
-        self.table.idle[self] = None
+        self.address = self.client[0] if self.client else ""
+        self._in_reserve = not self.table.add(self)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
-        self.table.idle.pop(self, None)
+        self.table.remove(self)
         self._leave()
         super().connection_lost(exc)
 
@@ -116,7 +158,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._cycles.popleft()
         super().on_response_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
-            self.table.idle[self] = None
+            self.table.rest(self)
         if self._in_head or (self.cycle.response_complete and self.cycle.more_body):
             self._expect_head()  # the body of a refused request is discarded
 
@@ -159,10 +201,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_waiting()
         if self.transport.is_closing():
             return
-        self.table.idle.pop(self, None)
+        self.table.work(self)
         self.scope["state"]["abort"] = self._abort  # for clients that do not read
         self.scope["state"]["departure"] = Departure()
-        crowded = self._in_reserve and len(self.connections) > self.table.most
+        crowded = self._in_reserve and self.table.is_full(self.address)
         probes = self.url.partition(b"?")[0] in _PROBES
         self.app = _CROWDED if crowded and not probes else self.config.loaded_app
         super().on_headers_complete()
@@ -223,7 +265,8 @@ class HttpServer:
         self._socket = sock
         self._task: asyncio.Task[None] | None = None
         limits = limits or RequestLimits()
-        table = ConnectionTable(limits.connections or connection_limit(files_per_connection))
+        most = limits.connections or connection_limit(files_per_connection)
+        table = ConnectionTable(most, limits.connections_per_address or sys.maxsize)
         self._server = _Server(
             uvicorn.Config(
                 app,

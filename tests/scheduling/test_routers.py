@@ -40,6 +40,16 @@ def test_ties_go_to_the_instance_that_joined_first():
     assert ROUTERS["jsq"]().route(request(), 109, known, 0.0) == Route("p1", "d1")
 
 
+def test_an_instance_is_avoided_unless_it_is_the_only_one():
+    made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE])
+    assert made.place_apart_from("prefill-0", request("a"), 0.0).route == Route("prefill-1", "decode-2")
+    assert made.place_apart_from("decode-2", request("b"), 0.0).route == Route("prefill-0", "decode-2")
+    made.pause("prefill-0")
+    for name in ("c", "d"):
+        assert made.place_apart_from("prefill-0", request(name), 0.0).route == Route("prefill-1", "decode-2")
+    assert len(made.pools.prefill) == 1, "it stays paused"
+
+
 @pytest.mark.parametrize("router", sorted(ROUTERS))
 def test_a_mixed_instance_keeps_both_phases(router):
     made = cluster([Role.MIXED, Role.MIXED] if router in FIXED_ROLE_ROUTERS else [Role.MIXED], router)

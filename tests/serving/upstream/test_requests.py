@@ -142,29 +142,30 @@ def test_one_server_for_both_phases(attempt):
 
 
 @pytest.mark.parametrize(
-    ("prefill", "decode", "where", "unavailable"),
+    ("prefill", "decode", "where", "unavailable", "status"),
     [
-        ([Drop()], [], "p", True),
-        ([Refuse(500)], [], "p", True),
-        ([Refuse(429)], [], "p", True),
-        (whole(7, kv=None), [], "p", False),
-        (whole(), [], "p", False),
-        (whole(7), [chunk(7), chunk(8), Drop()], "d", True),
-        (whole(7), [chunk(7), chunk(8)], "d", True),
-        (whole(7), stream(chunk(7), chunk(8)), "d", False),
-        (whole(7), stream(Send(event(error={"message": "KV lost"}))), "d", False),
-        (whole(7), stream(chunk(7), chunk(8, finish="abort")), "d", False),
-        (whole(7), [Refuse(503)], "d", True),
-        (whole(-7), [], "p", False),
-        (whole(1 << 32), [], "p", False),
-        (whole(7), stream(chunk(7), chunk(-8)), "d", False),
+        ([Drop()], [], "p", True, 502),
+        ([Refuse(500)], [], "p", False, 500),
+        ([Refuse(429)], [], "p", False, 429),
+        ([Refuse(307)], [], "p", False, 307),
+        (whole(7, kv=None), [], "p", False, 502),
+        (whole(), [], "p", False, 502),
+        (whole(7), [chunk(7), chunk(8), Drop()], "d", True, 502),
+        (whole(7), [chunk(7), chunk(8)], "d", True, 502),
+        (whole(7), stream(chunk(7), chunk(8)), "d", False, 502),
+        (whole(7), stream(Send(event(error={"message": "KV lost"}))), "d", False, 502),
+        (whole(7), stream(chunk(7), chunk(8, finish="abort")), "d", False, 502),
+        (whole(7), [Refuse(503)], "d", False, 503),
+        (whole(-7), [], "p", False, 502),
+        (whole(1 << 32), [], "p", False, 502),
+        (whole(7), stream(chunk(7), chunk(-8)), "d", False, 502),
     ],
 )
-def test_errors_lose_the_attempt(attempt, prefill, decode, where, unavailable):
-    """Every failure of a server raises AttemptLostError."""
+def test_errors_lose_the_attempt(attempt, prefill, decode, where, unavailable, status):
+    """Every failure of a server raises AttemptLostError. A status alone does not make the server unavailable."""
     _, raised, _ = attempt(prefill, decode)
     assert isinstance(raised, AttemptLostError)
-    assert (raised.instance, raised.unavailable) == (where, unavailable)
+    assert (raised.instance, raised.unavailable, raised.status) == (where, unavailable, status)
 
 
 def test_a_disconnect_after_the_last_token_is_ignored(attempt):

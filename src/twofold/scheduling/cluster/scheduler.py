@@ -247,6 +247,16 @@ class ClusterScheduler(RequestSubscriber):
         self.pools.changed(decode)
         return placed
 
+    def place_apart_from(self, avoided: str, request: Request, now: float) -> PlacedRequest | None:
+        """Place a request as `place` does, on the instance `avoided` only if no other instance can run it."""
+        load = self.pools.get(avoided)
+        if load is None or not load.place:
+            return self.place(request, now)
+        self.pools.pause(load)
+        placed = self.place(request, now)
+        self.pools.resume(load)
+        return placed or self.place(request, now)
+
     def first_token(self, request_id: str, now: float) -> None:
         placed = self._placed.get(request_id)
         if placed is not None and not placed.prefilled:

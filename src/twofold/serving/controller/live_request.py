@@ -69,6 +69,7 @@ class LiveRequest:
         self.handed_off = False  # the KV of this attempt is on its decode instance
         self.predicted_ttft_s: float | None = None  # overload control's prediction for the first attempt
         self.failed_in_a_row = 0  # consecutive attempts without a token
+        self.refused_by = ""  # instance that refused the previous attempt
         self._prompt_ids: msgspec.Raw | None = None  # JSON list of a prompt that a server has tokenized
         self._tokens: list[int] = []
         self._early: dict[int, TokenOutput] = {}
@@ -137,6 +138,7 @@ class LiveRequest:
         self.placed, self.current, self.first_index = placed, generation, len(self._tokens)
         self.attempts += 1
         self.handed_off = False
+        self.refused_by = ""
 
     def end_attempt(self) -> None:
         """Record that the request no longer runs on any instance."""

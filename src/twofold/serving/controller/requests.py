@@ -25,6 +25,7 @@ from twofold.timeline import Moment, Timeline
 log = logging.getLogger(__name__)
 
 MAX_FAILED_ATTEMPTS = 8  # consecutive attempts without a token: the request itself may crash workers
+REFUSED_S = 0.05  # delay after an attempt that a server refused; it doubles with each attempt without a token
 
 
 class LiveRequests:
@@ -162,7 +163,7 @@ class LiveRequests:
     def _place(self, live: LiveRequest) -> bool:
         """Run a request on instances that can accept it now; return False if there are none."""
         generation, now = live.remaining(), time.monotonic()
-        placed = self._cluster.place(generation.request, now)
+        placed = self._cluster.place_apart_from(live.refused_by, generation.request, now)
         if placed is None:
             return False
         placed.request_id = live.id
@@ -317,21 +318,36 @@ class LiveRequests:
         self.end(live, FinishReason.ERROR)
         live.fail(error)
 
-    def replay(self, attempt_id: str, instance: str, reason: str) -> None:
-        """Retry a request after the loss of a worker, or fail it after too many losses."""
+    def replay(self, attempt_id: str, instance: str, reason: str, refusal: RequestError | None = None) -> None:
+        """Retry a request after the loss of a worker, or fail it after too many losses.
+
+        `refusal` is the request's error if the worker is well and only refuses this request. Then the next attempt
+        begins after a delay, which doubles each time, and prefers other workers. Clients do not see `reason`.
+        """
         live = self._attempts.get(attempt_id)
         if live is None:
             return
         stage = live.stage
         self._end_attempt(live, abort=True)
         if live.failed_in_a_row >= MAX_FAILED_ATTEMPTS:
-            failed = f"the request was lost {live.failed_in_a_row} times in a row: {reason}"
-            self.fail(live, InstanceLostError(failed))
+            log.warning("request %s failed %d times in a row: %s", live.id, live.failed_in_a_row, reason)
+            lost = f"the request was lost {live.failed_in_a_row} times in a row, the last time on {instance}"
+            self.fail(live, refusal or InstanceLostError(lost))
             return
         log.info("request %s is replayed after %d tokens: %s", live.id, live.next_index, reason)
         self._telemetry.replayed(live.id, instance, stage)
-        self._admission.put_back(live.queued, time.monotonic())
+        if refusal is None:
+            self._admission.put_back(live.queued, time.monotonic())
+        else:
+            live.refused_by = instance
+            delay_s = REFUSED_S * 2**live.failed_in_a_row
+            asyncio.get_running_loop().call_later(delay_s, self._try_again, live)
         self._place_on_resumed()
+
+    def _try_again(self, live: LiveRequest) -> None:
+        if live.id in self._live:
+            self._admission.put_back(live.queued, time.monotonic())
+            self.place_waiting()
 
     def _end_attempt(self, live: LiveRequest, *, abort: bool, complete: bool = False) -> None:
         placed = live.placed

@@ -37,6 +37,14 @@ class UnavailableError(TwofoldError):
     """Raised if a server is unreachable, closes the connection or cannot serve requests."""
 
 
+class StatusError(UnavailableError):
+    """Raised if a server responds with an error status, though it may run other requests."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class RejectedError(TwofoldError):
     """Raised if a server rejects a request as invalid."""
 
@@ -143,7 +151,7 @@ def error_text(body: bytes) -> str:
     """Return the error message in the body of a response with a status other than 200."""
     try:
         error = _decoder.decode(body).error
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         error = None
     return body[:300].decode(errors="replace") if error is None else error.message
 
@@ -311,7 +319,7 @@ class VllmClient:
                 message = error_text(await connection.read_all())
                 if connection.status in _REFUSALS:
                     raise RejectedError(connection.status, message)
-                raise UnavailableError(f"{self.url} returned HTTP {connection.status}: {message}")
+                raise StatusError(connection.status, f"{self.url} returned HTTP {connection.status}: {message}")
             yield connection
 
     @asynccontextmanager

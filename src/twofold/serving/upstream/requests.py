@@ -25,13 +25,14 @@ from twofold.serving.upstream.client import (
     KvParams,
     RejectedError,
     ServerError,
+    StatusError,
     UnavailableError,
     UpstreamChoice,
     UpstreamCompletion,
     completion_body,
     rejected_decode_body,
 )
-from twofold.serving.upstream.servers import Server, ServerRegistry
+from twofold.serving.upstream.servers import Server, ServerRegistry, refusal_error
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +43,14 @@ _Answer = TypeVar("_Answer")
 
 
 class AttemptLostError(TwofoldError):
-    """Raised if an attempt to run a request fails on a server, but another attempt may succeed."""
+    """Raised if an attempt to run a request fails on a server, but another attempt may succeed.
 
-    def __init__(self, instance: str, reason: str, *, unavailable: bool = False) -> None:
+    `unavailable` tells whether the server is lost for all requests; `status` is the HTTP status of its answer.
+    """
+
+    def __init__(self, instance: str, reason: str, *, unavailable: bool = False, status: int = 502) -> None:
         super().__init__(reason)
-        self.instance, self.unavailable = instance, unavailable
+        self.instance, self.unavailable, self.status = instance, unavailable, status
 
 
 @dataclass(slots=True)
@@ -216,6 +220,8 @@ class UpstreamRequest:
     async def _response(self, server: Server, answer: Awaitable[_Answer]) -> _Answer:
         try:
             return await answer
+        except StatusError as error:
+            raise AttemptLostError(server.instance, str(error), status=error.status) from error
         except UnavailableError as error:
             raise AttemptLostError(server.instance, str(error), unavailable=True) from error
         except ServerError as error:
@@ -327,16 +333,20 @@ class UpstreamRequests:
             if self._remove(attempt_id):
                 if error.unavailable:
                     self._on_unavailable(error.instance, str(error))
-                self._requests.replay(attempt_id, error.instance, str(error))
+                refusal = None if error.unavailable else refusal_error(error.instance, error.status)
+                self._requests.replay(attempt_id, error.instance, str(error), refusal)
                 self._requests.place_waiting()
         except RejectedError as error:
             live = self._requests.find(attempt_id)
             if self._remove(attempt_id) and live is not None:
-                self._requests.fail(live, RequestError(str(error), status=error.status))
+                log.info("a server rejected request %s: %.1000s", live.id, error)
+                message = self._servers.hide_addresses(str(error))
+                self._requests.fail(live, RequestError(message, status=error.status))
         except Exception:
             log.exception("attempt %s", attempt_id)
             if self._remove(attempt_id):
-                self._requests.replay(attempt_id, request.prefill.instance, "internal error")
+                name = request.prefill.instance
+                self._requests.replay(attempt_id, name, "internal error", refusal_error(name, 502))
         finally:
             self._remove(attempt_id)
 

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, RequestError
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.status import InstanceStatus
 from twofold.serving.controller.health import Worker, WorkerGroup, WorkerHealth, WorkerState
@@ -20,6 +21,12 @@ from twofold.serving.upstream.metrics import ExternalLoads, ServerMetrics, read_
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
+# URLs, IPv4 and IPv6 addresses
+_ADDRESS = (
+    r"\b[a-z][\w+.-]{0,15}://[^\s\"'<>\\]+",
+    r"\b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d+)?",
+    r"\[[\da-f]*:[\da-f]*:[\da-f:.]*\](?::\d+)?",
+)
 
 
 class AttemptRunner(Protocol):
@@ -54,6 +61,10 @@ class ServerRegistry(WorkerGroup):
     def __init__(self, servers: Sequence[Server]) -> None:
         self.members: dict[str, Server] = {server.instance: server for server in servers}
         self.runner: AttemptRunner | None = None
+        hosts = {server.config.url.split("/")[2].rpartition("@")[2].split(":")[0] for server in servers}
+        # A short name may be a word, too: it is an address if a port follows.
+        names = [re.escape(host) + (r"(?::\d+)?" if "." in host else r":\d+") for host in sorted(hosts)]
+        self._address = re.compile("|".join([*_ADDRESS, *(rf"\b{name}\b" for name in names)]), re.IGNORECASE)
 
     def send(self, instance: str, message: Message) -> None:
         """Send a message to a server. Only messages that start or abort a request have an effect."""
@@ -63,6 +74,10 @@ class ServerRegistry(WorkerGroup):
             self.runner.begin(message, instance)
         elif isinstance(message, Abort):
             self.runner.abort(message.request_id)
+
+    def hide_addresses(self, text: str) -> str:
+        """Return an error message of a server without the addresses of servers, for clients."""
+        return self._address.sub("[address]", text)
 
     def mark_up(self, instance: str, card: ServerModel) -> bool:
         """Mark a server as up; return whether this is the first time."""
@@ -200,3 +215,12 @@ def check(instance: str, card: ServerModel, other: ServerModel | None, model: Se
             f"{instance} has a context of {card.max_model_len} tokens, less than this service's "
             f"{model.max_model_len}: restart it with a longer one, or restart twofold route"
         )
+
+
+def refusal_error(instance: str, status: int) -> RequestError:
+    """Return the error of a client whose request a server refused with this HTTP status."""
+    if status == 429:
+        return RequestError(f"{instance} is full; try again later", status=429, code="server_full")
+    if status == 503:
+        return RequestError(f"{instance} takes no requests; try again later", status=503, code="server_not_ready")
+    return RequestError(f"{instance} failed to run the request", status=502, code="server_failed")

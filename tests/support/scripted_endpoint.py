@@ -50,7 +50,14 @@ class Refuse:
     body: bytes = b'{"error": {"message": "refused by the script"}}'
 
 
-Step = Send | Pause | UntilAsked | Hang | Drop | Refuse
+@dataclass(frozen=True)
+class Flood:
+    """A script step that sends the bytes `data` again and again until the client disconnects."""
+
+    data: bytes
+
+
+Step = Flood | Send | Pause | UntilAsked | Hang | Drop | Refuse
 Body = dict[str, object]
 Script = Callable[[Body], Sequence[Step]]
 
@@ -90,12 +97,24 @@ class ScriptedEndpoint:
     bodies: list[Body] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     url: str = ""
+    content_type: str = "text/event-stream"
+    flooded_bytes: int = 0
+    ended: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))  # released by each response
     asked: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def list_models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": list(self.models)}, status=self.models_status)
 
+    async def metrics(self, _: web.Request) -> web.Response:
+        return web.Response()
+
     async def complete(self, request: web.Request) -> web.StreamResponse:
+        try:
+            return await self._follow(request)
+        finally:
+            self.ended.release()
+
+    async def _follow(self, request: web.Request) -> web.StreamResponse:
         body: Body = await request.json()
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
@@ -104,7 +123,7 @@ class ScriptedEndpoint:
         steps = list(self.script(body))
         if steps and isinstance(steps[0], Refuse):
             return web.Response(status=steps[0].status, body=steps[0].body)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        response = web.StreamResponse(headers={"Content-Type": self.content_type})
         await response.prepare(request)
         for step in steps:
             if isinstance(step, Drop):
@@ -123,6 +142,10 @@ class ScriptedEndpoint:
         elif isinstance(step, UntilAsked):
             async with self.asked:
                 await self.asked.wait_for(lambda: len(self.bodies) >= step.count)
+        elif isinstance(step, Flood):
+            while True:
+                await response.write(step.data)
+                self.flooded_bytes += len(step.data)
         elif isinstance(step, Hang):
             await asyncio.Event().wait()
 
@@ -137,7 +160,10 @@ def endpoint(script: Script = well_behaved, **settings: object) -> Iterator[Scri
     async def serve() -> None:
         app = web.Application()
         app.router.add_get("/v1/models", scripted.list_models)
+        app.router.add_get("/health", scripted.metrics)
+        app.router.add_get("/metrics", scripted.metrics)
         app.router.add_post("/v1/completions", scripted.complete)
+        app.router.add_post("/v1/embeddings", scripted.complete)
         app.router.add_post("/v1/chat/completions", scripted.complete)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()

@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from fastapi.responses import Response
@@ -63,11 +63,15 @@ async def send_until(deadline_s: float, scope: Scope, sending: Awaitable[None]) 
         async with timeout:
             await sending
     except TimeoutError:
-        abort = scope["state"].get("abort")
-        if abort is None or not timeout.expired():
+        if not timeout.expired():
             raise
-        abort()
-        raise ClientDisconnect from None
+        cut_off(scope)
+
+
+def cut_off(scope: Scope) -> NoReturn:
+    """Abort the connection of a client whose answer cannot be completed. Raises ClientDisconnect."""
+    scope["state"]["abort"]()
+    raise ClientDisconnect
 
 
 async def _disconnected(receive: Receive) -> None:

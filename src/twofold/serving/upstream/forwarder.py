@@ -1,10 +1,11 @@
 """Requests that the gateway does not run itself: a server gets each as it is, and its answer goes to the client."""
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
@@ -12,24 +13,29 @@ from fastapi.responses import Response
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
-from twofold.errors import InstanceLostError, RequestError
+from twofold.errors import InstanceLostError, RequestError, TwofoldError
 from twofold.request import Request
 from twofold.scheduling.admission.admission import QueuedRequest
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.serving.controller.live_request import deadline_error
-from twofold.serving.controller.requests import LiveRequests
+from twofold.serving.controller.requests import MAX_FAILED_ATTEMPTS, REFUSED_S, LiveRequests
 from twofold.serving.gateway.middleware import Arrival
 from twofold.serving.gateway.responses import error_response_for
 from twofold.serving.gateway.schemas import check_served
-from twofold.serving.gateway.streaming import send_until, unless_disconnected
-from twofold.serving.upstream.client import UnavailableError
+from twofold.serving.gateway.streaming import cut_off, send_until, unless_disconnected
+from twofold.serving.upstream.client import UnavailableError, error_text
 from twofold.serving.upstream.connection import ServerConnection
 from twofold.serving.upstream.forecast import UpstreamPromptKeys
-from twofold.serving.upstream.servers import Server
+from twofold.serving.upstream.servers import Server, ServerRegistry, refusal_error
+
+log = logging.getLogger(__name__)
 
 _REQUEST_HEADERS = ("accept", "content-type")
 _RESPONSE_HEADERS = ("content-type", "cache-control", "retry-after")
 _BYTES_PER_TOKEN = 4  # a guess, for admission only
+_ERROR_BYTES = 1 << 20  # of an error that a server returns
+_ERROR_EVENT = b'data: {"error"'
+_OWN_STATUSES = frozenset({401, 403, 429})  # of 4xx: about the servers, not about the request
 
 
 class ServerForwarder:
@@ -42,7 +48,7 @@ class ServerForwarder:
         self,
         requests: LiveRequests,
         cluster: ClusterScheduler,
-        servers: Mapping[str, Server],
+        servers: ServerRegistry,
         prompt_keys: UpstreamPromptKeys,
         on_unavailable: Callable[[str, str], object],
         *,
@@ -90,28 +96,50 @@ class ServerForwarder:
     ) -> ServerConnection:
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         headers = {name: value for name in _REQUEST_HEADERS if (value := request.headers.get(name)) is not None}
-        reason = "no server is available"
-        for server in self._candidates():
+        failure: TwofoldError = InstanceLostError("no server is available")
+        for attempt, server in enumerate(self._candidates()[:MAX_FAILED_ATTEMPTS]):
+            if isinstance(failure, RequestError):  # a server refused the request
+                await asyncio.sleep(REFUSED_S * 2**attempt)
             named = body if fields is None else msgspec.json.encode({**fields, "model": server.model})
+            opened = server.client.response("POST", path, named, headers)
             try:
-                response = await stack.enter_async_context(server.client.response("POST", path, named, headers))
-            except UnavailableError as error:
+                response = await stack.enter_async_context(opened)
+                if _answers(response.status):
+                    self._running[server.instance] += 1
+                    stack.callback(self._running.subtract, [server.instance])
+                    return response
+                reason = error_text(await response.read_all(_ERROR_BYTES))
+            except (UnavailableError, ConnectionError) as error:
                 self._on_unavailable(server.instance, str(error))
-                reason = str(error)
+                failure = InstanceLostError(f"{server.instance} is not available")
                 continue
-            if _answers(response.status):
-                self._running[server.instance] += 1
-                stack.callback(self._running.subtract, [server.instance])
-                return response
-            reason = f"{server.instance} returned HTTP {response.status}"
-        raise InstanceLostError(reason)
+            log.warning("%s returned HTTP %d for %s: %s", server.instance, response.status, path, reason)
+            failure = refusal_error(server.instance, response.status)
+        raise failure
 
     def _candidates(self) -> list[Server]:
         """Return the available servers that can run whole requests, fewest requests first."""
-        loads = [load for load in self._pools if self._servers[load.id].up]
+        servers = self._servers.members
+        loads = [load for load in self._pools if servers[load.id].up]
         loads = [load for load in loads if load.role.decodes] or loads
         loads.sort(key=lambda load: load.requests + self._running[load.id])
-        return [self._servers[load.id] for load in loads]
+        return [servers[load.id] for load in loads]
+
+    async def parts(self, response: ServerConnection) -> AsyncIterator[bytes]:
+        """Yield the body of a response in parts, without addresses of servers in errors. Raises InstanceLostError."""
+        try:
+            if response.status >= 400:
+                yield self._hide_addresses(await response.read_all(_ERROR_BYTES))
+                return
+            while part := await response.read():
+                yield self._hide_addresses(part) if _ERROR_EVENT in part else part
+        except ConnectionError as error:
+            log.warning("a server broke its answer: %s", error)
+            raise InstanceLostError("the server was lost before the end of its answer") from error
+
+    def _hide_addresses(self, body: bytes) -> bytes:
+        text = self._servers.hide_addresses(body.decode(errors="surrogateescape"))
+        return text.encode(errors="surrogateescape")
 
     def _fields(self, body: bytes, arrival: Arrival) -> dict[str, object]:
         """Return the fields of a JSON body, with the cache salt of its API key."""
@@ -128,7 +156,7 @@ class ServerForwarder:
 
 def _answers(status: int) -> bool:
     """Return whether a response with this status goes to the client: after another one, the next server may answer."""
-    return 200 <= status < 300 or 400 <= status < 500
+    return 200 <= status < 300 or (400 <= status < 500 and status not in _OWN_STATUSES)
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -144,10 +172,16 @@ class _ForwardedResponse(Response):
     ) -> None:
         super().__init__()
         self._forwarder, self._request, self._sent, self._fields = forwarder, request, body, fields
+        self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = unless_disconnected(receive, self._send_all(send))
-        await send_until(self._forwarder.deadline_s(self._request), scope, sending)
+        try:
+            sending = unless_disconnected(receive, self._send_all(send))
+            await send_until(self._forwarder.deadline_s(self._request), scope, sending)
+        except (InstanceLostError, RequestError):
+            if not self._begun:
+                raise
+            cut_off(scope)  # the client may not read: closing would wait for it
 
     async def _send_all(self, send: Send) -> None:
         events = False
@@ -158,13 +192,13 @@ class _ForwardedResponse(Response):
                 }
                 raw = [(name.encode(), value.encode()) for name, value in headers.items()]
                 await send({"type": "http.response.start", "status": response.status, "headers": raw})
+                self._begun = True
                 events = "event-stream" in headers.get("content-type", "")
-                while part := await response.read():
+                async for part in self._forwarder.parts(response):
                     await send({"type": "http.response.body", "body": part, "more_body": True})
-        except (UnavailableError, RequestError) as error:
+        except (InstanceLostError, RequestError) as error:
             if not events:
                 raise  # an HTTP error or, after the beginning of an answer, a broken connection
-            lost = error if isinstance(error, RequestError) else InstanceLostError(str(error))
-            await send({"type": "http.response.body", "body": b"data: %b\n\n" % bytes(error_response_for(lost).body)})
+            await send({"type": "http.response.body", "body": b"data: %b\n\n" % bytes(error_response_for(error).body)})
             return
         await send({"type": "http.response.body", "body": b""})

@@ -88,7 +88,7 @@ class RouteService(Service):
         return ServerForwarder(
             self._requests,
             self._cluster,
-            self._servers.members,
+            self._servers,
             self._prompt_keys,
             self._probe.mark_down,
             model=self._name,

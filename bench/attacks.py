@@ -111,11 +111,13 @@ class Clients:
 
 
 def in_use(service: ServedProcess) -> Counter[str]:
-    """Return the numbers of requests, KV blocks and open files of a service."""
+    """Return the numbers of requests, KV blocks and open files of a service, without pooled connections to servers."""
     lines = metrics(service.url).splitlines()
     requests = sum(float(line.split()[-1]) for line in lines if line.startswith("twofold:admission_requests{"))
-    files = psutil.Process(service.pid).num_fds()
-    return Counter(requests=int(requests), blocks=sum(blocks_held(service.url).values()), files=files)
+    process, port = psutil.Process(service.pid), int(service.url.rpartition(":")[2])
+    pooled = sum(bool(each.raddr) and each.laddr.port != port for each in process.net_connections("tcp"))
+    blocks = sum(blocks_held(service.url).values())
+    return Counter(requests=int(requests), blocks=blocks, files=process.num_fds() - pooled)
 
 
 async def left_after(service: ServedProcess, before: Counter[str]) -> dict[str, int]:

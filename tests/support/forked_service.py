@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-from twofold.bench.services import STOP_S, free_port, wait_ready
+from twofold.bench.services import STOP_S, ServedProcess, free_port, wait_ready
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["support.forked_service", "twofold.cli.serve.run"])
@@ -17,6 +17,13 @@ FORKS.set_forkserver_preload(["support.forked_service", "twofold.cli.serve.run"]
 @contextmanager
 def forked_service(*flags):
     """Run `twofold serve` with `flags` while the context is open, and yield its URL."""
+    with forked_process(*flags) as process:
+        yield process.url
+
+
+@contextmanager
+def forked_process(*flags):
+    """Run `twofold serve` with `flags` while the context is open, and yield its URL and the pid of its gateway."""
     port = free_port()
     arguments = ["twofold", "serve", "--port", str(port), *map(str, flags)]
     url = f"http://127.0.0.1:{port}"
@@ -25,7 +32,7 @@ def forked_service(*flags):
         child.start()
         try:
             assert wait_ready(SimpleNamespace(poll=lambda: child.exitcode), url), Path(log.name).read_text()
-            yield url
+            yield ServedProcess(url, child.pid)
         finally:
             child.terminate()
             child.join(STOP_S)

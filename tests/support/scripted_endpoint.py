@@ -130,7 +130,10 @@ class ScriptedEndpoint:
                 assert request.transport is not None
                 request.transport.abort()
                 return response
-            await self._take(step, response)
+            try:
+                await self._take(step, response)
+            except ConnectionResetError:  # the client has left
+                return response
         return response
 
     async def _take(self, step: Step, response: web.StreamResponse) -> None:

@@ -125,6 +125,7 @@ class Reply:
     usage: StreamUsage | None = None
     done: bool = False
     keeps_output: bool = False  # for the next turn of a session
+    pause_s: float = 0.0  # after each read, for a slow reader
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
 
@@ -167,6 +168,7 @@ class Reply:
         return [times[token * len(times) // tokens] for token in range(tokens)] if times else []
 
 
+_SLOW_READ_BYTES = 256  # so that the pauses of a slow reader reach the server
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=None)  # `timeout_s` covers the whole request
 
 
@@ -220,8 +222,8 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    def body(self, request: Request, prompt: Prompt) -> bytes:
-        """Return the JSON body of a request."""
+    def body(self, request: Request, prompt: Prompt, **more: object) -> bytes:
+        """Return the JSON body of a request. `more` has further fields."""
         fields: dict[str, object] = {
             "model": self._endpoint.model,
             "max_tokens": request.output_tokens,
@@ -237,7 +239,7 @@ class Client:
             fields["prompt"] = prompt
             if request.session and isinstance(prompt, list):
                 fields["return_token_ids"] = True  # for the prompt of the next turn
-        return msgspec.json.encode(fields)
+        return msgspec.json.encode(fields | more)
 
     async def send(self, request: Request, body: bytes, reply: Reply | None = None) -> RequestOutcome:
         """Send a request and record its timeline. A failure is not raised: the returned outcome has the error."""
@@ -272,8 +274,9 @@ class Client:
 
     async def _stream(self, body: bytes, reply: Reply) -> None:
         path = "chat/completions" if self._config.chat else "completions"
+        url, read_bytes = f"{self._endpoint.base_url}/v1/{path}", _SLOW_READ_BYTES if reply.pause_s else None
         try:
-            async with self._session.post(f"{self._endpoint.base_url}/v1/{path}", data=body) as response:
+            async with self._session.post(url, data=body, read_bufsize=read_bytes) as response:
                 if response.status != 200:
                     raise RequestFailedError(f"HTTP {response.status}", error_text(await response.read()))
                 await _read_events(response.content, reply)
@@ -294,6 +297,8 @@ async def _read_events(content: aiohttp.StreamReader, reply: Reply) -> None:
         now = time.monotonic()
         for data in splitter.feed(received):
             _handle_event(data, now, reply)
+        if reply.pause_s:
+            await asyncio.sleep(reply.pause_s)
     for data in splitter.close():
         _handle_event(data, time.monotonic(), reply)
 

@@ -33,7 +33,7 @@ def root_url(url: str) -> str:
     """Return `url` without a trailing slash or `/v1`. Raises ConfigurationError if `url` is not an HTTP address."""
     root = url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
     if not root.startswith(("http://", "https://")) or root.endswith("/"):
-        raise ConfigurationError(f"--base-url {url!r} is not an HTTP address such as http://127.0.0.1:8000")
+        raise ConfigurationError(f"{url!r} is not an HTTP address such as http://127.0.0.1:8000")
     return root
 
 
@@ -48,7 +48,7 @@ async def discover(base_url: str, model: str | None = None, api_key: str | None 
     unreachable, rejects the API key or does not serve the model.
     """
     root = root_url(base_url)
-    status, body = await _get(f"{root}/v1/models", api_key)
+    status, body = await http_get(f"{root}/v1/models", api_key)
     if status in (401, 403):
         raise ConfigurationError(f"{root} refuses the API key: give --api-key or set OPENAI_API_KEY")
     if status != 200:
@@ -60,7 +60,8 @@ async def discover(base_url: str, model: str | None = None, api_key: str | None 
     return _chosen(root, model, cards)
 
 
-async def _get(url: str, api_key: str | None) -> tuple[int, bytes]:
+async def http_get(url: str, api_key: str | None) -> tuple[int, bytes]:
+    """Return the status and body of a GET request. Raises ConfigurationError if the server does not answer."""
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     try:
         async with (
@@ -78,7 +79,7 @@ async def _get(url: str, api_key: str | None) -> tuple[int, bytes]:
 
 def _unlisted(root: str, model: str | None, why: str) -> Endpoint:
     if model is None:
-        raise ConfigurationError(f"{root} {why}: give --model, or another --base-url")
+        raise ConfigurationError(f"{root} {why}: give --model, or another URL")
     return Endpoint(base_url=root, model=model)
 
 

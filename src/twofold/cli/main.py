@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "plan": Entry("twofold.cli.plan.command", "plan", "Find the best machines for a workload."),
     "characterize": Entry("twofold.cli.characterize.command", "characterize", "Measure an instance and fit a profile."),
     "deploy": Entry("twofold.kubernetes.deploy", "deploy", "Write a plan as Kubernetes objects or Helm values."),
+    "torture": Entry("twofold.cli.torture", "torture", "Compare the answers of a service under faults."),
     "verify": Entry("twofold.cli.verify", "verify", "Compare a live service with its simulation."),
     "calibrate": Entry("twofold.cli.calibrate", "app", "Fit performance models to measurements."),
     "catalog": Entry("twofold.cli.catalog", "app", "Show machines, models, links and storage tiers."),

@@ -61,6 +61,14 @@ def measuring_progress(*more: ProgressColumn) -> Iterator[Callable[[str, float, 
 
 
 @contextmanager
+def stage_progress() -> Iterator[Callable[[str], None]]:
+    """Show a description of the current work inside a `with` statement. Yield a callback that sets it."""
+    with _bar(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda text: bar.update(task, description=text)
+
+
+@contextmanager
 def simulation_progress(total: int | None) -> Iterator[SimulationTick | None]:
     """Show the progress of a simulation on a terminal inside a `with` statement. Yield a callback that updates it."""
     if not sys.stderr.isatty():

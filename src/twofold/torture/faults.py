@@ -31,7 +31,7 @@ class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float  # since the start of the load
     seconds: float  # until the command had ended
     error: str | None = None
-    longest_gap_s: float | None = None  # None if no client waited for a token
+    longest_wait_s: float | None = None  # None if no client waited for a token
 
 
 def parse_kill(text: str) -> KillCommand:
@@ -71,7 +71,7 @@ async def inject(kill: KillCommand, limit_s: float) -> InjectedFault:
     return InjectedFault(name=kill.name, at_s=at_s, seconds=time.monotonic() - at_s, error=error)
 
 
-def longest_gap(streams: Iterable[TortureStream], begin_s: float, end_s: float) -> float | None:
+def longest_wait(streams: Iterable[TortureStream], begin_s: float, end_s: float) -> float | None:
     """Return the longest wait for a token after `begin_s`, among the waits that last at some time before `end_s`.
 
     None if no client waited then.

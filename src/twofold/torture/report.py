@@ -17,14 +17,14 @@ from twofold.reporting.page import Cell, html_chart, html_page, html_section, ht
 from twofold.reporting.summary import NOTHING, rate_text, seconds
 from twofold.torture.answers import BREAKS, Violation, ViolationKind, violations
 from twofold.torture.config import TortureConfig
-from twofold.torture.faults import InjectedFault, longest_gap
+from twofold.torture.faults import InjectedFault, longest_wait
 from twofold.torture.measures import Capacity
 from twofold.torture.metrics import Leak, idle_prefills, leaks
 from twofold.torture.run import TortureRun
 from twofold.torture.streams import Ending
 
 _ANSWERS: Final = ("", "Count", "First")
-_GAPS: Final = ("Fault", "Runs", "Failed", "Longest gap: median", "max")
+_WAITS: Final = ("Fault", "Runs", "Failed", "Longest wait: median", "max")
 _CAPACITY: Final = ("", "Before", "After")
 Section = tuple[str, Sequence[str], Iterator[Sequence[str]]]  # title, headings and rows
 
@@ -41,7 +41,7 @@ class TortureReport(JsonReport, frozen=True, kw_only=True):
     compared: int
     violations: list[Violation]
     faults: list[InjectedFault]
-    undisturbed_gap_s: float | None  # longest wait for a token before the first fault
+    undisturbed_wait_s: float | None  # longest wait for a token before the first fault
     before: Capacity
     after: Capacity
     leaks: list[Leak]
@@ -65,7 +65,7 @@ class TortureReport(JsonReport, frozen=True, kw_only=True):
             compared=sum(stream.ending is Ending.COMPLETE for stream in run.streams),
             violations=found,
             faults=_timed_faults(run),
-            undisturbed_gap_s=_undisturbed_gap(run),
+            undisturbed_wait_s=_undisturbed_wait(run),
             before=run.before,
             after=run.after,
             leaks=leaked,
@@ -95,15 +95,15 @@ def _timed_faults(run: TortureRun) -> list[InjectedFault]:
     ends = [*(fault.at_s for fault in run.faults[1:]), run.ended_s]
     return [
         msgspec.structs.replace(
-            fault, at_s=fault.at_s - run.started_s, longest_gap_s=longest_gap(run.streams, fault.at_s, end_s)
+            fault, at_s=fault.at_s - run.started_s, longest_wait_s=longest_wait(run.streams, fault.at_s, end_s)
         )
         for fault, end_s in zip(run.faults, ends, strict=False)
     ]
 
 
-def _undisturbed_gap(run: TortureRun) -> float | None:
+def _undisturbed_wait(run: TortureRun) -> float | None:
     over_s = run.faults[0].at_s if run.faults else run.ended_s
-    return longest_gap((stream for stream in run.streams if stream.ended_s <= over_s), run.started_s, over_s)
+    return longest_wait((stream for stream in run.streams if stream.ended_s <= over_s), run.started_s, over_s)
 
 
 def _tokens_by_second(run: TortureRun) -> list[int]:
@@ -133,7 +133,7 @@ def _failures(
 
 
 def torture_tables(report: TortureReport) -> list[Table]:
-    """Return the report as terminal tables: answers, gaps after faults, and capacity."""
+    """Return the report as terminal tables: answers, waits after faults, and capacity."""
     tables = []
     for title, headings, rows in _sections(report):
         tables.append(table(title, headings, (1,) if headings is _ANSWERS else range(1, len(headings))))
@@ -155,7 +155,7 @@ def torture_page(report: TortureReport) -> str:
 def _sections(report: TortureReport) -> Iterator[Section]:
     endpoint, seed = report.config.endpoint, report.config.prompts.seed
     yield f"{endpoint.model} at {endpoint.base_url}, seed {seed}", _ANSWERS, _answer_rows(report)
-    yield "Longest wait for a token after a fault", _GAPS, _gap_rows(report)
+    yield "Longest wait for a token after a fault", _WAITS, _wait_rows(report)
     yield "Capacity", _CAPACITY, _capacity_rows(report)
 
 
@@ -178,13 +178,13 @@ def _example(violation: Violation) -> str:
     return f"{prompt}{where}: {violation.detail} ({when})"
 
 
-def _gap_rows(report: TortureReport) -> Iterator[Sequence[str]]:
-    yield "(before the first)", "", "", "", seconds(report.undisturbed_gap_s)
+def _wait_rows(report: TortureReport) -> Iterator[Sequence[str]]:
+    yield "(before the first)", "", "", "", seconds(report.undisturbed_wait_s)
     for name in dict.fromkeys(fault.name for fault in report.faults):
         runs = [fault for fault in report.faults if fault.name == name]
-        gaps = [fault.longest_gap_s for fault in runs if fault.longest_gap_s is not None]
+        waits = [fault.longest_wait_s for fault in runs if fault.longest_wait_s is not None]
         failed = sum(fault.error is not None for fault in runs)
-        yield name, str(len(runs)), str(failed), *map(seconds, (median(gaps), max(gaps)) if gaps else (None, None))
+        yield name, str(len(runs)), str(failed), *map(seconds, (median(waits), max(waits)) if waits else (None, None))
 
 
 def _capacity_rows(report: TortureReport) -> Iterator[Sequence[str]]:

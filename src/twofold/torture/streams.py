@@ -92,7 +92,7 @@ def draw_behaviour(draw: np.random.Generator, alone: TortureStream) -> ClientBeh
         ClientBehaviour(name="leaves in prefill", leave_s=draw.uniform(0.0, ttft_s), leave_chunks=1),
         ClientBehaviour(name="leaves at the hand-off", leave_chunks=1),
         ClientBehaviour(name="leaves in decode", leave_chunks=middle),
-        ClientBehaviour(name="leaves, retries", leave_chunks=int(draw.integers(1, middle)), retries=True),
+        ClientBehaviour(name="leaves and retries", leave_chunks=int(draw.integers(1, middle)), retries=True),
         ClientBehaviour(name="reads slowly", pause_s=draw.uniform(0.02, 0.2)),
         ClientBehaviour(name="deadline", leave_s=draw.uniform(0.2, 1.0) * e2e_s),
     )

@@ -61,6 +61,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """Return the median number of units per CPU second."""
         return middle(each.per_cpu_s for each in self.of(cell, router))
 
+    def ratio(self, cell: str, router: str) -> float | None:
+        """Return the median, over the rounds, of the ratio to the units per CPU second of the reference."""
+        other = REFERENCE_OF_SERVE if router == SERVE else cell
+        references = {each.number: each.per_cpu_s for each in self.of(other, REFERENCE)}
+        pairs = ((each.per_cpu_s, references.get(each.number)) for each in self.of(cell, router))
+        return middle(ours / reference if ours and reference else None for ours, reference in pairs)
+
 
 def middle(values: Iterable[float | None]) -> float | None:
     """Return the median of the values that are not None; None if there are none."""
@@ -114,9 +121,9 @@ def _figures(report: Report, cell: str, router: str) -> Iterator[str]:
         yield from (f"{rate:,.0f} per s", "", f"itself {_pair(p50, p99)}", "", "", "")
         return
     own = report.per_cpu_s(cell, router)
-    reference = report.per_cpu_s(REFERENCE_OF_SERVE if router == SERVE else cell, REFERENCE)
+    ratio = report.ratio(cell, router)
     yield "" if own is None else f"{own:,.0f}"
-    yield "" if own is None or reference is None else f"{own / reference:.3f}"
+    yield "" if ratio is None else f"{ratio:.3f}"
     yield _pair(against(report, cell, router, _ttfb_p50), against(report, cell, router, _ttfb_p99))
     p50, p99 = (against(report, cell, router, each) for each in (_total_p50, _total_p99))
     overloaded = any(each.high is not None and each.high.unsent for each in report.of(cell, router))

@@ -458,7 +458,7 @@ static void run(void)
             if (connection->file >= 0 && events[place].events & ~(uint32_t)EPOLLOUT)
                 on_readable(connection);
         }
-    } while ((under_way > 0 || next_due_ns) && now_ns() < limit_ns);
+    } while ((under_way > 0 || now_ns() < end_ns) && now_ns() < limit_ns);
 }
 
 /* ---- Report ---- */

@@ -2,7 +2,8 @@
 
 Each router runs on one core, in front of mock vLLM servers (mock_server.c). The mock servers and the load generator
 (load.c) run on another core. All routers get the same requests on the same number of connections, one router after
-the other, cell by cell and round by round. Figures are medians of the rounds:
+the other, cell by cell and round by round. Figures are medians of the rounds, ratios are medians of the ratios within
+each round:
 
 - requests or tokens per CPU second: CPU time of the router and its child processes, during a closed loop
 - added TTFB: time to the first byte of the body in an open loop at a low rate, less that of the same load on the mock
@@ -13,9 +14,11 @@ the other, cell by cell and round by round. Figures are medians of the rounds:
 
 `twofold route` runs with an API key, a deadline and metrics. `twofold serve` runs an emulated cluster, and its CPU time
 is that of the process with gateway and controller, without workers; it is compared with vllm-router's streams of tokens
-that are 20 ms apart. vllm-router and sglang-router have virtual
-environments of their own. They run with round robin, their cheapest policy, without a log line per request, and
-otherwise with their defaults. A router without an environment is skipped. Exits with 1 if a request fails.
+that are 20 ms apart. vllm-router and sglang-router have virtual environments of their own. They run with round robin,
+their cheapest policy, without a log line per request, and otherwise with their defaults. A router without an
+environment is skipped. "Overloaded" marks routers that left requests unsent at 80%: all connections of the load
+generator were busy. Other processes on the same cores lengthen latencies far more than CPU times. Exits with 1 if a
+request fails.
 """
 
 import argparse

@@ -6,7 +6,7 @@ from twofold.errors import InstanceLostError
 from twofold.request import Generation
 from twofold.serving.controller.live_request import OutputSink
 from twofold.serving.controller.service import ServedModel
-from twofold.serving.fronts.link import FROM_SERVICE, Begin, Finish, Link, Produced, Welcome
+from twofold.serving.fronts.link import FROM_SERVICE, Begin, Finish, GatewayLink, Produced, ServiceReady
 from twofold.serving.telemetry.context import CURRENT
 
 
@@ -14,23 +14,23 @@ class RemoteService:
     """A service in another process. All requests fail, and `lost` is set, if that process ends."""
 
     def __init__(self) -> None:
-        self._link = Link(self._receive, self._gone)
+        self._link = GatewayLink(self._receive, self._gone)
         self._sinks: dict[str, OutputSink] = {}
-        self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[ServiceReady] = asyncio.get_running_loop().create_future()
         self.lost = asyncio.Event()
 
     async def connect(self, path: str) -> None:
         """Connect to the Unix socket of the service, and wait until it is known. Raises OSError."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self._link, path)
-        await self._welcome
+        await self._ready
 
     @property
     def model(self) -> ServedModel:
-        return self._welcome.result().model
+        return self._ready.result().model
 
     @property
     def takes_text(self) -> bool:
-        return self._welcome.result().takes_text
+        return self._ready.result().takes_text
 
     def submit(self, generation: Generation, sink: OutputSink) -> None:
         """Run a request (see `Service.submit`). A refusal is a failure of the request."""
@@ -51,8 +51,8 @@ class RemoteService:
 
     def _receive(self, line: bytes) -> None:
         message = FROM_SERVICE.decode(line)
-        if isinstance(message, Welcome):
-            self._welcome.set_result(message)
+        if isinstance(message, ServiceReady):
+            self._ready.set_result(message)
             return
         sink = self._sinks.get(message.request_id)
         if sink is None:

@@ -14,7 +14,7 @@ from twofold.serving.telemetry.context import RequestContext
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ServiceReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The service is ready: its model, and whether its servers tokenize prompts."""
 
     model: ServedModel
@@ -74,12 +74,12 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToService = Begin | Finish
-ToGateway = Welcome | Produced | Refused
+ToGateway = ServiceReady | Produced | Refused
 FROM_GATEWAY: Final = msgspec.json.Decoder(ToService)
 FROM_SERVICE: Final = msgspec.json.Decoder(ToGateway)
 
 
-class Link(asyncio.Protocol):
+class GatewayLink(asyncio.Protocol):
     """One end of a connection. Messages of one turn of the event loop leave in one write."""
 
     _transport: asyncio.Transport

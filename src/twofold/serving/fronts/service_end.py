@@ -9,7 +9,7 @@ import msgspec
 from twofold.errors import TwofoldError
 from twofold.request import TokenOutput
 from twofold.serving.controller.service import Service
-from twofold.serving.fronts.link import FROM_GATEWAY, Begin, Finish, Link, Produced, Refused, Welcome
+from twofold.serving.fronts.link import FROM_GATEWAY, Begin, Finish, GatewayLink, Produced, Refused, ServiceReady
 from twofold.serving.telemetry.context import CURRENT
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ async def listen_to_gateways(service: Service, path: str) -> asyncio.Server:
     return await asyncio.get_running_loop().create_unix_server(lambda: _GatewayEnd(service), path)
 
 
-class _GatewayEnd(Link):
+class _GatewayEnd(GatewayLink):
     """Runs the requests of one gateway process, and aborts them if it ends."""
 
     def __init__(self, service: Service) -> None:
@@ -29,7 +29,7 @@ class _GatewayEnd(Link):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.send(Welcome(model=self._service.model, takes_text=self._service.takes_text))
+        self.send(ServiceReady(model=self._service.model, takes_text=self._service.takes_text))
 
     def _receive(self, line: bytes) -> None:
         try:

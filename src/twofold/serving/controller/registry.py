@@ -133,6 +133,10 @@ class WorkerRegistry(WorkerGroup):
         member = self.members.get(instance)
         return member is not None and member.state is WorkerState.UP
 
+    def heard_s(self, instance: str) -> float:
+        """Return the time of a worker's last heartbeat, in seconds on the controller's clock."""
+        return self.members[instance].heard_s
+
     def to_local_time(self, instance: str, moment_s: float) -> float:
         clock = self.members[instance].clock if instance in self.members else None
         return moment_s if clock is None else clock.to_local(moment_s)

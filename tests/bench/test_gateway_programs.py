@@ -6,7 +6,6 @@ import shutil
 import subprocess
 from contextlib import ExitStack, contextmanager
 
-import aiohttp
 import pytest
 from bench.gateway.native import LOAD, MOCK, compile_programs, offer, set_gap
 
@@ -72,8 +71,11 @@ def with_client(url, use):
     """Return the result of the coroutine function `use`, called with the router's client of a server."""
 
     async def run():
-        async with aiohttp.ClientSession() as session:
-            return await use(VllmClient(session, url))
+        client = VllmClient(url)
+        try:
+            return await use(client)
+        finally:
+            client.close()
 
     return asyncio.run(run())
 
@@ -89,7 +91,8 @@ def test_streams_and_whole_outputs_have_the_same_tokens(servers, gap_ms):
 
     async def both(client):
         whole = await client.complete(body())
-        events = [event async for event in client.stream(body(stream=True))]
+        events = []
+        await client.stream(body(stream=True), events.extend)
         return whole.choices, [choice for event in events for choice in event.choices]
 
     (whole,), parts = with_client(servers[0], both)

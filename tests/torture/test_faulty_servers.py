@@ -213,7 +213,7 @@ def test_mistakes_are_one_sentence(tmp_path):
             ((scripted.url, "--kill", "true", "--every", 60), "--every must be shorter than --duration"),
             ((scripted.url, "--kill", "name="), "has no command"),
             ((scripted.url, "--max-prompt-tokens", 16), "has no room for a block of 16 tokens"),
-            ((scripted.url, "--metrics", scripted.url), "answers with HTTP 404"),
+            ((scripted.url, "--metrics", f"{scripted.url}/nowhere"), "answers with HTTP 404"),
         ):
             error = run(*arguments).exception
             assert isinstance(error, UserError), (arguments, error)

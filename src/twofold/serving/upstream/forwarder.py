@@ -19,6 +19,7 @@ from twofold.scheduling.admission.admission import QueuedRequest
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.serving.controller.live_request import deadline_error
 from twofold.serving.controller.requests import MAX_FAILED_ATTEMPTS, REFUSED_S, LiveRequests
+from twofold.serving.gateway.generations import CHARACTERS_PER_TOKEN
 from twofold.serving.gateway.middleware import Arrival
 from twofold.serving.gateway.responses import error_response_for
 from twofold.serving.gateway.schemas import check_served
@@ -32,7 +33,6 @@ log = logging.getLogger(__name__)
 
 _REQUEST_HEADERS = ("accept", "content-type")
 _RESPONSE_HEADERS = ("content-type", "cache-control", "retry-after")
-_BYTES_PER_TOKEN = 4  # a guess, for admission only
 _ERROR_BYTES = 1 << 20  # of an error that a server returns
 _ERROR_EVENT = b'data: {"error"'
 _OWN_STATUSES = frozenset({401, 403, 429})  # of 4xx: about the servers, not about the request
@@ -77,7 +77,7 @@ class ServerForwarder:
     ) -> AsyncGenerator[ServerConnection, None]:
         """Yield the response of the first server that responds. Raises RequestError and InstanceLostError."""
         arrival: Arrival = request.state.arrival
-        deadline_s, length = self.deadline_s(request), max(1, len(body) // _BYTES_PER_TOKEN)
+        deadline_s, length = self.deadline_s(request), max(1, len(body) // CHARACTERS_PER_TOKEN)
         # Clients may reuse request ids.
         request_id = f"{arrival.request_id}-{secrets.token_hex(8)}"
         admitted = Request(id=request_id, arrival_s=arrival.monotonic_s, prompt_tokens=length, output_tokens=1)

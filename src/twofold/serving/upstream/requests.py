@@ -55,7 +55,7 @@ class AttemptLostError(TwofoldError):
 
 @dataclass(slots=True)
 class _Progress:
-    """What has arrived of a stream."""
+    """Progress of a stream."""
 
     requested_s: float
     index: int = 0  # of the next token
@@ -131,7 +131,7 @@ class UpstreamRequest:
             self._emit(first, self.prefill, time.monotonic())
             if first.finish_reason is None:
                 fetched = True  # from here on the decode server reports a failed fetch itself
-                await self._stream(self.decode, kv, first, self._prompt_ids)
+                await self._stream(self.decode, kv, first)
         finally:
             if not fetched:
                 self._later(self._release(kv))
@@ -146,10 +146,9 @@ class UpstreamRequest:
             output = msgspec.structs.replace(output, finish_reason=None)  # a prefill requests one token only
         return output
 
-    async def _stream(
-        self, server: Server, kv: KvParams | None, first: TokenOutput | None, prompt_ids: msgspec.Raw | None = None
-    ) -> None:
-        body = completion_body(self._generation, server.model, self._seed, stream=True, kv=kv, prompt_ids=prompt_ids)
+    async def _stream(self, server: Server, kv: KvParams | None, first: TokenOutput | None) -> None:
+        known = self._prompt_ids  # since the prefill, if a server has tokenized the prompt
+        body = completion_body(self._generation, server.model, self._seed, stream=True, kv=kv, prompt_ids=known)
         progress = _Progress(requested_s=time.monotonic())
         try:
             arrived = partial(self._arrived, server, first, progress)

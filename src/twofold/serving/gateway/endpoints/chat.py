@@ -209,7 +209,11 @@ class ChatWriter(OpenAIWriter):
     def events(self, delta: Delta, usage: responses.MaybeUsage) -> bytes:
         silent = delta.reasoning or delta.calls or delta.finish_reason is not None
         if self._texts_only and not silent and delta.token.index > 0 and not isinstance(usage, responses.Usage):
-            return self.text_event(delta.choice, delta.text, lambda text: self._text_chunk(delta, text, usage))
+
+            def body(text: str) -> responses.ChatChunk:
+                return self._chunk([self._chunk_choice(msgspec.structs.replace(delta, text=text))], usage)
+
+            return self.text_event(delta.choice, delta.text, body)
         data = event(self._chunk([self._chunk_choice(delta)], usage))
         if delta.token.index > 0:
             return data
@@ -251,11 +255,6 @@ class ChatWriter(OpenAIWriter):
             finish_reason=_reason(delta),
             token_ids=self._token_ids_of((delta,)),
         )
-
-    def _text_chunk(self, delta: Delta, text: str, usage: responses.MaybeUsage) -> responses.ChatChunk:
-        said = responses.ChatDelta(content=text)
-        choice = responses.ChatChunkChoice(index=delta.choice, delta=said, logprobs=None, finish_reason=None)
-        return self._chunk([choice], usage)
 
     def _logprobs_of(self, deltas: Sequence[Delta]) -> responses.ChatLogprobs | None:
         top = self._fields.wanted_logprobs

@@ -109,7 +109,11 @@ class CompletionWriter(OpenAIWriter):
     def events(self, delta: Delta, usage: MaybeUsage) -> bytes:
         if not self._texts_only or delta.finish_reason is not None or isinstance(usage, Usage):
             return event(self._body([self._choice((delta,))], usage))
-        return self.text_event(delta.choice, delta.text, lambda text: self._body([_text_choice(delta, text)], usage))
+
+        def body(text: str) -> Completion:
+            return self._body([self._choice((msgspec.structs.replace(delta, text=text),))], usage)
+
+        return self.text_event(delta.choice, delta.text, body)
 
     def usage_event(self, usage: Usage) -> bytes:
         return event(self._body([], usage))
@@ -136,10 +140,6 @@ class CompletionWriter(OpenAIWriter):
         """Return the token ids of a choice's prompt, which come once, with the first output token."""
         prompt = self._prompts[delta.choice // (self._fields.n or 1)]
         return UNSET if isinstance(prompt, str) or delta.token.index or delta.of_prompt else prompt
-
-
-def _text_choice(delta: Delta, text: str) -> CompletionChoice:
-    return CompletionChoice(index=delta.choice, text=text, logprobs=None, finish_reason=None)
 
 
 def _output_ids(deltas: Sequence[Delta]) -> list[int]:

@@ -73,7 +73,7 @@ def test_all_processes_answer_alike(fleet):
 
 
 def test_state_is_that_of_the_service(fleet):
-    """Whichever process gets a request knows the responses, the models and the pools."""
+    """Every process answers from the responses, models and pools of the service."""
     _, url = fleet
 
     async def scenario():

@@ -9,15 +9,12 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from multiprocessing.context import ForkServerProcess
-from pathlib import Path
 
-import msgspec
 from starlette.types import ASGIApp
 
 from twofold.serving.controller.service import Service
-from twofold.serving.fronts.process import READ_GRACE_S, FrontConfig, run_front
+from twofold.serving.fronts.process import READ_GRACE_S, DoorConfig, FrontConfig, run_front
 from twofold.serving.fronts.service_end import listen_to_gateways
-from twofold.serving.gateway.app import GatewaySettings
 from twofold.serving.gateway.server import HttpServer
 
 log = logging.getLogger(__name__)
@@ -26,17 +23,6 @@ STOP_S = 5.0  # until a gateway process that does not end is killed
 SOON_S = 1.0  # a process that lives no longer is started again only after this time
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["twofold.serving.fronts.process"])
-
-
-class DoorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Gateway processes of a service, and what they need to know of it."""
-
-    settings: GatewaySettings
-    processes: int
-    tokenizer: Path | None
-    forwards: bool = False
-    files_per_connection: int = 1
-    log_format: str = "text"
 
 
 @asynccontextmanager
@@ -56,15 +42,7 @@ async def open_door(
             return
         with tempfile.TemporaryDirectory(prefix="twofold-gateways-") as directory:
             path = f"{directory}/service"
-            front = FrontConfig(
-                socket=path,
-                url=f"http://127.0.0.1:{own.getsockname()[1]}",
-                tokenizer=config.tokenizer,
-                settings=config.settings,
-                forwards=config.forwards,
-                files_per_connection=config.files_per_connection,
-                log_format=config.log_format,
-            )
+            front = FrontConfig(socket=path, url=f"http://127.0.0.1:{own.getsockname()[1]}", door=config)
             async with await listen_to_gateways(service, path):
                 processes = GatewayProcesses(front, listener, config.processes)
                 processes.start()

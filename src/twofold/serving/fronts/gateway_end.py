@@ -20,7 +20,7 @@ class RemoteService:
         self.lost = asyncio.Event()
 
     async def connect(self, path: str) -> None:
-        """Connect to the Unix socket of the service, and wait until it is known. Raises OSError."""
+        """Connect to the Unix socket of the service, and wait for its first message. Raises OSError."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self._link, path)
         await self._ready
 

@@ -3,9 +3,9 @@
 import asyncio
 import signal
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import uvloop
 
 from twofold.serving.fronts.gateway_end import RemoteService
@@ -20,36 +20,46 @@ from twofold.serving.telemetry.logs import configure_logs
 READ_GRACE_S = 2  # for clients to read the last output
 
 
-@dataclass(frozen=True, slots=True)
-class FrontConfig:
-    """Settings of a gateway process. `socket` is the service's Unix socket, and `url` that of its own gateway."""
+class DoorConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Gateway processes of a service, and the facts of the service that they need.
+
+    With `forwards`, servers behind the service answer the requests that it does not support.
+    """
+
+    settings: GatewaySettings
+    processes: int
+    tokenizer: Path | None
+    forwards: bool = False
+    files_per_connection: int = 1
+    log_format: str = "text"
+
+
+class FrontConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Configuration of a gateway process: the service's Unix socket, and the URL of the service's own gateway."""
 
     socket: str
     url: str
-    tokenizer: Path | None
-    settings: GatewaySettings
-    forwards: bool  # whether servers behind the service answer what it does not support
-    files_per_connection: int
-    log_format: str
+    door: DoorConfig
 
 
 def run_front(config: FrontConfig, listener: socket.socket) -> None:
     """Serve until SIGTERM, or until the service ends."""
     set_title("gateway")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the service, too
-    configure_logs(config.log_format)
+    configure_logs(config.door.log_format)
     uvloop.run(_run(config, listener))
 
 
 async def _run(config: FrontConfig, listener: socket.socket) -> None:
-    tokenizer = None if config.tokenizer is None else load_tokenizer(config.tokenizer)
-    service, limits = RemoteService(), config.settings.limits
+    door = config.door
+    tokenizer = None if door.tokenizer is None else load_tokenizer(door.tokenizer)
+    service, limits = RemoteService(), door.settings.limits
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, service.lost.set)
     await service.connect(config.socket)
     relay = Relay(config.url, BodyReader(limits))
-    app = create_front(service, tokenizer, config.settings, relay, relay if config.forwards else None)
+    app = create_front(service, tokenizer, door.settings, relay, relay if door.forwards else None)
     server = HttpServer(
-        app, listener, grace_s=READ_GRACE_S, limits=limits, files_per_connection=config.files_per_connection
+        app, listener, grace_s=READ_GRACE_S, limits=limits, files_per_connection=door.files_per_connection
     )
     await server.start()
     await service.lost.wait()

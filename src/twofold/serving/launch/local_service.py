@@ -33,7 +33,8 @@ from twofold.serving.controller.prompt_keys import PromptKeys
 from twofold.serving.controller.registry import HealthTimeouts, WorkerRegistry
 from twofold.serving.controller.remote import Hosts
 from twofold.serving.controller.service import ServedModel
-from twofold.serving.fronts.door import DoorConfig, open_door
+from twofold.serving.fronts.door import open_door
+from twofold.serving.fronts.process import DoorConfig
 from twofold.serving.gateway.app import GatewaySettings, create_app
 from twofold.serving.gateway.gateway import RequestLimits
 from twofold.serving.gateway.keys import KeyRing

@@ -14,7 +14,8 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, FORECASTING_ROUTERS, ROUTERS
 from twofold.serving.controller.requests import LiveRequests
 from twofold.serving.controller.service import ServedModel, Service
-from twofold.serving.fronts.door import DoorConfig, open_door
+from twofold.serving.fronts.door import open_door
+from twofold.serving.fronts.process import DoorConfig
 from twofold.serving.gateway.app import create_app
 from twofold.serving.gateway.tokenizer import load_tokenizer
 from twofold.serving.launch.local_service import STOP_GRACE_S, HttpConfig, unless_set

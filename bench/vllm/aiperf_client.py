@@ -34,7 +34,7 @@ class ClientTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Times that AIPerf adds to those of Twofold's client, in seconds."""
 
     delay_s: float  # of the first token, in addition to `request_s`
-    request_s: float  # CPU time per request
+    request_s: float  # CPU time per request before its first token
     token_s: float  # CPU time per output token
 
     def extend(self, profile: MeasuredProfile) -> MeasuredProfile:
@@ -73,9 +73,10 @@ class AIPerf:
         )
         first, pause, second = np.diff(np.interp(ends, *np.transpose(used))).tolist()
         token_s = max(0.0, (second - first) / (PROBES * (OUTPUT_TOKENS - 1)))
-        request_s = max(0.0, first / PROBES - pause * SPACING_S / PAUSE_S - token_s)
-        later_s = _ttft_s(sent) - _ttft_s([*before, *after])
-        return ClientTimes(delay_s=max(0.0, later_s - request_s), request_s=request_s, token_s=token_s)
+        later_s = max(0.0, _ttft_s(sent) - _ttft_s([*before, *after]))
+        # AIPerf also computes after the first token, when it records the request.
+        request_s = min(later_s, max(0.0, first / PROBES - pause * SPACING_S / PAUSE_S - token_s))
+        return ClientTimes(delay_s=later_s - request_s, request_s=request_s, token_s=token_s)
 
     def _run(self, url: str, requests: Sequence[Request]) -> tuple[list[Timeline], list[tuple[float, float]]]:
         # Returns the timelines, and AIPerf's CPU time at some times of time.time().

@@ -12,8 +12,8 @@ vLLM's own NIXL connector pins threads of every instance on a CPU to the machine
 instances share it. Each instance is measured as it is served, over HTTP, with the client on the second core.
 
 The profile is measured with Twofold's own client. AIPerf records first tokens later, and takes time of the same cores.
-A few requests to the idle service measure both, and the simulation includes them. Without --aiperf, Twofold's own
-client sends the requests.
+A few requests to the idle service measure both, and the simulation includes them. As in the simulation, clients run
+on the gateway's cores. Without --aiperf, Twofold's own client sends the requests.
 
 Exits with 1 if the SLO attainment differs from the prediction by more than 5 points, or the median TTFT or
 TPOT by more than 10%. AIPerf needs a separate Python environment: `pip install aiperf`.
@@ -23,7 +23,7 @@ import argparse
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -52,7 +52,7 @@ from twofold.fidelity.comparison import (
     knee,
     replay_on,
 )
-from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
+from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint, clients_beside
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.profile import MeasuredProfile, load_profile
 from twofold.request import Request
@@ -214,8 +214,9 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
     report = Report(engine=given.engine, slo=slo, held_out=errors, plan=loop.plan(instances, slo), comparisons=[])
     for design in designs:
         instance = loop.instance(design)
-        with Processes(folder) as processes:
-            url = loop.serve(design, processes)
+        with ExitStack() as stack:
+            url = loop.serve(design, stack.enter_context(Processes(folder)))
+            stack.enter_context(clients_beside(design))
             replay_on(url, OfferedLoad(requests=loop.requests(1.0)[:WARM_UPS]))
             target = EndpointTarget(url, max_num_batched_tokens=given.max_num_batched_tokens)
             alone = profiles[instance]

@@ -109,3 +109,11 @@ def test_kinds_without_measurements_have_no_error():
 def test_rejects_too_few_distinct_measurements():
     with pytest.raises(ConfigurationError, match="a fit needs 11 distinct"):
         fit_iterations([measurement((16, 256, 0, 0))] * 100)
+
+
+def test_an_iteration_takes_time():
+    """Throughput divides by iteration times, and a fit may find that requests take all the time of prompts."""
+    free = IterationTimes(base_s=0.0, bends=(0,), token_s=(0.0,), square_s=0.0, sequence_s=0.001, context_s=0.0)
+    prompts = [measurement(one, requests=1, request_s=0.01, times=free) for one in PROMPTS]
+    times = fit_iterations(prompts + [measurement(one, times=free) for one in DECODES]).times
+    assert times.base_s == 1e-6

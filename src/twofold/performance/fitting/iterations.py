@@ -22,6 +22,7 @@ _REWEIGHTED, _CLOSE = 12, 0.02
 _BENDS: Final = (2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _LARGE: Final = (8, 16, 32, 64, 128, 256)
 _MOST_BENDS: Final = 7
+_LEAST_S: Final = 1e-6  # of an iteration: a fit can give all the time of prompts to `request_s`
 KINDS: Final = ("prefill", "decode", "mixed")
 
 
@@ -189,7 +190,7 @@ def _row(work: IterationWork, shape: _Shape, *, mixed: bool) -> list[float]:
 def _times(shape: _Shape, rates: Floats) -> FittedTimes:
     base_s, prompt_s, mixed_s, square_s, sequence_s, large_s, context_s, *token_s, request_s = rates.tolist()
     times = IterationTimes(
-        base_s=base_s,
+        base_s=max(base_s, _LEAST_S),
         bends=shape.bends,
         token_s=tuple(token_s),
         square_s=square_s,

@@ -16,8 +16,7 @@ _CONTEXT: Final = 61  # tokens
 _GAPS: Final = 32  # decode iterations of a measurement
 _SETTLE: Final = 8  # decode iterations before and after a prompt
 _LONGER: Final = 1.5  # a prefill beside decodes takes at most this many times as long as alone
-# On each decode instance: one keeps it busy. The tokens of more take time of gateway and client, which is not contention.
-_STREAMS: Final = 1
+_STREAMS: Final = 1  # on each decode instance, busy then; with more, gateway and client take much of the cores
 _ROUNDS: Final = 6
 
 

@@ -4,6 +4,9 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
+
 from twofold.serving.telemetry.snapshot import LatencySeries, LatencySummary, RecentSummary, ThroughputSeries
 from twofold.slo import Slo
 from twofold.timeline import Moment, Timeline
@@ -14,6 +17,8 @@ _BUCKETS_PER_E = 1 / math.log(_GROWTH)
 _OFFSET = 200  # keeps bucket numbers positive down to nanoseconds
 _SHORTEST_S = 1e-8
 RANKS = (0.5, 0.9, 0.99)
+
+Floats = npt.NDArray[np.float64]
 
 
 class LatencyHistogram:
@@ -27,11 +32,14 @@ class LatencyHistogram:
         self.count = 0
         self.within = 0  # latencies within their bound
 
-    def add(self, seconds: float, bound_s: float) -> None:
-        number = int(math.log(max(seconds, _SHORTEST_S)) * _BUCKETS_PER_E + _OFFSET)
-        self.buckets[number] = self.buckets.get(number, 0) + 1
-        self.count += 1
-        self.within += seconds <= bound_s
+    def add(self, latencies: Floats, bound_s: float) -> None:
+        """Add an array of latencies in seconds."""
+        buckets = (np.log(np.maximum(latencies, _SHORTEST_S)) * _BUCKETS_PER_E + _OFFSET).astype(int)
+        numbers, counts = np.unique(buckets, return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            self.buckets[number] = self.buckets.get(number, 0) + count
+        self.count += len(latencies)
+        self.within += int(np.count_nonzero(latencies <= bound_s))
 
     def percentiles(self) -> list[float | None]:
         """Return the P50, P90 and P99 in seconds; all are None if the histogram is empty."""
@@ -82,37 +90,42 @@ class LatencyWindow:
         self._latest = 0
         self._taken: dict[str, int] = {}
 
-    def take(self, timeline: Timeline) -> None:
-        """Add the latencies of the tokens that a request has generated since the last call."""
-        times, request_id = timeline.token_times_s, timeline.request.id
-        taken = self._taken.get(request_id, 0)
-        before_s = times[taken - 1] if taken else timeline.moments[Moment.ARRIVED]
-        bin_: _Bin | None = None
-        bin_end_s = -math.inf
-        for at_s in times[taken:]:
-            if at_s >= bin_end_s:
-                bin_ = self._bin(at_s)
-                bin_end_s = self._start_s + (int((at_s - self._start_s) / self._bin_s) + 1) * self._bin_s
+    def take(self, timelines: Iterable[Timeline]) -> None:
+        """Add the latencies of the tokens that requests have generated since the last call."""
+        times: list[float] = []  # of each request: the time before its new tokens, and those of the tokens
+        starts: list[int] = []
+        first: list[int] = []  # places of first tokens
+        for timeline in timelines:
+            all_s, request_id = timeline.token_times_s, timeline.request.id
+            taken = self._taken.get(request_id, 0)
+            self._taken[request_id] = len(all_s)
+            starts.append(len(times))
+            if not taken and all_s:
+                first.append(len(times) + 1)
+            times.append(all_s[taken - 1] if taken else timeline.moments[Moment.ARRIVED])
+            times += all_s[taken:]
+        at_s = np.array(times)
+        latencies, is_token, is_first = np.diff(at_s, prepend=0.0), np.ones(len(at_s), bool), np.zeros(len(at_s), bool)
+        is_token[starts], is_first[first] = False, True
+        numbers = ((at_s - self._start_s) // self._bin_s).astype(int)
+        for number in np.unique(numbers[is_token]).tolist():
+            bin_ = self._bin(number)
             if bin_ is not None:
-                bin_.tokens += 1
-                if taken:
-                    bin_.itl.add(at_s - before_s, self._itl_bound_s)
-                else:
-                    bin_.ttft.add(at_s - before_s, self._ttft_bound_s)
-            taken, before_s = taken + 1, at_s
-        self._taken[request_id] = taken
+                here = is_token & (numbers == number)
+                bin_.tokens += int(np.count_nonzero(here))
+                bin_.ttft.add(latencies[here & is_first], self._ttft_bound_s)
+                bin_.itl.add(latencies[here & ~is_first], self._itl_bound_s)
 
     def end(self, timeline: Timeline, now: float, *, good: bool) -> None:
-        """Add a finished request; `good` is whether it met the SLO."""
-        self.take(timeline)
+        """Add a finished request, whose tokens were taken; `good` is whether it met the SLO."""
         del self._taken[timeline.request.id]
-        bin_ = self._bin(now)
+        bin_ = self._bin(self._number(now))
         if bin_ is not None:
             bin_.requests += 1
             bin_.good += good
 
     def flow(self, now: float) -> ThroughputSeries:
-        self._bin(now)
+        self._bin(self._number(now))
         bins = list(self._bins)
         return ThroughputSeries(
             bin_s=self._bin_s,
@@ -125,7 +138,7 @@ class LatencyWindow:
 
     def recent(self, now: float, window_s: float) -> RecentSummary:
         """Return a summary of the last `window_s` seconds."""
-        self._bin(now)
+        self._bin(self._number(now))
         bins = list(self._bins)[-math.ceil(window_s / self._bin_s) :]
         covered_s = (len(bins) - 1) * self._bin_s + (now - self._start_s) % self._bin_s
         requests, good = sum(each.requests for each in bins), sum(each.good for each in bins)
@@ -139,8 +152,10 @@ class LatencyWindow:
             itl=_summary(LatencyHistogram.sum(each.itl for each in bins), self._itl_bound_s),
         )
 
-    def _bin(self, at_s: float) -> _Bin | None:
-        number = int((at_s - self._start_s) / self._bin_s)
+    def _number(self, at_s: float) -> int:
+        return int((at_s - self._start_s) // self._bin_s)
+
+    def _bin(self, number: int) -> _Bin | None:
         while self._latest < number:
             missing = number - self._latest
             self._latest += max(1, missing - (self._bins.maxlen or 0))

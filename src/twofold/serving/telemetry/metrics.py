@@ -1,13 +1,12 @@
 """Prometheus metrics of a service, with the prefix `twofold:`. Metrics that vLLM 0.32 also has keep vLLM's names."""
 
 import time
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import accumulate
 from math import inf
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -34,8 +33,10 @@ class MetricRegistry:
     def __init__(self) -> None:
         self.collectors = CollectorRegistry()
 
-    def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(PREFIX + name, text, registry=self.collectors, buckets=buckets)
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> "BulkHistogram":
+        histogram = BulkHistogram(PREFIX + name, text, buckets)
+        self.collectors.register(histogram)
+        return histogram
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, text, labels, registry=self.collectors)
@@ -44,23 +45,23 @@ class MetricRegistry:
         return Gauge(PREFIX + name, text, labels, registry=self.collectors)
 
 
-class GapHistogram(Collector):
-    """Histogram that takes many values at once: prometheus_client's own locks once for each."""
+class BulkHistogram(Collector):
+    """Histogram that takes many values at once: prometheus_client's takes a lock for each."""
 
     def __init__(self, name: str, text: str, buckets: tuple[float, ...]) -> None:
-        self._name, self._text, self._buckets = PREFIX + name, text, buckets
-        self._counts = [0] * (len(buckets) + 1)
+        self._name, self._text, self._buckets = name, text, buckets
+        self._counts = np.zeros(len(buckets) + 1, dtype=np.int64)
         self._sum = 0.0
 
     def observe(self, values: Sequence[float]) -> None:
-        for value in values:
-            self._counts[bisect_left(self._buckets, value)] += 1
+        places = np.searchsorted(self._buckets, values)
+        self._counts += np.bincount(places, minlength=len(self._counts))
         self._sum += sum(values)
 
     def collect(self) -> Iterator[Metric]:
         names = map(floatToGoString, (*self._buckets, inf))
         histogram = HistogramMetricFamily(self._name, self._text)
-        histogram.add_metric((), list(zip(names, accumulate(self._counts), strict=True)), self._sum)
+        histogram.add_metric((), list(zip(names, np.cumsum(self._counts).tolist(), strict=True)), self._sum)
         yield histogram
 
 
@@ -122,7 +123,7 @@ class OverloadMetrics(Collector):
     def predicted(self, predicted_s: float, real_s: float) -> None:
         """Record the relative error of a predicted TTFT. The measured TTFT is `real_s`."""
         if real_s > 0.0:
-            self._errors.observe(abs(predicted_s - real_s) / real_s)
+            self._errors.observe([abs(predicted_s - real_s) / real_s])
 
 
 class RouteMetrics(Collector):

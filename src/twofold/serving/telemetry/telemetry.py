@@ -147,14 +147,13 @@ class Telemetry(RequestSubscriber):
 
     def exposition(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
+        self._requests.count()
         self.instances.refresh()
         return generate_latest(self._registry.collectors)
 
     def snapshot(self, live: Collection[Timeline]) -> ServiceSnapshot:
         """Return the current state and recent history of the service."""
-        now, latencies, instances = self._log.clock(), self._requests.latencies, self.instances.snapshot()
-        for timeline in live:
-            latencies.take(timeline)
+        now, latencies, instances = self._log.clock(), self._requests.latencies(live), self.instances.snapshot()
         return ServiceSnapshot(
             model=self._model,
             version=twofold.__version__,

@@ -64,7 +64,7 @@ class PlacedRequest:
 
 
 #    arrived ─┬─ rejected
-#             └─ admitted ─ placed ─ prefill_started ─ first_token ─ handed_off ─ decode_started ─ token …
+#             └─ admitted ─ placed ─ prefill_started ─ first_token ─ handed_off ─ decode_started ─────┐
 #                             ▲                                                                       │
 #                             └── placed again after the loss of an instance ── aborted ◄─────────────┤
 #                                                                                  │                  ▼
@@ -72,7 +72,7 @@ class PlacedRequest:
 #
 # The events `arrived`, `rejected`, `admitted` and `ended` concern a client's request. The other events concern one
 # placement of the request on instances, and carry the placement's id. Times are seconds on the emitter's clock. The
-# simulator emits neither `admitted` nor `decode_started` nor `token`.
+# simulator emits neither `admitted` nor `decode_started`. Output tokens are no events: only the recorder notes them.
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RequestSubscriber:
     """Base class of subscribers to request events. A subclass overrides the methods of the events that it needs."""
@@ -100,9 +100,6 @@ class RequestSubscriber:
 
     def decode_started(self, request_id: str, now: float) -> None:
         """The first decode iteration of the request began at `now`."""
-
-    def token(self, request_id: str, now: float) -> None:
-        """The next output token of the request is sent to the client."""
 
     # `output_tokens` excludes tokens of earlier placements.
     def finished(self, request_id: str, output_tokens: int, now: float) -> None:
@@ -132,7 +129,6 @@ class RequestEvents:
         self._first_token: list[RequestSubscriber] = []
         self._handed_off: list[RequestSubscriber] = []
         self._decode_started: list[RequestSubscriber] = []
-        self._token: list[RequestSubscriber] = []
         self._finished: list[RequestSubscriber] = []
         self._aborted: list[RequestSubscriber] = []
         self._ended: list[RequestSubscriber] = []
@@ -177,10 +173,6 @@ class RequestEvents:
     def decode_started(self, request_id: str, now: float) -> None:
         for subscriber in self._decode_started:
             subscriber.decode_started(request_id, now)
-
-    def token(self, request_id: str, now: float) -> None:
-        for subscriber in self._token:
-            subscriber.token(request_id, now)
 
     def finished(self, request_id: str, output_tokens: int, now: float) -> None:
         for subscriber in self._finished:
@@ -255,8 +247,8 @@ class Recorder(RequestSubscriber):
             timeline.moments.setdefault(moment, now)
 
     def token(self, request_id: str, now: float) -> None:
-        """Record the time of an output token."""
-        timeline = self.get(request_id)
+        """Record the time at which an output token is sent to the client. `request_id` is the client's request."""
+        timeline = self._open.get(request_id)
         if timeline is None:
             return
         timeline.token_times_s.append(now)

@@ -92,7 +92,7 @@ def test_streams_and_whole_outputs_have_the_same_tokens(servers, gap_ms):
     async def both(client):
         whole = await client.complete(body())
         events = []
-        await client.stream(body(stream=True), events.extend)
+        await client.stream(body(stream=True), events.append)
         return whole.choices, [choice for event in events for choice in event.choices]
 
     (whole,), parts = with_client(servers[0], both)

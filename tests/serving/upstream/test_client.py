@@ -138,7 +138,7 @@ def test_repeats_a_request_on_a_new_connection_when_an_idle_one_was_closed(strea
     async def ask(client):
         if stream:
             events = []
-            await client.stream(b"{}", events.extend)
+            await client.stream(b"{}", events.append)
             return events
         return [await client.complete(b"{}")]
 

@@ -1,5 +1,6 @@
 """Live requests, which continue on other workers if a worker is lost."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -147,10 +148,13 @@ class LiveRequest:
         self.placed = None
         self._early.clear()
 
-    def push(self, output: TokenOutput) -> list[TokenOutput]:
+    def push(self, output: TokenOutput) -> Sequence[TokenOutput]:
         """Add an output token; return all tokens that can now be delivered in order."""
         if self.first_index:
             output = msgspec.structs.replace(output, index=output.index + self.first_index)
+        if output.index == len(self._tokens) and not self._early:
+            self._tokens.append(output.token_id)
+            return (output,)
         self._early[output.index] = output
         ordered: list[TokenOutput] = []
         while (ready := self._early.pop(len(self._tokens), None)) is not None:

@@ -246,7 +246,6 @@ class LiveRequests:
         live = self._attempts.get(attempt_id)
         if live is None or live.placed is None:
             return
-        splits = live.placed.route.splits
         if output.index == 0:
             self.events.first_token(attempt_id, now)
             if self._reuses:
@@ -259,10 +258,10 @@ class LiveRequests:
             self._place_on_resumed()
         arrived = live.push(output)
         for ordered in arrived:
-            self.events.token(attempt_id, now)
+            self.recorder.token(live.id, now)
             if ordered.finish_reason is not None:
                 # If the first token ends the request, the decode worker still waits for its KV.
-                unused = splits and live.next_index == live.first_index + 1
+                unused = live.placed.route.splits and live.next_index == live.first_index + 1
                 self.end(live, ordered.finish_reason, abort=unused)
         for ordered in arrived:  # the request has ended before its last token is delivered
             live.sink.output(ordered)

@@ -238,24 +238,26 @@ def _top(named: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(known, key=lambda each: -each[1]))
 
 
-OnEvents = Callable[[list[UpstreamCompletion]], None]
+OnEvent = Callable[[UpstreamCompletion], None]
 
 
 class _EventReader:
     """Reads the events of a stream: each is a line followed by an empty line."""
 
-    def __init__(self, on_events: OnEvents) -> None:
+    def __init__(self, on_event: OnEvent) -> None:
         self.done = False
-        self._on_events, self._left = on_events, b""
+        self._on_event, self._left = on_event, b""
 
     def feed(self, received: bytes) -> None:
-        *lines, self._left = (self._left + received).split(b"\n")
-        found = [data for line in lines if (data := line.removeprefix(_DATA).strip())]
-        if _DONE in found:
-            self.done = True
-            found = found[: found.index(_DONE)]
-        if found:
-            self._on_events([read_completion(data) for data in found])
+        if self._left:
+            received = self._left + received
+        *lines, self._left = received.split(b"\n")
+        for line in lines:
+            data = line.removeprefix(_DATA).strip()
+            if data == _DONE:
+                self.done = True
+            if data and not self.done:
+                self._on_event(read_completion(data))
         if len(self._left) > _LINE_BYTES:
             raise ServerError(f"an event has more than {_LINE_BYTES} bytes")
 
@@ -276,12 +278,12 @@ class VllmClient:
         async with self._answer("POST", "/v1/completions", body) as connection:
             return read_completion(await connection.read_all())
 
-    async def stream(self, body: bytes, on_events: OnEvents) -> None:
-        """Send a completion request, and call `on_events` with the events of its stream, all that arrive at a time.
+    async def stream(self, body: bytes, on_event: OnEvent) -> None:
+        """Send a completion request, and call `on_event` with each event of its stream.
 
-        Raises the same errors as `complete`, and those of `on_events`.
+        Raises the same errors as `complete`, and those of `on_event`.
         """
-        events = _EventReader(on_events)
+        events = _EventReader(on_event)
         async with self._answer("POST", "/v1/completions", body) as connection:
             await connection.pour(events.feed)  # to the end, so that the connection can be reused
         if not events.done:

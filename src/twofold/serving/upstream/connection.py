@@ -82,7 +82,8 @@ class ServerConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _take(self) -> bytes:
-        body, self._parts = b"".join(self._parts), []
+        parts, self._parts = self._parts, []
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
         if self._held > _HELD_BYTES:
             self._transport.resume_reading()
         self._held = 0

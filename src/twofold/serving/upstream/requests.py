@@ -162,33 +162,25 @@ class UpstreamRequest:
             raise AttemptLostError(server.instance, f"{server.instance} ended the stream before the last token")
 
     def _arrived(
-        self, server: Server, first: TokenOutput | None, progress: "_Progress", events: list[UpstreamCompletion]
+        self, server: Server, first: TokenOutput | None, progress: "_Progress", event: UpstreamCompletion
     ) -> None:
-        outputs: list[TokenOutput] = []
-        for event in events:
-            outputs += self._outputs(server, event, progress.index + len(outputs))
-        if progress.ended and outputs:
-            raise _BeyondEndError
-        limited = self._limited(outputs, progress.index)
-        for output in limited:
-            if output.index == 0 and first is not None:
-                self._fetched(first, output, progress.requested_s, time.monotonic())
-            else:
-                self._emit(output, server, progress.requested_s)
-            progress.index += 1
-            progress.ended = output.finish_reason is not None
-        if limited is not outputs:
-            raise _BeyondEndError
+        for output in self._outputs(server, event, progress.index):
+            self._take(output, server, first, progress)
 
-    def _limited(self, outputs: list[TokenOutput], index: int) -> list[TokenOutput]:
-        """Return the outputs from `index` on up to the request's last token, which ends it if the server goes on."""
-        most = self._generation.sampling.max_tokens - index
-        for place, output in enumerate(outputs, 1):
-            if output.finish_reason is not None:
-                return outputs[:place] if place < len(outputs) else outputs
-            if place >= most:
-                return [*outputs[: place - 1], msgspec.structs.replace(output, finish_reason=FinishReason.LENGTH)]
-        return outputs
+    def _take(self, output: TokenOutput, server: Server, first: TokenOutput | None, progress: "_Progress") -> None:
+        if progress.ended:
+            raise _BeyondEndError
+        beyond = output.finish_reason is None and output.index + 1 >= self._generation.sampling.max_tokens
+        if beyond:  # the server goes on, but the request ends
+            output = msgspec.structs.replace(output, finish_reason=FinishReason.LENGTH)
+        if first is not None and output.index == 0:
+            self._fetched(first, output, progress.requested_s, time.monotonic())
+        else:
+            self._emit(output, server, progress.requested_s)
+        progress.index += 1
+        progress.ended = output.finish_reason is not None
+        if beyond:
+            raise _BeyondEndError
 
     def _fetched(self, first: TokenOutput, again: TokenOutput, requested_s: float, now: float) -> None:
         self.handed_off = True
@@ -205,7 +197,7 @@ class UpstreamRequest:
             if (output.token_id, output.finish_reason) != (self._again[output.index], None):
                 raise RejectedError(502, "the server was lost, and another one generates a different output")
             return
-        if self._again:
+        if index != output.index:
             output = msgspec.structs.replace(output, index=index)
         self._listener.token(self._id, output, server.instance, started_s, time.monotonic())
 
@@ -229,7 +221,7 @@ class UpstreamRequest:
     def _outputs(self, server: Server, answer: UpstreamCompletion, index: int) -> list[TokenOutput]:
         text = self._generation.prompt_text is not None
         try:
-            outputs = [output for choice in answer.choices for output in choice.outputs(index, text=text)]
+            outputs = answer.choices[0].outputs(index, text=text) if answer.choices else []
         except ServerError as error:
             raise AttemptLostError(server.instance, f"{server.instance}: {error}") from error
         if text and outputs and self._prompt_ids is None:

@@ -1,6 +1,7 @@
 """Samples of the resources of a service's processes: memory, open files, sockets, threads, shared memory segments."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -33,13 +34,15 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampler:
-    """Sampler of a service's processes: the gateway (`pid`), its fork server and its workers."""
+    """Sampler of a service's processes: the service's own (`pid`), and all its descendants."""
 
     def __init__(self, pid: int, url: str, started_s: float) -> None:
-        gateway = psutil.Process(pid)
-        (fork_server,) = gateway.children()
-        self._processes = {"gateway": gateway, "fork server": fork_server}
-        self._processes |= {worker.name(): worker for worker in fork_server.children()}
+        service, numbers = psutil.Process(pid), Counter[str]()
+        self._processes = {"service": service}
+        for each in service.children(recursive=True):
+            name = each.name()
+            numbers[name] += 1
+            self._processes[name if numbers[name] == 1 else f"{name} {numbers[name]}"] = each
         self._url, self._started_s = url, started_s
 
     def look(self, now: float) -> Sample:

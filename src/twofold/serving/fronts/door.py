@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 
 from starlette.types import ASGIApp
@@ -22,7 +23,13 @@ log = logging.getLogger(__name__)
 STOP_S = 5.0  # until a gateway process that does not end is killed
 SOON_S = 1.0  # a process that lives no longer is started again only after this time
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["twofold.serving.fronts.process"])
+_FORKS.set_forkserver_preload(["twofold.serving.fronts.process", "transformers.tokenization_utils_tokenizers"])
+
+
+def prepare_door(processes: int) -> None:
+    """Begin to import what gateway processes need, while the service starts."""
+    if processes > 1:
+        forkserver.ensure_running()
 
 
 @asynccontextmanager

@@ -33,7 +33,7 @@ from twofold.serving.controller.prompt_keys import PromptKeys
 from twofold.serving.controller.registry import HealthTimeouts, WorkerRegistry
 from twofold.serving.controller.remote import Hosts
 from twofold.serving.controller.service import ServedModel
-from twofold.serving.fronts.door import open_door
+from twofold.serving.fronts.door import open_door, prepare_door
 from twofold.serving.fronts.process import DoorConfig
 from twofold.serving.gateway.app import GatewaySettings, create_app
 from twofold.serving.gateway.gateway import RequestLimits
@@ -143,6 +143,7 @@ class LocalService:
             raise ConfigurationError(self._failure)
 
     async def _bring_up_and_serve(self, outbox: Outbox, inbox: Inbox[ToController]) -> None:
+        prepare_door(self._http.processes)
         tokenizer = asyncio.create_task(asyncio.to_thread(_load_tokenizer, self._config.engine))
         if not await unless_set(self._stop, self._facts):
             await asyncio.wait((tokenizer,))

@@ -14,7 +14,7 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, FORECASTING_ROUTERS, ROUTERS
 from twofold.serving.controller.requests import LiveRequests
 from twofold.serving.controller.service import ServedModel, Service
-from twofold.serving.fronts.door import open_door
+from twofold.serving.fronts.door import open_door, prepare_door
 from twofold.serving.fronts.process import DoorConfig
 from twofold.serving.gateway.app import create_app
 from twofold.serving.gateway.tokenizer import load_tokenizer
@@ -166,6 +166,7 @@ class RoutedGateway:
 
     async def run(self) -> None:
         """Serve requests until `stop` is called. Raises UserError if the service cannot start."""
+        prepare_door(self._http.processes)
         tokenizer = await asyncio.to_thread(load_tokenizer, Path(self._config.model))
         context = zmq.asyncio.Context()
         try:

@@ -11,8 +11,8 @@ from twofold.request import FinishReason, Generation, Request, SamplingParams, T
 from twofold.serving.gateway.generations import PlannedChoice
 from twofold.serving.gateway.middleware import Departure
 from twofold.serving.gateway.output import OutputProcessor, stop_patterns
-from twofold.serving.gateway.schemas import CompletionFields
-from twofold.serving.gateway.streaming import RunningChoices
+from twofold.serving.gateway.schemas import CompletionFields, StreamOptions
+from twofold.serving.gateway.streaming import EventStream, ResponseWriter, RunningChoices, UsageCounter
 
 LATE_S = 1000.0
 
@@ -72,11 +72,10 @@ def test_choices_end_one_by_one():
     async def scenario(service, choices, deltas):
         await choices.start()
         service.sinks["r1"].output(token(0, finish=FinishReason.LENGTH))
-        await choices.changed()
         assert choices.going
         service.sinks["r0"].output(token(0))
         service.sinks["r0"].output(token(1, finish=FinishReason.STOP))
-        await choices.changed()
+        await choices.woken()
         assert (choices.going, choices.failure) == (False, None)
         assert [(delta.choice, delta.finish_reason) for delta in deltas] == [(1, "length"), (0, None), (0, "stop")]
 
@@ -86,7 +85,7 @@ def test_choices_end_one_by_one():
 def test_the_deadline_ends_all_choices():
     async def scenario(service, choices, deltas):
         await choices.start()
-        await choices.changed()
+        await choices.woken()
         assert (choices.going, choices.failure.status) == (False, 504)
         service.sinks["r0"].output(token(0))
         assert deltas == []
@@ -99,7 +98,7 @@ def test_a_failed_choice_ends_the_others():
         await choices.start()
         service.sinks["r0"].output(token(0))
         service.sinks["r0"].failed(InstanceLostError("the worker ended"))
-        await choices.changed()
+        await choices.woken()
         assert (choices.going, str(choices.failure), len(deltas)) == (False, "the worker ended", 1)
 
     assert sorted(run(scenario).ended) == [("r0", "abort"), ("r1", "abort")]
@@ -169,3 +168,83 @@ def test_other_tasks_run_between_the_starts_of_many():
         assert turns >= 99
 
     run(scenario, count=100)
+
+
+class TextWriter(ResponseWriter):
+    """Sends the text of each token."""
+
+    def events(self, delta, usage):
+        del usage
+        return delta.text.encode()
+
+    def error_event(self, error):
+        return f"({error})".encode()
+
+    def response(self, choices, usage):
+        raise NotImplementedError
+
+    done = b"."
+
+
+def streamed(scenario, takes=lambda _part: True):
+    """Run a stream of one choice with `scenario`. Return the parts that were written, and those that were sent."""
+    written, sent = [], []
+
+    async def main():
+        service, plan = Started(), planned(1)
+        writer, count = TextWriter(), UsageCounter([1], plan)
+        stream = EventStream(service, plan, time.monotonic() + LATE_S, writer, StreamOptions(), count)
+
+        async def send(message):
+            if message["type"] == "http.response.body":
+                sent.append(message["body"])
+
+        def write(part):
+            if takes(part):
+                written.append(part)
+            return takes(part)
+
+        scope = {"state": {"departure": Departure(), "write": write}}
+        running = asyncio.create_task(stream(scope, None, send))
+        await turns()
+        await scenario(service.sinks["r0"])
+        await running
+
+    asyncio.run(main())
+    return written, sent
+
+
+async def turns():
+    """Let all callbacks run that are due, and those that follow from them."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def three_tokens(sink):
+    sink.output(token(0, "a"))
+    await turns()
+    sink.output(token(1, "c"))
+    sink.output(token(2, "d"))
+    await turns()
+    sink.output(token(3, "e"))
+    sink.output(token(4, "f", FinishReason.LENGTH))
+
+
+def test_tokens_that_arrive_at_a_time_are_written_together():
+    """The first token begins the body, and the last ones are sent with its end."""
+    assert streamed(three_tokens) == ([b"cd"], [b"a", b"ef."])
+
+
+def test_a_connection_that_takes_no_more_gets_the_rest_by_the_task():
+    written, sent = streamed(three_tokens, takes=lambda _part: False)
+    assert (written, b"".join(sent)) == ([], b"acdef.")
+
+
+def test_an_error_follows_the_tokens_before_it():
+    async def scenario(sink):
+        sink.output(token(0, "a"))
+        await turns()
+        sink.output(token(1, "c"))
+        sink.failed(InstanceLostError("lost"))
+
+    assert streamed(scenario) == ([], [b"a", b"c(lost)"])

@@ -47,7 +47,7 @@ class _RelayedResponse(Response):
         self._pool, self._sent = pool, sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_disconnected(receive, self._send_all(send))
+        await unless_disconnected(scope["state"]["departure"], self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         try:

@@ -248,6 +248,17 @@ async def read_struct(request: Request, kind: type[T], bodies: BodyReader) -> T:
 
 def _decode(body: bytes, kind: type[T], limits: RequestLimits) -> T:
     # The decoder holds the interpreter's lock, so the size of its work is limited first.
+    if len(body) > min(2 * limits.body_containers, limits.body_values):  # an object or list has two bytes
+        _check_size(body, limits)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _type_error(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+
+
+def _check_size(body: bytes, limits: RequestLimits) -> None:
     containers = values = 0
     for start in range(0, len(body), _SLICE_BYTES):
         containers += sum(body.count(each, start, start + _SLICE_BYTES) for each in (b"{", b"["))
@@ -258,12 +269,6 @@ def _decode(body: bytes, kind: type[T], limits: RequestLimits) -> T:
     ):
         if count > most:
             raise RequestError(f"the body has about {count} {what}, more than the limit of {most}")
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise _type_error(str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
 
 
 def _type_error(message: str) -> RequestError:

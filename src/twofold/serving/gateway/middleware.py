@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -43,7 +42,7 @@ class Departure:
 
     def __init__(self) -> None:
         self.left = False
-        self.on_left: Callable[[], None] | None = None
+        self.on_left: Callable[[], object] | None = None
 
     def leave(self) -> None:
         """Record that the connection is lost."""
@@ -68,14 +67,14 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        headers = {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}  # the first of a name
         key = None if self._keys is None else self._keys.find(_authorization(headers))
         arrival = Arrival(
             request_id=_request_id(headers), monotonic_s=time.monotonic(), created=int(time.time()), key=key
         )
         scope.setdefault("state", {})["arrival"] = arrival
         scope["state"].setdefault("departure", Departure())  # servers of tests have none
-        context = context_of(arrival.request_id, scope["path"], headers.get("traceparent", ""))
+        context = context_of(arrival.request_id, scope["path"], headers.get(b"traceparent", ""))
         CURRENT.set(context)
         started = complete = False
 
@@ -84,9 +83,9 @@ class RequestMiddleware:
             complete = message["type"] == "http.response.body" and not message.get("more_body", False)
             if message["type"] == "http.response.start":
                 started = True
-                headers = MutableHeaders(scope=message)
-                headers.append("x-request-id", arrival.request_id)
-                headers.append("traceparent", str(context.span))
+                own = {"x-request-id": arrival.request_id, "traceparent": str(context.span)}
+                added = [(name.encode(), value.encode()) for name, value in own.items()]
+                message = {**message, "headers": [*message["headers"], *added]}
             await send(message)
 
         if key is None and self._keys is not None and _is_protected(scope["path"]):
@@ -110,17 +109,17 @@ class RequestMiddleware:
             await error_response_for(error)(scope, receive, send_with_id)
 
 
-def _authorization(headers: Headers) -> str:
+def _authorization(headers: Mapping[bytes, str]) -> str:
     """Return the authorization of a request; Anthropic's clients send their key in a header of its own."""
-    own = headers.get("x-api-key")
-    return headers.get("authorization", "") if own is None else f"Bearer {own}"
+    own = headers.get(b"x-api-key")
+    return headers.get(b"authorization", "") if own is None else f"Bearer {own}"
 
 
 def _is_protected(path: str) -> bool:
     return path not in _OPEN
 
 
-def _request_id(headers: Headers) -> str:
+def _request_id(headers: Mapping[bytes, str]) -> str:
     """Return the client's X-Request-Id if it is safe for headers and logs, otherwise a new id."""
-    given = headers.get("x-request-id", "")
+    given = headers.get(b"x-request-id", "")
     return given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex

@@ -61,6 +61,7 @@ class StopStrings:
     def __init__(self, patterns: Sequence[StopPattern], *, include: bool = False) -> None:
         """Search for `patterns`. With `include`, the output contains the stop string."""
         self._patterns = patterns
+        self._starts = {pattern.text[0] for pattern in patterns}
         self._matched = [0] * len(patterns)
         self._include = include
         self._held = ""
@@ -70,8 +71,8 @@ class StopStrings:
 
         `armed` says whether a stop string that `piece` completes ends the output.
         """
-        if not self._patterns:
-            return StopText(piece)
+        if not self._held and self._starts.isdisjoint(piece):
+            return StopText(piece)  # no match goes on, and none begins
         text = self._held + piece
         for end, char in enumerate(piece, start=len(self._held) + 1):
             self._matched = [
@@ -181,7 +182,7 @@ class OutputProcessor:
         )
 
     def _text_of(self, token: TokenOutput) -> str:
-        if token.text is not None and not self._ends_within_character(token):
+        if token.text is not None and (token.finish_reason is None or not self._ends_within_character(token)):
             self._unread.append(token.token_id)
             self._silent = not token.text
             return token.text
@@ -196,7 +197,7 @@ class OutputProcessor:
 
     def _ends_within_character(self, token: TokenOutput) -> bool:
         """Whether a server has detokenized all of an output but its last, incomplete character."""
-        if token.finish_reason is None or token.text:
+        if token.text:
             return False
         return self._silent or token.finish_reason is not FinishReason.STOP
 

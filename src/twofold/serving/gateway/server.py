@@ -166,6 +166,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
         self._leave()
 
+    def _write_part(self, part: bytes) -> bool:
+        """Write a part of the body that has begun, without ASGI's messages. Return False if it must go through them."""
+        cycle = self._cycles[0]
+        if self.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        return True
+
     def _leave(self) -> None:
         for cycle in self._cycles:  # uvicorn marks the newest alone
             if not cycle.disconnected:
@@ -204,6 +212,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.table.work(self)
         self.scope["state"]["abort"] = self._abort  # for clients that do not read
         self.scope["state"]["departure"] = Departure()
+        self.scope["state"]["write"] = self._write_part
         crowded = self._in_reserve and self.table.is_full(self.address)
         probes = self.url.partition(b"?")[0] in _PROBES
         self.app = _CROWDED if crowded and not probes else self.config.loaded_app

@@ -1,7 +1,6 @@
 """Runs a request and sends its output, as a complete response or as server-sent events."""
 
 import asyncio
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -25,7 +24,6 @@ from twofold.serving.gateway.responses import MaybeUsage, PromptTokensDetails, U
 from twofold.serving.gateway.schemas import GenerationFields, StreamOptions
 from twofold.serving.gateway.structured import check_constraint
 
-logger = logging.getLogger(__name__)
 PLANNED_AT_ONCE = 32  # choices between which other requests go on
 DONE = b"data: [DONE]\n\n"
 # The last two keep proxies from buffering tokens.
@@ -33,24 +31,26 @@ HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": 
 _MOST_HELD_BYTES = 16 * 1024 * 1024  # of a stream whose client does not read: then its connection is aborted
 LAST_SEND_S = 3.0  # after the deadline, for the event of the error
 _ENCODER = msgspec.json.Encoder()
+_FAILED = frozenset({FinishReason.ABORT, FinishReason.ERROR})
 _PLACEHOLDER = "\0"  # neither ids nor names of models have this character
 
 T = TypeVar("T")
 
 
-async def unless_disconnected(receive: Receive, work: Coroutine[None, None, T]) -> T:
+async def unless_disconnected(departure: Departure, work: Coroutine[None, None, T]) -> T:
     """Await `work`. If the client disconnects first, cancel `work` and raise ClientDisconnect."""
-    # The body must have been read before: `receive` would return parts of it.
     working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_disconnected(receive))
+    departure.on_left = working.cancel
+    if departure.left:
+        working.cancel()
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnect
+        return await working
+    except asyncio.CancelledError:
+        if departure.left:
+            raise ClientDisconnect from None
+        raise
     finally:
-        await _cancel(leaving)
-        await _cancel(working)
+        departure.on_left = None
 
 
 async def send_until(deadline_s: float, scope: Scope, sending: Awaitable[None]) -> None:
@@ -74,20 +74,6 @@ def cut_off(scope: Scope) -> NoReturn:
     raise ClientDisconnect
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _cancel(task: "asyncio.Task[T]") -> None:
-    if task.done():
-        return
-    task.cancel()
-    await asyncio.wait((task,))
-    if not task.cancelled() and task.exception() is not None:
-        logger.error("error while cancelling the work of a disconnected client", exc_info=task.exception())
-
-
 class UsageCounter:
     """Counts the tokens of one response."""
 
@@ -99,8 +85,10 @@ class UsageCounter:
 
     def add(self, delta: Delta) -> None:
         """Count one output token."""
-        self._completion_tokens += not delta.of_prompt
-        if delta.token.index == 0 and not delta.of_prompt:
+        if delta.of_prompt:
+            return
+        self._completion_tokens += 1
+        if delta.token.index == 0:
             # Each prompt counts once, with the fewest cached tokens among its choices.
             prompt, cached = self._prompts[delta.choice], delta.token.reused_tokens
             self._cached[prompt] = min(cached, self._cached.get(prompt, cached))
@@ -148,13 +136,18 @@ class OpenAIWriter(ResponseWriter):
     def __init__(self) -> None:
         self._templates: dict[int, list[bytes]] = {}  # what is before and after the text, by choice
 
-    def text_event(self, choice: int, text: str, make: Callable[[str], msgspec.Struct]) -> bytes:
-        """Return the event whose body `make` builds of a text. All but the text is encoded once for a choice."""
-        parts = self._templates.get(choice)
+    @abstractmethod
+    def whole_event(self, delta: Delta, usage: MaybeUsage) -> bytes:
+        """Encode the output of one token as events, all of it anew."""
+
+    def text_event(self, delta: Delta, usage: MaybeUsage) -> bytes:
+        """Encode an output that differs from others of its choice in the text alone, which is encoded anew."""
+        parts = self._templates.get(delta.choice)
         if parts is None:
-            parts = self._templates[choice] = event(make(_PLACEHOLDER)).split(_ENCODER.encode(_PLACEHOLDER))
+            whole = self.whole_event(msgspec.structs.replace(delta, text=_PLACEHOLDER), usage)
+            parts = self._templates[delta.choice] = whole.split(_ENCODER.encode(_PLACEHOLDER))
         before, after = parts
-        return before + _ENCODER.encode(text) + after
+        return before + _ENCODER.encode(delta.text) + after
 
     def error_event(self, error: Exception) -> bytes:
         return b"data: " + bytes(error_response_for(error).body) + b"\n\n"
@@ -188,14 +181,17 @@ class EventStream(Response):
         self._writer, self._options, self._count = writer, options, count
         self._events: list[bytes] = []  # to be sent
         self._held_bytes = 0
+        self._flushing = False  # whether `_flush` is about to be called
         # With include_usage, OpenAI sends a null usage in every chunk but the last.
         self._no_usage: MaybeUsage = None if options.include_usage else UNSET
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        departure: Departure = scope["state"]["departure"]
-        choices = RunningChoices(self._service, self._planned, self._deadline_s, departure, self._add)
-        self._abort = scope["state"].get("abort", departure.leave)
-        await send_until(self._deadline_s, scope, self._send_all(choices, send))
+        state = scope["state"]
+        departure: Departure = state["departure"]
+        self._choices = RunningChoices(self._service, self._planned, self._deadline_s, departure, self._add)
+        self._abort = state.get("abort", departure.leave)
+        self._write: Callable[[bytes], bool] | None = None  # while the body is open, and the task waits
+        await send_until(self._deadline_s, scope, self._send_all(send, state.get("write")))
 
     def _add(self, delta: Delta) -> None:
         self._count.add(delta)
@@ -205,17 +201,34 @@ class EventStream(Response):
         self._held_bytes += len(data)
         if self._held_bytes > _MOST_HELD_BYTES:
             self._abort()
+        if not self._flushing:
+            self._flushing = True
+            self._choices.loop.call_soon(self._flush)  # with all tokens that arrive at a time
 
-    async def _send_all(self, choices: "RunningChoices", send: Send) -> None:
+    def _flush(self) -> None:
+        """Send the events that are held, without a switch to the task if the connection takes them at once."""
+        self._flushing = False
+        if not (self._events and self._choices.going):
+            return  # the task has sent them, or sends them with the end
+        if self._write is not None and self._write(b"".join(self._events)):
+            self._held_bytes = 0
+            self._events.clear()
+        else:
+            self._choices.wake()
+
+    async def _send_all(self, send: Send, write: Callable[[bytes], bool] | None) -> None:
+        choices = self._choices
         try:
             await choices.start()
-            await choices.changed()
+            await choices.woken()
             if choices.failure is not None and not self._events:
                 raise choices.failure  # becomes an ordinary HTTP error
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             while choices.going:
                 await send({"type": "http.response.body", "body": self._taken(), "more_body": True})
-                await choices.changed()
+                self._write = write
+                await choices.woken()
+                self._write = None
             if isinstance(choices.failure, ClientDisconnect):
                 raise choices.failure
             self._events.append(self._end(choices.failure))
@@ -279,11 +292,11 @@ class RunningChoices:
         """The deadline is a time in seconds on the monotonic clock."""
         self._service, self._planned, self._on_delta = service, planned, on_delta
         self._running = {each.generation.request.id for each in planned}
-        self._changed = asyncio.Event()
+        self._woken = asyncio.Event()
         self.failure: Exception | None = None  # ClientDisconnect if the client has left
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         left_s = max(0.0, deadline_s - time.monotonic())
-        self._timer = self._loop.call_later(left_s, lambda: self.fail(deadline_error()))
+        self._timer = self.loop.call_later(left_s, lambda: self.fail(deadline_error()))
         self._departure = departure
         departure.on_left = lambda: self.fail(ClientDisconnect())
         if departure.left:
@@ -303,17 +316,21 @@ class RunningChoices:
             if len(self._planned) > 1:
                 await asyncio.sleep(0)  # other requests go on between the starts of many
 
-    async def changed(self) -> None:
-        """Wait until there has been output, or an end, since the last call."""
-        await self._changed.wait()
-        self._changed.clear()
+    def wake(self) -> None:
+        """Make `woken` return."""
+        self._woken.set()
+
+    async def woken(self) -> None:
+        """Wait until the end of all choices, or a call of `wake` since the last return."""
+        await self._woken.wait()
+        self._woken.clear()
 
     async def run(self) -> None:
         """Run all choices to their end. Raises ClientDisconnect and API errors."""
         try:
             await self.start()
             while self.going:
-                await self.changed()
+                await self.woken()
             if self.failure is not None:
                 raise self.failure
         finally:
@@ -333,14 +350,15 @@ class RunningChoices:
             self._on_delta(delta)
             if delta.finish_reason is not None:
                 self._running.remove(request_id)
-            self._changed.set()
+                if not self._running:
+                    self.wake()
 
     def fail(self, error: Exception) -> None:
         """End all choices because of an error."""
         if self.going:
             self.failure = error
-            self._changed.set()
-            self._loop.call_soon(self.close)  # the caller may be in the middle of other requests
+            self.wake()
+            self.loop.call_soon(self.close)  # the caller may be in the middle of other requests
 
 
 class _ChoiceSink:
@@ -348,36 +366,35 @@ class _ChoiceSink:
 
     def __init__(self, response: RunningChoices, service: RequestRunner, planned: PlannedChoice) -> None:
         self._response, self._service, self._planned = response, service, planned
+        self._request_id = planned.generation.request.id
 
     def output(self, output: TokenOutput) -> None:
-        request_id = self._planned.generation.request.id
-        if output.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+        if output.finish_reason in _FAILED:
             self._response.fail(InstanceLostError("the generation ended before its last token"))
             return
+        planned = self._planned
         try:
-            for delta in self._deltas(output):
+            if planned.echoes and not output.index:
+                self._echo(planned, output)
+            if planned.outputs:
+                delta = planned.output.push(output)
                 if delta.finish_reason is not None and output.finish_reason is None:
-                    self._end(request_id)  # before the client sees the end
-                self._response.add(delta, request_id)
+                    self._service.stop(self._request_id)  # before the client sees the end
+                self._response.add(delta, self._request_id)
         except Exception as error:  # noqa: BLE001  it concerns this response alone
             self._response.fail(error)
 
     def failed(self, error: TwofoldError) -> None:
         self._response.fail(error)
 
-    def _end(self, request_id: str) -> None:
-        end = self._service.stop if self._planned.outputs else self._service.abort
-        end(request_id)
-
-    def _deltas(self, token: TokenOutput) -> Sequence[Delta]:
-        """Return what a token adds to the choice."""
-        planned = self._planned
-        if not planned.echoes or token.index:
-            return (planned.output.push(token),)
-        prompt = list(planned.output.echo(planned.generation.prompt_token_ids, token.prompt_scores))
-        if planned.outputs:
-            return [*prompt, planned.output.push(token)]
-        return [*prompt[:-1], msgspec.structs.replace(prompt[-1], finish_reason=FinishReason.LENGTH)]
+    def _echo(self, planned: PlannedChoice, first: TokenOutput) -> None:
+        """Add the prompt, which ends the choice if only the prompt was asked for."""
+        prompt = list(planned.output.echo(planned.generation.prompt_token_ids, first.prompt_scores))
+        if not planned.outputs:
+            prompt[-1] = msgspec.structs.replace(prompt[-1], finish_reason=FinishReason.LENGTH)
+            self._service.abort(self._request_id)
+        for delta in prompt:
+            self._response.add(delta, self._request_id)
 
 
 def _best(choices: Sequence[list[Delta]], made: int, wanted: int) -> Iterator[list[Delta]]:

@@ -176,7 +176,7 @@ class _ForwardedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            sending = unless_disconnected(receive, self._send_all(send))
+            sending = unless_disconnected(scope["state"]["departure"], self._send_all(send))
             await send_until(self._forwarder.deadline_s(self._request), scope, sending)
         except (InstanceLostError, RequestError):
             if not self._begun:

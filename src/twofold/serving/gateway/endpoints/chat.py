@@ -209,11 +209,10 @@ class ChatWriter(OpenAIWriter):
     def events(self, delta: Delta, usage: responses.MaybeUsage) -> bytes:
         silent = delta.reasoning or delta.calls or delta.finish_reason is not None
         if self._texts_only and not silent and delta.token.index > 0 and not isinstance(usage, responses.Usage):
+            return self.text_event(delta, usage)
+        return self.whole_event(delta, usage)
 
-            def body(text: str) -> responses.ChatChunk:
-                return self._chunk([self._chunk_choice(msgspec.structs.replace(delta, text=text))], usage)
-
-            return self.text_event(delta.choice, delta.text, body)
+    def whole_event(self, delta: Delta, usage: responses.MaybeUsage) -> bytes:
         data = event(self._chunk([self._chunk_choice(delta)], usage))
         if delta.token.index > 0:
             return data

@@ -107,13 +107,12 @@ class CompletionWriter(OpenAIWriter):
         self._texts_only = fields.logprobs is None and not fields.return_token_ids
 
     def events(self, delta: Delta, usage: MaybeUsage) -> bytes:
-        if not self._texts_only or delta.finish_reason is not None or isinstance(usage, Usage):
-            return event(self._body([self._choice((delta,))], usage))
+        if self._texts_only and delta.finish_reason is None and not isinstance(usage, Usage):
+            return self.text_event(delta, usage)
+        return self.whole_event(delta, usage)
 
-        def body(text: str) -> Completion:
-            return self._body([self._choice((msgspec.structs.replace(delta, text=text),))], usage)
-
-        return self.text_event(delta.choice, delta.text, body)
+    def whole_event(self, delta: Delta, usage: MaybeUsage) -> bytes:
+        return event(self._body([self._choice((delta,))], usage))
 
     def usage_event(self, usage: Usage) -> bytes:
         return event(self._body([], usage))

@@ -171,7 +171,8 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle = self._cycles[0]
         if self.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        if part:  # a chunk of no bytes would end the body
+            self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
         return True
 
     def _leave(self) -> None:

@@ -23,17 +23,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 import psutil
-from measured_routers import HERE, KEY, MODEL_NAME, emulated_service
+from measured_routers import HERE, KEY, MODEL_NAME, cpu_s, emulated_service
 from native import LOAD, compile_programs, offer
 from rich.console import Console
 from rich.table import Table
+from side_by_side import SMALL_MODEL
 
 from twofold.bench.services import free_port
 
@@ -42,7 +43,6 @@ from frame import model_directory, run_and_exit, say
 from started import Processes
 
 COUNTS = (1, 2, 4)
-SMALL_MODEL = ("--hidden-size", "64", "--layers", "1", "--heads", "2", "--kv-heads", "1")
 LIMITED_KEY, PER_MINUTE = "a-key-with-a-limit", 60
 CONNECTIONS, TOKENS = 128, 64  # for each gateway process
 STREAMS, KILLED = 24, 3  # streams at a time, and gateway processes, while one is killed
@@ -88,12 +88,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     kills: list[Kill]
 
 
-@dataclass(slots=True)
-class Stream:
-    """A stream on a connection of its own, from the local port `port`."""
+class Stream(NamedTuple):
+    """A stream that has ended, on a connection of its own from the local port `port`."""
 
     port: int
-    whole: bool | None = None  # None while it runs
+    whole: bool
 
 
 class Service:
@@ -103,9 +102,8 @@ class Service:
         self.port = free_port()
         keys = folder / "keys"
         keys.write_text(f"all {KEY}\nfew {LIMITED_KEY} - {PER_MINUTE}\n")
-        command = emulated_service(model, folder, self.port)
-        at = command.index("--api-key")
-        command[at : at + 2] = ["--api-keys", str(keys), "--gateway-processes", str(count)]
+        flags = ("--api-keys", str(keys), "--gateway-processes", str(count))
+        command = emulated_service(model, folder, self.port, *flags)
         processes.start(f"serve-{count}", command, {})
         processes.wait(f"http://{HERE}:{self.port}/health")
         self._process = psutil.Process(processes.pid(f"serve-{count}"))
@@ -125,7 +123,7 @@ class Service:
 
     def cpu_s(self) -> tuple[float, float]:
         """Return the CPU seconds of the service's process and of the gateway processes."""
-        return _cpu_s(self._process), sum(map(_cpu_s, self.gateways()))
+        return cpu_s(self._process.pid, tree=False), sum(cpu_s(each.pid, tree=False) for each in self.gateways())
 
     def clients(self, gateway: psutil.Process) -> set[int]:
         """Return the client ports of a process's connections."""
@@ -133,11 +131,6 @@ class Service:
             found = gateway.net_connections("tcp4")
             return {each.raddr.port for each in found if each.raddr and each.laddr.port == self.port}
         return set()
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def capacity(service: Service, folder: Path, count: int, seconds: float) -> Capacity:
@@ -179,7 +172,6 @@ class Clients:
     def __init__(self, port: int) -> None:
         self._port = port
         self._stopped = False
-        self.running: set[int] = set()  # local ports
         self.ended: list[Stream] = []
 
     async def run(self) -> None:
@@ -192,15 +184,12 @@ class Clients:
         while not self._stopped:
             with suppress(OSError):
                 reader, writer = await asyncio.open_connection(HERE, self._port)
-                stream = Stream(writer.get_extra_info("sockname")[1])
                 writer.write(_request(KEY, TOKENS))
-                self.running.add(stream.port)
                 received = b""
                 with suppress(OSError):
                     received = await reader.read(-1)
-                stream.whole = received.count(b"data: {") == TOKENS and b"data: [DONE]" in received
-                self.running.remove(stream.port)
-                self.ended.append(stream)
+                whole = received.count(b"data: {") == TOKENS and b"data: [DONE]" in received
+                self.ended.append(Stream(writer.get_extra_info("sockname")[1], whole))
                 writer.close()
 
 
@@ -237,7 +226,7 @@ async def _kill(service: Service, clients: Clients) -> Kill:
     return Kill(
         cut=sum(not each.whole and each.port in own for each in ended),
         others_cut=sum(not each.whole and each.port not in own for each in ended),
-        whole=sum(bool(each.whole) for each in ended),
+        whole=sum(each.whole for each in ended),
         back_s=back_s,
     )
 

@@ -81,13 +81,12 @@ ROUTERS = {
 }
 
 
-def emulated_service(model: Path, folder: Path, port: int) -> list[str]:
-    """Return the command of `twofold serve` with emulated workers. Writes their cluster file to `folder`."""
+def emulated_service(model: Path, folder: Path, port: int, *more: str) -> list[str]:
+    """Return the command of `twofold serve` with emulated workers and the flags `more`. Writes a file to `folder`."""
     cluster = folder / "cluster.yaml"
     cluster.write_text(CLUSTER)
     flags = ["--engine", "emulated", "--cluster", str(cluster), "--tokenizer", str(model), "--max-model-len", "4096"]
-    flags += ["--served-model-name", MODEL_NAME, "--api-key", KEY, "--port", str(port)]
-    return [*TWOFOLD, "serve", *flags]
+    return [*TWOFOLD, "serve", *flags, "--served-model-name", MODEL_NAME, "--port", str(port), *more]
 
 
 def release(environment: Path, package: str) -> str | None:

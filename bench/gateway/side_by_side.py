@@ -185,7 +185,7 @@ class SideBySide:
     def _served(self, number: int) -> Measured:
         given, port = self._given, free_port()
         with Processes(self._logs(number)) as processes:
-            command = emulated_service(self._model, self._folder, port)
+            command = emulated_service(self._model, self._folder, port, "--api-key", KEY)
             processes.start("twofold-serve", command, ENVIRONMENT)
             processes.wait(f"http://{HERE}:{port}/health")
             gateway = processes.pid("twofold-serve")

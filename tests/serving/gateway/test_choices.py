@@ -12,7 +12,7 @@ from twofold.serving.gateway.generations import PlannedChoice
 from twofold.serving.gateway.middleware import Departure
 from twofold.serving.gateway.output import OutputProcessor, stop_patterns
 from twofold.serving.gateway.schemas import CompletionFields, StreamOptions
-from twofold.serving.gateway.streaming import EventStream, ResponseWriter, RunningChoices, UsageCounter
+from twofold.serving.gateway.streaming import EventStream, RunningChoices, UsageCounter
 
 LATE_S = 1000.0
 
@@ -170,8 +170,10 @@ def test_other_tasks_run_between_the_starts_of_many():
     run(scenario, count=100)
 
 
-class TextWriter(ResponseWriter):
-    """Sends the text of each token."""
+class TextWriter:
+    """Sends the text of each token, and a full stop at the end."""
+
+    done = b"."
 
     def events(self, delta, usage):
         del usage
@@ -180,14 +182,9 @@ class TextWriter(ResponseWriter):
     def error_event(self, error):
         return f"({error})".encode()
 
-    def response(self, choices, usage):
-        raise NotImplementedError
-
-    done = b"."
-
 
 def streamed(scenario, takes=lambda _part: True):
-    """Run a stream of one choice with `scenario`. Return the parts that were written, and those that were sent."""
+    """Run a stream of one choice with `scenario`. Return the parts it wrote itself, and the parts sent by ASGI."""
     written, sent = [], []
 
     async def main():
@@ -215,7 +212,7 @@ def streamed(scenario, takes=lambda _part: True):
 
 
 async def turns():
-    """Let all callbacks run that are due, and those that follow from them."""
+    """Run the event loop until no callback is due."""
     for _ in range(5):
         await asyncio.sleep(0)
 

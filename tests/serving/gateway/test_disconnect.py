@@ -66,3 +66,18 @@ def test_cancellation_cancels_the_work():
 
     asyncio.run(scenario())
     assert ended == [True]
+
+
+def test_an_error_after_a_disconnect_is_logged(caplog):
+    departure = Departure()
+
+    async def work():
+        try:
+            asyncio.get_running_loop().call_soon(departure.leave)
+            await never()
+        finally:
+            raise OSError("cannot clean up")
+
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(unless_disconnected(departure, work()))
+    assert "cannot clean up" in caplog.text

@@ -121,8 +121,7 @@ def test_a_request_that_is_always_refused_takes_no_server_out_of_service(hostile
         assert said["type"] == ("rate_limit_error" if status == 429 else "server_error")
         times = sorted(arrivals[0].times[token] + arrivals[1].times[token])
         assert [len(each.times[token]) for each in arrivals] == [4, 4]
-        # A server notes an arrival late on a busy host, and then the next one seems early.
-        assert all(after - before >= 0.08 * 2**number for number, (before, after) in enumerate(pairwise(times)))
+        assert all(after - before >= 0.1 * 2**number for number, (before, after) in enumerate(pairwise(times)))
     for number in range(2):
         assert metric(url, f'instance_state{{instance="mixed-{number}",state="up"}}') == 1
         assert metric(url, f'worker_restarts_total{{instance="mixed-{number}"}}') == 0

@@ -1,6 +1,7 @@
 """Runs a request and sends its output, as a complete response or as server-sent events."""
 
 import asyncio
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -24,6 +25,7 @@ from twofold.serving.gateway.responses import MaybeUsage, PromptTokensDetails, U
 from twofold.serving.gateway.schemas import GenerationFields, StreamOptions
 from twofold.serving.gateway.structured import check_constraint
 
+logger = logging.getLogger(__name__)
 PLANNED_AT_ONCE = 32  # choices between which other requests go on
 DONE = b"data: [DONE]\n\n"
 # The last two keep proxies from buffering tokens.
@@ -49,6 +51,11 @@ async def unless_disconnected(departure: Departure, work: Coroutine[None, None, 
         if departure.left:
             raise ClientDisconnect from None
         raise
+    except Exception:
+        if not departure.left:
+            raise
+        logger.exception("error while cancelling the work of a disconnected client")
+        raise ClientDisconnect from None
     finally:
         departure.on_left = None
 
@@ -388,7 +395,7 @@ class _ChoiceSink:
         self._response.fail(error)
 
     def _echo(self, planned: PlannedChoice, first: TokenOutput) -> None:
-        """Add the prompt, which ends the choice if only the prompt was asked for."""
+        """Add the tokens of the prompt. End the choice with them if it has no output."""
         prompt = list(planned.output.echo(planned.generation.prompt_token_ids, first.prompt_scores))
         if not planned.outputs:
             prompt[-1] = msgspec.structs.replace(prompt[-1], finish_reason=FinishReason.LENGTH)

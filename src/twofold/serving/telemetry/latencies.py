@@ -117,7 +117,7 @@ class LatencyWindow:
                 bin_.itl.add(latencies[here & ~is_first], self._itl_bound_s)
 
     def end(self, timeline: Timeline, now: float, *, good: bool) -> None:
-        """Add a finished request, whose tokens were taken; `good` is whether it met the SLO."""
+        """Add a finished request after a `take` of its tokens; `good` is whether it met the SLO."""
         del self._taken[timeline.request.id]
         bin_ = self._bin(self._number(now))
         if bin_ is not None:

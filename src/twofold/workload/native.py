@@ -35,30 +35,14 @@ def read(lines: Lines) -> Iterator[Request]:
             raise lines.error(f"think_s is {line.think_s:g}, which is not a time in seconds from 0 on")
         if not 0 <= line.shared_tokens <= line.prompt_tokens:
             raise lines.error(f"shared_tokens is {line.shared_tokens}, which is not a part of the prompt")
-        yield Request(
-            id=line.id,
-            arrival_s=line.arrival_s,
-            prompt_tokens=prompt_length(lines, "prompt_tokens", line.prompt_tokens),
-            output_tokens=output_length(lines, "output_tokens", line.output_tokens),
-            prefix_blocks=line.prefix_blocks,
-            session=line.session,
-            think_s=line.think_s,
-            shared_tokens=line.shared_tokens,
-        )
+        prompt_length(lines, "prompt_tokens", line.prompt_tokens)
+        line.output_tokens = output_length(lines, "output_tokens", line.output_tokens)
+        yield Request(**msgspec.structs.asdict(line))
 
 
 def encode(_index: int, request: Request) -> str:
-    line = TwofoldRow(
-        id=request.id,
-        arrival_s=request.arrival_s,
-        prompt_tokens=request.prompt_tokens,
-        output_tokens=request.output_tokens,
-        prefix_blocks=block_numbers(request),
-        session=request.session,
-        think_s=request.think_s,
-        shared_tokens=request.shared_tokens,
-    )
-    return msgspec.json.encode(line).decode()
+    fields = {name: getattr(request, name) for name in TwofoldRow.__struct_fields__}
+    return msgspec.json.encode(TwofoldRow(**fields | {"prefix_blocks": block_numbers(request)})).decode()
 
 
 TWOFOLD = TraceFormat(

@@ -1,14 +1,13 @@
 """Trace files of any supported format: detection, streaming reads and atomic writes."""
 
 import gzip
-import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from io import BufferedIOBase
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
+from twofold.atomic_file import AtomicFile
 from twofold.errors import ConfigurationError, WorkloadError, require
 from twofold.request import Request
 from twofold.workload.aiperf import AIPERF, TEXT_KEYS
@@ -121,7 +120,7 @@ def write_trace(requests: Iterable[Request], path: str | Path, target: TraceForm
     if target.encode is None:
         raise ConfigurationError(f"the {target.name} format is only read: write {' or '.join(WRITABLE)} instead")
     written = WriteResult()
-    with _atomic_file(Path(path)) as file:
+    with AtomicFile(path) as whole, _compressed(whole) as file:
         if target.header is not None:
             file.write(f"{target.header}\n".encode())
         for index, request in enumerate(requests):
@@ -141,36 +140,9 @@ def _count(written: WriteResult, index: int, request: Request, target: TraceForm
         written.rounded += abs(steps - round(steps)) > 1e-3
 
 
-@contextmanager
-def _atomic_file(path: Path) -> Iterator[BufferedIOBase]:
-    try:
-        if _in_place(path):
-            with _open_binary(path, "ab", gzipped=path.suffix == ".gz") as file:
-                yield file
-            return
-        target = path.resolve()
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
-            with _open_binary(part, "wb", gzipped=path.suffix == ".gz") as file:
-                yield file
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-def _in_place(path: Path) -> bool:
-    # A device such as /dev/stdout, a pipe or a directory.
-    return path.is_relative_to("/dev") or (path.exists() and not path.is_file())
-
-
-@contextmanager
-def _open_binary(place: Path, mode: Literal["ab", "wb"], *, gzipped: bool) -> Iterator[BufferedIOBase]:
-    with place.open(mode) as file:
-        if not gzipped:
-            yield file
-            return
-        # No file name and time in the header, so equal requests give equal bytes.
-        with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as stream:
-            yield stream
+def _compressed(file: AtomicFile) -> AbstractContextManager[AtomicFile | gzip.GzipFile]:
+    """Return the file, or a stream that compresses to it if its name ends in .gz."""
+    if file.path.suffix != ".gz":
+        return nullcontext(file)
+    # No file name and time in the header, so equal requests give equal bytes.
+    return gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)

@@ -6,6 +6,7 @@ from typing import Final
 import typer
 from rich.console import Console
 
+from twofold.atomic_file import AtomicFile
 from twofold.cli.plan.query import read_draws
 from twofold.cli.plan.search import open_search
 from twofold.cli.plan.settings import PlanSettings, RunSettings
@@ -20,7 +21,6 @@ from twofold.planning.rates import RateGrid
 from twofold.planning.search import Objective
 from twofold.reporting.plan.html import placement_page
 from twofold.reporting.plan.placement import PlacementReport, placement_tables, verdict_text
-from twofold.simulation.observers.files import AtomicFile
 
 _MIN_GPUS: Final = 2
 _MAX_GPUS: Final = 4096  # more is a typing error, or a search of hours

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import typer
 from rich.console import Console
 
+from twofold.atomic_file import AtomicFile
 from twofold.cli.options import check_outputs
 from twofold.cli.plan.capacity import run_capacity
 from twofold.cli.plan.placement import run_placement
@@ -25,7 +26,6 @@ from twofold.planning.search import Objective
 from twofold.reporting.plan.html import plan_page
 from twofold.reporting.plan.report import PlanReport
 from twofold.reporting.plan.table import plan_tables
-from twofold.simulation.observers.files import AtomicFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Final
 import typer
 from rich.console import Console
 
+from twofold.atomic_file import AtomicFile
 from twofold.cli.options import check_outputs
 from twofold.cli.progress import simulation_progress
 from twofold.cli.simulate.settings import SimulateSettings
@@ -29,7 +30,7 @@ from twofold.scheduling.replan.traffic import TrafficMonitor
 from twofold.simulation.clients import ClosedLoop
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.observers.base import Observer
-from twofold.simulation.observers.files import AtomicFile, ChromeTrace, EventLog, ParquetTable
+from twofold.simulation.observers.files import ChromeTrace, EventLog, ParquetTable
 from twofold.simulation.replanning import SimulatedReplanning
 from twofold.simulation.result import SimulationResult, verdict
 from twofold.simulation.simulate import simulate

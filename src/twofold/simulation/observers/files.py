@@ -1,14 +1,13 @@
 """Observers that write files: an event log (JSON lines), a request table (Parquet) and a Chrome trace."""
 
-import os
 import weakref
-from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from twofold.atomic_file import AtomicFile
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.simulation.observers.base import IterationRun, KvTransfer, Observer
@@ -16,64 +15,6 @@ from twofold.timeline import Moment, Timeline
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-_BUFFER: Final = 1 << 20
-
-
-class AtomicFile:
-    """Output file that appears at `path` only after `commit`. Raise ConfigurationError if it is not writable."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        if self.path.is_dir():
-            raise ConfigurationError(f"{self.path} is a directory: name a file in it")
-        direct = self.path.exists() and not self.path.is_file()  # devices and pipes have no temporary file
-        self._target = self.path.resolve()
-        self._part = self._target if direct else self._target.with_name(f".part-{os.getpid()}-{self._target.name}")
-        try:
-            self._stream: IO[bytes] = self._part.open("wb", buffering=_BUFFER)
-        except OSError as error:
-            raise self._unwritable(error) from error
-        # Observers of a failed run are not closed: the file is deleted when they are garbage-collected, or at exit.
-        self._discard = weakref.finalize(self, _discard, self._stream, None if direct else self._part)
-
-    @property
-    def closed(self) -> bool:
-        return self._stream.closed
-
-    def write(self, data: bytes) -> None:
-        try:
-            self._stream.write(data)
-        except OSError as error:
-            raise self._unwritable(error) from error
-
-    def save(self, text: str) -> None:
-        """Write `text`, which is all of the file, and commit it."""
-        self.write(text.encode())
-        self.commit()
-
-    def commit(self) -> None:
-        """Close the file and rename it to `path`."""
-        try:
-            self._stream.close()
-            if self._part != self._target:
-                self._part.replace(self._target)
-        except OSError as error:
-            self._discard()
-            raise self._unwritable(error) from error
-        self._discard.detach()
-
-    def _unwritable(self, error: OSError) -> ConfigurationError:
-        return ConfigurationError(f"{self.path} cannot be written: {error.strerror}")
-
-
-def _discard(stream: IO[bytes], part: Path | None) -> None:
-    with suppress(OSError):  # the file is deleted anyway
-        stream.close()
-    if part is not None:
-        part.unlink(missing_ok=True)
-
 
 _PS_PER_S: Final = 10**12
 _COUNTS: Final = ("iterations", "prefill_tokens", "prefill_sequences", "decode_sequences", "context_tokens")

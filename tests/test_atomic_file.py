@@ -4,8 +4,8 @@ import gc
 
 import pytest
 
+from twofold.atomic_file import AtomicFile
 from twofold.errors import ConfigurationError
-from twofold.simulation.observers.files import AtomicFile
 
 
 def test_commit_renames_the_file(tmp_path):

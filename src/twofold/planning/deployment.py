@@ -2,6 +2,8 @@
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 
 import msgspec
 
@@ -139,42 +141,14 @@ def model_accuracy(pool: PoolResult) -> str:
 
 
 _WIDTH = 100
-_COMMENTS = {
-    "deployment": "version of this file format",
-    "cluster": "cluster file, as twofold simulate --cluster accepts",
-    "machines": "number of machines",
-    "tensor_parallel": "accelerators per instance",
-    "batcher": "batching policy of the instances; default: that of the role",
-    "router": "routing policy",
-    "handoff": "KV transfer mode from prefill to decode",
-    "max_num_batched_tokens": "maximum prompt tokens per iteration",
-    "pipeline_chunk": "maximum prompt tokens per chunk in pipelined prefill",
-    "inline_tbt_s": "maximum iteration time of the batcher inlined, in seconds",
-    "max_num_seqs": "maximum sequences per iteration",
-    "block_size": "tokens per KV block",
-    "memory_utilization": "share of accelerator memory for weights and KV cache",
-    "swap_space_bytes": "host memory per instance for swapping; KV of outputs is then reserved as they grow",
-    "performance": "performance model of the expectation, and of emulated engines",
-    "contention": "whether KV transfers shared links in the simulation",
-    "rules": "simulator rules",
-    "expected": "simulated performance",
-    "rate": "planned requests per second",
-    "highest_rate": "highest requests per second within the SLO",
-    "slo": "bounds in seconds, or splitwise: slowdown percentiles relative to the reference",
-    "attainment": "minimum share of requests within the SLO",
-    "reference": "machine that slowdowns are relative to",
-    "confidence": "that another draw of the workload is within the SLO",
-    "draws": "draws that the search did not simulate",
-    "draws_kept": "draws within the SLO",
-    "margins": "value and relative headroom of each SLO bound",
-    "price_per_h": "US dollars",
-    "tdp_w": "provisioned watts",
-    "power_w": "mean watts at that rate",
-    "provenance": "inputs of the plan",
-    "simulation": "simulator version",
-    "duration_s": "seconds of arrivals per simulation, longer at low rates",
-    "models": "performance models with their held-out errors",
-}
+
+
+@cache
+def _comments() -> dict[str, str]:
+    """Return the comments on the fields of deployment files, by field."""
+    return msgspec.toml.decode(
+        files("twofold.planning").joinpath("data", "comments.toml").read_bytes(), type=dict[str, str]
+    )
 
 
 def deployment_text(deployment: Deployment, comment: str) -> str:
@@ -189,7 +163,7 @@ def _mapping(fields: Mapping[str, object], depth: int) -> Iterator[str]:
     for key, value in fields.items():
         if value is None or value == ():
             continue
-        comment = f"  # {_COMMENTS[key]}" if key in _COMMENTS else ""
+        comment = f"  # {_comments()[key]}" if key in _comments() else ""
         if isinstance(value, Mapping):
             yield f"{pad}{key}:{comment}"
             yield from _mapping(value, depth + 1)

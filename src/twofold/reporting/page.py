@@ -2,8 +2,9 @@
 
 import base64
 import zlib
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,59 +13,25 @@ import msgspec
 from twofold.errors import ConfigurationError
 from twofold.reporting.chart import Layout, ReportChart
 
-Cell = tuple[str, str]  # text and CSS class
+Cell = tuple[str, str]  # a cell with a CSS class
 
-# Pages follow the light or dark mode of the reader's system.
+# Pages follow the light or dark mode of the reader's system. The colours are those of page.css.
 _DARK_BACKGROUND, _DARK_TEXT, _DARK_GRID = "#16181d", "#dddddd", "#3a3d44"
 _WIDTH_PX, _SCALE = 800, 2
 _GZIP: Final = 16 + zlib.MAX_WBITS  # argument of zlib for the format of gzip
-_STYLE: Final = f"""
-:root {{ color-scheme: light dark; --text: #222; --faint: #555; --rule: #e5e5e5; --met: #07661f; --missed: #c00000 }}
-@media (prefers-color-scheme: dark) {{
-  :root {{ --text: {_DARK_TEXT}; --faint: #aaa; --rule: {_DARK_GRID}; --met: #5fce7d; --missed: #ff7b72 }}
-  body {{ background: {_DARK_BACKGROUND} }}
-}}
-body {{ font: 15px/1.45 system-ui, sans-serif; max-width: 1200px; margin: 2em auto; padding: 0 1em }}
-body {{ color: var(--text) }}
-h1 {{ font-size: 1.5em }} h2 {{ font-size: 1.15em; margin: 1.8em 0 .3em }}
-p {{ margin: .3em 0; color: var(--faint) }} p.advice {{ color: var(--text); font-weight: 600 }}
-table {{ border-collapse: collapse; margin: .5em 0 }} th {{ font-weight: 600 }}
-th, td {{ padding: .2em .8em; text-align: left; border-bottom: 1px solid var(--rule); vertical-align: top }}
-td.number, th.number {{ text-align: right; font-variant-numeric: tabular-nums }}
-.met {{ color: var(--met); font-weight: 600 }} .missed {{ color: var(--missed); font-weight: 600 }}
-"""
-# The page has plotly.js (4.8 MB) compressed and in base 85: 1.8 MB.
-_DRAW: Final = """
-const digits = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~';
-const packed = document.getElementById('plotly'), text = packed.textContent;
-const bytes = new DataView(new ArrayBuffer(text.length / 5 * 4));
-for (let place = 0; place < text.length; place += 5) {
-  let word = 0;
-  for (const digit of text.substr(place, 5)) word = word * 85 + digits.indexOf(digit);
-  bytes.setUint32(place / 5 * 4, word);
-}
-const gzip = new Blob([bytes.buffer.slice(0, packed.dataset.bytes)]).stream();
-const script = document.createElement('script');
-script.text = await new Response(gzip.pipeThrough(new DecompressionStream('gzip'))).text();
-document.head.append(script);
-const dark = matchMedia('(prefers-color-scheme: dark)').matches;
-for (const data of document.querySelectorAll('script[data-picture]')) {
-  const picture = JSON.parse(data.textContent), name = data.dataset.picture;
-  Plotly.newPlot(name, picture.traces, picture.layout, {responsive: true, displaylogo: false});
-  if (dark) Plotly.relayout(name, picture.dark);
-}
-"""
 
 
 def html_page(title: str, body: Sequence[str]) -> str:
     """Return an HTML page with a title and the lines of the body. The page includes plotly.js (1.8 MB)."""
     from plotly.offline import get_plotlyjs  # noqa: PLC0415 (slow to import)
 
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+    style, draw = (files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
+    # plotly.js has 4.8 MB, and 1.8 MB compressed and in base 85.
     gzip = zlib.compress(get_plotlyjs().encode(), wbits=_GZIP)
     packed = base64.b85encode(gzip, pad=True).decode()  # has no </script, as / is none of its digits
     library = f'<script type="text/plain" id="plotly" data-bytes="{len(gzip)}">{packed}</script>'
-    text = "\n".join([f"<h1>{escape(title)}</h1>", *body, library, f'<script type="module">{_DRAW}</script>'])
+    text = "\n".join([f"<h1>{escape(title)}</h1>", *body, library, f'<script type="module">{draw}</script>'])
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{text}\n</body></html>\n'
 
 
@@ -72,18 +39,19 @@ def html_section(title: str, content: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{content}</section>"
 
 
-def html_table(headings: Sequence[Cell], rows: Sequence[Sequence[Cell]]) -> str:
-    head = f"<thead>{_row(headings, 'th')}</thead>" if headings else ""
-    return f"<table>{head}<tbody>{''.join(_row(row, 'td') for row in rows)}</tbody></table>"
+def html_table(headings: Sequence[str], rows: Iterable[Sequence[str | Cell]], right: Container[int] = ()) -> str:
+    """Return an HTML table. `right` has the indices of the columns of numbers."""
+    head = f"<thead>{_row(headings, 'th', right)}</thead>" if headings else ""
+    return f"<table>{head}<tbody>{''.join(_row(row, 'td', right) for row in rows)}</tbody></table>"
 
 
-def _row(cells: Sequence[Cell], tag: str) -> str:
-    return f"<tr>{''.join(_cell(text, kind, tag) for text, kind in cells)}</tr>"
-
-
-def _cell(text: str, kind: str, tag: str) -> str:
-    attribute = f' class="{kind}"' if kind else ""
-    return f"<{tag}{attribute}>{escape(text)}</{tag}>"
+def _row(cells: Sequence[str | Cell], tag: str, right: Container[int]) -> str:
+    row = ""
+    for place, cell in enumerate(cells):
+        text, kind = (cell, "number" if place in right else "") if isinstance(cell, str) else cell
+        attribute = f' class="{kind}"' if kind else ""
+        row += f"<{tag}{attribute}>{escape(text)}</{tag}>"
+    return f"<tr>{row}</tr>"
 
 
 def html_chart(chart: ReportChart) -> str:

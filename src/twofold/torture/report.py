@@ -13,7 +13,7 @@ from rich.table import Table
 from twofold import __version__
 from twofold.reporting.chart import BOUND_COLOUR, Layout, ReportChart, axis, grid, line, run_colour
 from twofold.reporting.output import JsonReport, table
-from twofold.reporting.page import Cell, html_chart, html_page, html_section, html_table
+from twofold.reporting.page import html_chart, html_page, html_section, html_table
 from twofold.reporting.summary import NOTHING, rate_text, seconds
 from twofold.torture.answers import BREAKS, Violation, ViolationKind, violations
 from twofold.torture.config import TortureConfig
@@ -144,11 +144,9 @@ def torture_tables(report: TortureReport) -> list[Table]:
 
 def torture_page(report: TortureReport) -> str:
     """Return the report as an HTML page."""
-    verdict: list[list[Cell]] = [[(failure, "missed")] for failure in report.failures] or [[("no failure", "met")]]
-    body = [html_section("Verdict", html_table([], verdict))]
-    for title, headings, rows in _sections(report):
-        cells = [[(text, "") for text in row] for row in rows]
-        body.append(html_section(title, html_table([(heading, "") for heading in headings], cells)))
+    verdict = [[(failure, "missed")] for failure in report.failures] or [[("no failure", "met")]]
+    body = [html_section("Verdict", html_table((), verdict))]
+    body += [html_section(title, html_table(headings, rows)) for title, headings, rows in _sections(report)]
     return html_page(f"Fault suite of {report.config.endpoint.model}", [*body, html_chart(_chart(report))])
 
 

@@ -7,7 +7,7 @@ from twofold.characterize.analysis import Characterization
 from twofold.characterize.report.insights import Finding, Insight
 from twofold.characterize.report.tables import findings, percent
 from twofold.reporting.chart import ReportChart
-from twofold.reporting.page import Cell, html_chart, html_page, html_section, html_table
+from twofold.reporting.page import html_chart, html_page, html_section, html_table
 from twofold.reporting.summary import NOTHING
 
 _CLASSES: Final = {Finding.HOLDS: "met", Finding.FAILS: "missed", Finding.UNKNOWN: ""}
@@ -28,26 +28,20 @@ def html_report(
 
 
 def _insights(judged: Sequence[Insight]) -> str:
-    rows = [
-        [(str(each.number), "number"), (each.claim, ""), (each.verdict, _CLASSES[each.verdict]), (each.evidence, "")]
-        for each in judged
-    ]
-    return html_table([("", ""), ("insight", ""), ("", ""), ("evidence", "")], rows)
+    rows = [(str(each.number), each.claim, (each.verdict, _CLASSES[each.verdict]), each.evidence) for each in judged]
+    return html_table(("", "insight", "", "evidence"), rows, (0,))
 
 
 def _instances(found: Sequence[Characterization]) -> str:
     columns = [dict(_facts(each)) for each in found]
+    headings = ["", *(each.name for each in found)]
+    compared = len(found) == 2
+    if compared:
+        columns.append(_ratios(*found))
+        headings.append("ratio")
     labels = dict.fromkeys(label for column in columns for label in column)
-    ratios = _ratios(found[0], found[1]) if len(found) == 2 else {}
-    headings: list[Cell] = [("", ""), *((each.name, "") for each in found)]
-    rows: list[list[Cell]] = [
-        [(label, ""), *((column.get(label, NOTHING), "") for column in columns)] for label in labels
-    ]
-    if ratios:
-        headings.append(("ratio", "number"))
-        for row in rows:
-            row.append((ratios.get(row[0][0], ""), "number"))
-    return html_table(headings, rows)
+    rows = [(label, *(column.get(label, NOTHING) for column in columns)) for label in labels]
+    return html_table(headings, rows, (3,) if compared else ())
 
 
 def _facts(found: Characterization) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """HTML pages of plans, each in a single file: best designs, and charts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from twofold.planning.advice import Advice
@@ -11,7 +11,7 @@ from twofold.planning.placement.plan import PlacementPlan
 from twofold.planning.placement.search import SimulatedPlacement
 from twofold.planning.plan import Plan
 from twofold.reporting.chart import Layout, ReportChart, Trace, axis, bars, grid, line, markers, on, rounded, run_colour
-from twofold.reporting.page import Cell, html_chart, html_page, html_section, html_table
+from twofold.reporting.page import html_chart, html_page, html_section, html_table
 from twofold.reporting.plan.placement import (
     DESIGN_HEADINGS,
     ERRORS_HEADING,
@@ -108,7 +108,7 @@ def plan_page(
 ) -> str:
     body = [f"<p>SLO: {escape(slo_text(slo))}</p>", f'<p class="advice">{escape(advice.text)}</p>']
     body += [f"<p>Extrapolated for {escape(text)}</p>" for text in extrapolation_texts([plan.best])]
-    table = _table(HEADINGS, map(choice_row, plan.choices))
+    table = html_table(HEADINGS, map(choice_row, plan.choices), range(1, len(HEADINGS) - 1))
     body += [html_chart(pareto_chart(plan, front)), html_chart(rates_chart(curves, slo))]
     return html_page(title, [*body, html_section("The best of each family", table)])
 
@@ -123,19 +123,10 @@ def placement_page(plan: PlacementPlan, title: str) -> str:
         html_chart(_goodput_chart(placement.split, placement.colocated)),
         html_chart(_instances_chart(placement.prefills, placement.decodes)),
     ]
-    body.append(html_section("Designs", _table((*DESIGN_HEADINGS, ERRORS_HEADING), design_rows(plan))))
-    body.append(html_section("Instances", _table((*PHASE_HEADINGS, ""), ((*row, "") for row in phase_rows(plan)))))
+    designs = html_table((*DESIGN_HEADINGS, ERRORS_HEADING), design_rows(plan), range(1, len(DESIGN_HEADINGS)))
+    instances = html_table(PHASE_HEADINGS, phase_rows(plan), range(1, len(PHASE_HEADINGS)))
+    body += [html_section("Designs", designs), html_section("Instances", instances)]
     return html_page(title, body)
-
-
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return an HTML table of numbers between a name in the first column and text in the last."""
-
-    def cells(row: Sequence[str]) -> list[Cell]:
-        first, *numbers, last = row
-        return [(first, ""), *((text, "number") for text in numbers), (last, "")]
-
-    return html_table(cells(headings), [cells(row) for row in rows])
 
 
 def _goodput_chart(split: Sequence[SimulatedPlacement], colocated: Sequence[SimulatedPlacement]) -> ReportChart:

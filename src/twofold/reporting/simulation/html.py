@@ -19,20 +19,14 @@ _MET: Final[dict[bool, Cell]] = {True: ("met", "met"), False: ("missed", "missed
 
 def percentile_table(result: SimulationResult, reference: ModelAccuracy | None = None) -> str:
     """Return an HTML table of latency statistics, with one row per metric."""
-    rows = [
-        [(label, ""), *((text, "number") for text in texts), (error, "")]
-        for label, texts, error in latency_rows(result, reference)
-    ]
-    return html_table([("", ""), *((heading, "number") for heading in HEADINGS), (ERROR_HEADING, "")], rows)
+    rows = [(label, *texts, error) for label, texts, error in latency_rows(result, reference)]
+    return html_table(("", *HEADINGS, ERROR_HEADING), rows, range(1, 1 + len(HEADINGS)))
 
 
 def verdict_table(name: str, judged: Verdict) -> str:
     """Return an HTML table of the SLO checks of the run `name`."""
-    rows = [
-        [(name, ""), (check.name, ""), *((text, "number") for text in check_text(check)), _MET[check.met]]
-        for check in judged.checks
-    ]
-    return html_table([("run", ""), ("check", ""), ("value", "number"), ("bound", "number"), ("", "")], rows)
+    rows = [(name, check.name, *check_text(check), _MET[check.met]) for check in judged.checks]
+    return html_table(("run", "check", "value", "bound", ""), rows, (2, 3))
 
 
 def _fact_table(shown: Sequence[Fact]) -> str:
@@ -40,7 +34,7 @@ def _fact_table(shown: Sequence[Fact]) -> str:
     for fact in shown:
         text = f"{fact.value} ({fact.accuracy})" if fact.accuracy else fact.value
         texts.setdefault(fact.label, []).append(text)
-    return html_table([], [[(label, ""), ("; ".join(joined), "")] for label, joined in texts.items()])
+    return html_table((), [(label, "; ".join(joined)) for label, joined in texts.items()])
 
 
 def html_report(

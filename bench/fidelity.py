@@ -35,7 +35,7 @@ def settings(flags: argparse.Namespace, profile: Path) -> VerifySettings:
         profile=profile,
         workload=flags.workload,
         num_requests=flags.requests,
-        loads=parse_loads(flags.loads),
+        loads=parse_loads(flags.loads, "--loads"),
         length_scale=flags.length_scale,
         slo=None if flags.slo is None else Slo.parse(flags.slo),
         replays=flags.replays,

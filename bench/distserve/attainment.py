@@ -64,7 +64,7 @@ def main() -> None:
                 profile=profile,
                 workload=flags.workload,
                 num_requests=flags.requests,
-                loads=parse_loads(flags.loads),
+                loads=parse_loads(flags.loads, "--loads"),
                 length_scale=flags.length_scale,
                 slo=Slo.parse(flags.slo),
                 replays=flags.replays,

@@ -1,6 +1,6 @@
 """Options that several commands share, each with its name, help text and parser."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -27,6 +27,9 @@ DTYPES: Final = {
     "float16": "16 bits.",
 }
 LOG_FORMATS: Final = {"text": "A line for each event.", "json": "A JSON object for each event and request."}
+# Larger workloads are typing errors.
+MAX_SECONDS: Final = 1e9
+MAX_REQUESTS: Final = 1e10
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 
@@ -53,6 +56,20 @@ def parse_budget(text: str, flag: str) -> int | Literal["auto"]:
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
         raise ConfigurationError(f"{flag} {text!r} is not a number of tokens or {AUTO}")
     return int(text)
+
+
+def numbers(example: str, below: float) -> Callable[[str, str], tuple[float, ...]]:
+    """Return a parser of a comma-separated list of numbers above 0 and below a limit, such as `example`."""
+
+    def parse(text: str, flag: str) -> tuple[float, ...]:
+        try:
+            found = tuple(float(part) for part in text.split(","))
+        except ValueError:
+            found = (0.0,)
+        require(all(0 < each < below for each in found), f"{flag} {text!r} is not understood: write {example}")
+        return found
+
+    return parse
 
 
 def parse_batchers(text: str, flag: str) -> dict[Role, str]:
@@ -99,17 +116,17 @@ def write_file(name: str, path: Path, text: str) -> None:
 
 # Workload
 WORKLOAD: Final = Flag("Named workload, such as azure-conv, or path of a trace.", positional=True, metavar="WORKLOAD")
-RATE: Final = Flag("Requests per second.", names=("--rate", "--request-rate"))
+RATE: Final = Flag("Requests per second.", names=("--rate", "--request-rate"), gt=0, le=MAX_REQUESTS)
 NUM_REQUESTS: Final = Flag("Maximum number of requests.", names=("--num-requests", "--num-prompts"), ge=1)
 CONCURRENCY: Final = Flag(
     "Closed loop: this many clients, each of which sends its next request after its last one has ended.", ge=1
 )
 THINK_TIME: Final = Flag("Seconds between the end of a request and the client's next one; needs --concurrency.", ge=0)
-DURATION: Final = Flag("Length of the workload in seconds.")
+DURATION: Final = Flag("Length of the workload in seconds.", le=MAX_SECONDS)
 START: Final = Flag("Skip this many seconds of the trace.")
 ARRIVAL: Final = Flag("Arrival process: trace, poisson, gamma or constant.")
-BURSTINESS: Final = Flag("Shape of gamma arrivals; 1 is Poisson, less is burstier.")
-LENGTH_SCALE: Final = Flag("Factor on prompt and output lengths.")
+BURSTINESS: Final = Flag("Shape of gamma arrivals; 1 is Poisson, less is burstier.", ge=1e-3)
+LENGTH_SCALE: Final = Flag("Factor on prompt and output lengths.", gt=0, le=1e6)
 CLIP_LENGTH: Final = Flag("Clip requests to this many tokens, prompt and output together.", ge=2)
 SEED: Final = Flag("Random seed of arrivals, lengths and prompts.", ge=0)
 

@@ -4,6 +4,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import typer
@@ -14,7 +15,6 @@ from twofold.characterize.endpoint import EndpointTarget
 from twofold.characterize.sweep import measured_slowness
 from twofold.cli import options
 from twofold.cli.settings import Settings, command, flag, refuse
-from twofold.errors import ConfigurationError
 from twofold.fidelity.comparison import (
     Comparison,
     OfferedLoad,
@@ -33,19 +33,8 @@ from twofold.request import Request
 from twofold.slo import Slo
 from twofold.workload.source import workload
 
-
-def parse_loads(text: str, flag: str = "--loads") -> tuple[float, ...]:
-    """Parse loads such as `0.5,0.9,2`: multiples of the highest rate that meets the SLO.
-
-    Raise ConfigurationError unless each load is a number above 0 and below 100.
-    """
-    try:
-        loads = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        loads = ()
-    if not loads or not all(0 < load < 100 for load in loads):
-        raise ConfigurationError(f"{flag} {text!r} is not understood: write multiples as in 0.5,0.9,2")
-    return loads
+# Multiples of the highest rate that meets the SLO.
+parse_loads: Final = options.numbers("multiples as in 0.5,0.9,2", 100)
 
 
 class VerifySettings(Settings):

@@ -1,19 +1,14 @@
 """Flags that select a workload: a named workload or a trace, with its rate, arrivals and lengths."""
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from twofold.cli import options
 from twofold.cli.settings import Settings, refuse
-from twofold.errors import ConfigurationError, require
+from twofold.errors import require
 from twofold.request import Request
 
 DEFAULT_DURATION_S: Final = 120.0
-MAX_SECONDS: Final = 1e9
-MAX_REQUESTS: Final = 1e10
-_MIN_BURSTINESS: Final = 1e-3
-_MAX_LENGTH_SCALE: Final = 1e6
 
 
 class ShapeSettings(Settings, panel="Workload"):
@@ -67,16 +62,16 @@ class WorkloadSettings(ArrivalSettings):
         """Stream the workload's requests. Raises ConfigurationError if there are none, or if a flag is out of range."""
         from twofold.workload.source import is_named, workload  # noqa: PLC0415  (imports numpy)
 
-        check_limits(
-            rate=self.rate, duration_s=self.duration_s, burstiness=self.burstiness, length_scale=self.length_scale
-        )
+        many = (self.rate or 0.0) * (self.duration_s or 0.0)
+        most = f"more than {options.MAX_REQUESTS:.0e}: lower one of them"
+        require(many <= options.MAX_REQUESTS, f"--rate and --duration make {many:.2g} requests, {most}")
         self.check_closed_loop()
         closed = self.concurrency is not None  # then the arrival times have no effect
         requests = workload(
             self.workload,
             rate=1.0 if closed and is_named(self.workload) else self.rate,
             num_requests=self.num_requests,
-            duration_s=MAX_SECONDS if closed else self.duration_s,
+            duration_s=options.MAX_SECONDS if closed else self.duration_s,
             **self.shape(),
         )
         return nonempty(requests, f"workload {self.workload} has no request within the limits")
@@ -118,21 +113,3 @@ def nonempty(requests: Iterable[Request], otherwise: str) -> Iterator[Request]:
         empty = False
         yield request
     require(not empty, otherwise)
-
-
-def check_limits(*, rate: float | None, duration_s: float | None, burstiness: float, length_scale: float) -> None:
-    """Raise ConfigurationError for a workload too large to simulate."""
-    for flag, value, most, unit in (
-        ("--rate", rate, MAX_REQUESTS, "requests per second"),
-        ("--duration", duration_s, MAX_SECONDS, "seconds"),
-        ("--length-scale", length_scale, _MAX_LENGTH_SCALE, "times"),
-    ):
-        if value is not None and most < value < math.inf:
-            raise ConfigurationError(f"{flag} {value:g} is too large: give at most {most:g} {unit}")
-    if 0 < burstiness < _MIN_BURSTINESS:
-        raise ConfigurationError(f"--burstiness {burstiness:g} is too small: give at least {_MIN_BURSTINESS:g}")
-    requests = (rate or 0.0) * (duration_s or 0.0)
-    if MAX_REQUESTS < requests < math.inf:
-        raise ConfigurationError(
-            f"--rate and --duration make {requests:.2g} requests, more than {MAX_REQUESTS:.0e}: lower one of them"
-        )

@@ -6,23 +6,11 @@ from typing import Final
 
 from twofold.cli import options
 from twofold.cli.settings import Settings, flag
-from twofold.errors import ConfigurationError
 
 ENGINES: Final = {"torch": "The built-in engine, in this process.", "vllm": "vLLM, in this process."}
 CSV: Final = ".csv"
 CHUNK: Final = 2048
 _WORKLOADS: Final = ("azure-conv", "azure-code")
-
-
-def parse_caps(text: str, flag: str = "--power-caps") -> tuple[float, ...]:
-    """Parse a comma-separated list of power caps in watts. Raises ConfigurationError for an invalid list."""
-    try:
-        caps = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        caps = ()
-    if not caps or not all(0 < cap < math.inf for cap in caps):
-        raise ConfigurationError(f"{flag} {text!r} is not understood: write watts as in 300,400")
-    return caps
 
 
 class TargetSettings(Settings):
@@ -68,7 +56,7 @@ class LocalEngineSettings(Settings, panel="Engine of a model directory"):
         "Power caps of the hardware in watts. Each is measured for --budget seconds, too, into a profile of its own.",
         (),
         metavar="W,W",
-        parse=parse_caps,
+        parse=options.numbers("watts as in 300,400", math.inf),
         unset="none",
     )
 

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from twofold.atomic_file import AtomicFile
-from twofold.cli.plan.query import read_draws
+from twofold.cli.plan.query import counts_of, read_draws
 from twofold.cli.plan.search import open_search
 from twofold.cli.plan.settings import PlanSettings, RunSettings
 from twofold.errors import ConfigurationError, require
@@ -52,12 +52,9 @@ def search_placement(
 
 def read_placement_query(problem: Problem, settings: PlanSettings) -> PlacementQuery:
     """Convert the flags to inputs of a placement search. Raises ConfigurationError for invalid flags."""
-    rate = settings.rate
-    if rate is not None and not 0 < rate < float("inf"):
-        raise ConfigurationError(f"--rate {rate:g} is out of range: give more than 0 requests per second")
     return PlacementQuery(
         stock=_read_stock(problem, settings.machines, settings.max_gpus),
-        rate=rate,
+        rate=settings.rate,
         affinity=None if settings.affinity == "auto" else Affinity(settings.affinity),
         most_stages=settings.max_pipeline,
         draws=read_draws(problem, settings),
@@ -70,11 +67,11 @@ def _read_stock(problem: Problem, machines: str | None, max_gpus: str | None) ->
             "--objective goodput needs --max-gpus: the number of accelerators, as in 8 or a100=8,h100=16"
         )
     stock: dict[str, int] = {}
-    for word in max_gpus.split(","):
-        name, equals, number = word.rpartition("=")
-        kind = problem.kind(name.strip()).name if equals else only_machine(problem, machines, "--max-gpus N")
+    for word, name, count in counts_of(max_gpus, "--max-gpus", f"give 1 to {_MAX_GPUS}, or a100=8,h100=16"):
+        kind = only_machine(problem, machines, "--max-gpus N") if name is None else problem.kind(name).name
         require(kind not in stock, f"--max-gpus gives {kind} twice")
-        stock[kind] = _count(number, word)
+        require(1 <= count <= _MAX_GPUS, f"--max-gpus {word!r} is out of range: give 1 to {_MAX_GPUS}")
+        stock[kind] = count
     require(sum(stock.values()) >= _MIN_GPUS, f"--max-gpus {max_gpus} is too few: two phases need {_MIN_GPUS} at least")
     return stock
 
@@ -84,15 +81,6 @@ def only_machine(problem: Problem, machines: str | None, flag: str) -> str:
     names = [name.strip() for name in (machines or "").split(",") if name.strip()]
     require(len(names) == 1, f"{flag} needs one kind of machine in --machines, as in --machines a100")
     return problem.kind(names[0]).name
-
-
-def _count(number: str, word: str) -> int:
-    try:
-        count = int(number)
-    except ValueError:
-        count = 0
-    require(1 <= count <= _MAX_GPUS, f"--max-gpus {word!r} is not understood: give 1 to {_MAX_GPUS}, or a100=8,h100=16")
-    return count
 
 
 def _title(prepared: PreparedPlacement) -> str:

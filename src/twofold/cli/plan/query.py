@@ -1,7 +1,6 @@
 """Conversion of the flags of `twofold plan` to the inputs of the planner."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -11,7 +10,6 @@ import typer
 
 from twofold.cli.plan.settings import PlanSettings
 from twofold.cli.simulate.spec import link_bytes_per_s
-from twofold.cli.workload import check_limits
 from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import load_catalog
@@ -26,7 +24,6 @@ from twofold.planning.workload import WorkloadArguments
 from twofold.raycluster.cluster import connect, list_nodes
 
 REFERENCE: Final = "dgx-a100"
-_MAX_RATE: Final = 1e6  # requests per second: a trial of this many takes minutes, and a plan hundreds of trials
 
 
 def read_problem(settings: PlanSettings) -> Problem:
@@ -55,9 +52,6 @@ def read_problem(settings: PlanSettings) -> Problem:
         catalog=catalog,
     )
     problem.require_sensible()
-    check_limits(
-        rate=None, duration_s=settings.duration, burstiness=settings.burstiness, length_scale=settings.length_scale
-    )
     return problem
 
 
@@ -160,26 +154,26 @@ def _checked_rate(objective: Objective, rate: float | None) -> float | None:
         return None
     if rate is None:
         raise ConfigurationError(f"--objective {objective} needs --rate: the requests per second to plan for")
-    require(0 < rate < math.inf, f"--rate {rate:g} is out of range: give more than 0 requests per second")
-    if rate > _MAX_RATE:
-        raise ConfigurationError(f"--rate {rate:g} is too large: give at most {_MAX_RATE:g}")
     return rate
 
 
 def _parse_machines(problem: Problem, text: str | None) -> tuple[int | None, dict[str, int]]:
     most, of_kind = None, {}
-    for word in filter(None, (text or "").split(",")):
-        name, equals, number = word.rpartition("=")
-        try:
-            count = int(number)
-        except ValueError:
-            raise ConfigurationError(
-                f"--max-machines {word!r} is not understood: write 40, or a100=30,h100=20"
-            ) from None
-        if equals:
-            kind = problem.kind(name.strip()).name
+    for _, name, count in counts_of(text or "", "--max-machines", "write 40, or a100=30,h100=20"):
+        if name is None:
+            most = count
+        else:
+            kind = problem.kind(name).name
             require(kind not in of_kind, f"--max-machines gives {kind} twice")
             of_kind[kind] = count
-        else:
-            most = count
     return most, of_kind
+
+
+def counts_of(text: str, flag: str, example: str) -> Iterator[tuple[str, str | None, int]]:
+    """Parse counts as in `a100=30,20`: yield each word, its name or None, and its number. Raises ConfigurationError."""
+    for word in filter(None, text.split(",")):
+        name, equals, number = word.rpartition("=")
+        try:
+            yield word, name.strip() if equals else None, int(number)
+        except ValueError:
+            raise ConfigurationError(f"{flag} {word!r} is not understood: {example}") from None

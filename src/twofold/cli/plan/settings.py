@@ -1,5 +1,6 @@
 """Flags of `twofold plan`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -12,6 +13,7 @@ from twofold.slo import SPLITWISE, Slo, SlowdownSlo
 
 # Goodput is measured on single instances at low rates, so a simulation needs more requests.
 _MIN_REQUESTS, _MIN_REQUESTS_FOR_GOODPUT = 500, 2000
+_MAX_RATE: Final = 1e6  # requests per second: a trial of this many takes minutes, and a plan hundreds of trials
 OBJECTIVES: Final = {
     "throughput": "Most requests/s within a budget.",
     "cost": "Least dollars per hour for --rate.",
@@ -32,7 +34,7 @@ class PlanObjectiveSettings(Settings, panel="Objective"):
     objective: str = flag("Objective of the search.", "throughput", choices=OBJECTIVES)
     slo: Slo | SlowdownSlo = options.ANY_SLO.field(SPLITWISE, "splitwise")
     attainment: float = options.ATTAINMENT.field(0.9)
-    rate: float | None = options.RATE.field()
+    rate: float | None = replace(options.RATE, le=_MAX_RATE).field()
     reference: str | None = options.REFERENCE.field(unset="dgx-a100; the machine of the profile")
     confidence: float = flag(
         "Required confidence that another draw of the workload meets the SLO.", 0.95, ge=0.0, le=0.999
@@ -50,9 +52,9 @@ class CapacitySettings(Settings, panel="KV capacity"):
     nodes: int | None = flag(
         "Number of machines that prefill.", ge=1, unset="as many as the trace keeps busy without reuse"
     )
-    dram_gb: float | None = flag("GB of DRAM of each node in front of the disk.", unset="the cheapest")
-    dram_price: float | None = flag("Dollars for a GB of DRAM and hour.", unset="that of the catalog")
-    disk_price: float | None = flag("Dollars for a GB of disk and hour.", unset="that of the catalog")
+    dram_gb: float | None = flag("GB of DRAM of each node in front of the disk.", ge=0, le=1e9, unset="the cheapest")
+    dram_price: float | None = flag("Dollars for a GB of DRAM and hour.", ge=0, le=1e9, unset="that of the catalog")
+    disk_price: float | None = flag("Dollars for a GB of disk and hour.", ge=0, le=1e9, unset="that of the catalog")
 
 
 class MachineSettings(Settings, panel="Machines"):
@@ -86,7 +88,9 @@ class PlanWorkloadSettings(ShapeSettings):
 
     workload: str = options.WORKLOAD.field(...)
     duration: float = flag(
-        "Seconds of arrivals in each simulation; more if they have too few requests.", DEFAULT_DURATION_S
+        "Seconds of arrivals in each simulation; more if they have too few requests.",
+        DEFAULT_DURATION_S,
+        le=options.MAX_SECONDS,
     )
     min_requests: int | None = flag(
         "Minimum number of requests in each simulation.",

@@ -22,7 +22,6 @@ from rich.table import Table
 
 from twofold.bench.real_data import data_folder
 from twofold.cluster.spec import ClusterSpec, PoolSpec
-from twofold.compat.presets import distserve_sim
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.request import Request
@@ -61,6 +60,22 @@ class _Ends(Observer):
         first_s, last_s = timeline.moments[Moment.FIRST_TOKEN], timeline.moments[Moment.LAST_TOKEN]
         ttft_ms = (first_s - timeline.moments[Moment.ARRIVED]) * 1e3
         self.latencies[timeline.request.id] = ttft_ms, (last_s - first_s) * 1e3 / timeline.output_tokens
+
+
+def distserve_sim(pools: Sequence[PoolSpec], model: str, *, engine: str = "distserve") -> ClusterSpec:
+    """Create a cluster with the timing and rules of DistServe's simulator (OSDI'24).
+
+    With mixed pools and `engine` "vllm", it is the paper's baseline.
+    """
+    suffix = "" if engine == "distserve" else f"-{engine}"
+    return ClusterSpec(
+        pools=tuple(pools),
+        model=model,
+        performance=f"distserve-published{suffix}",
+        router="jsq",
+        handoff="serialized",
+        rules="distserve-published",
+    )
 
 
 def cluster_of(name: str) -> ClusterSpec:

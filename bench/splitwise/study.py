@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 from designs import A100, CAPPED, H100, Kind, families, machine_kind, within
 from msgspec.structs import replace
+from presets import splitwise_sim
 
 from twofold.cluster.spec import ClusterSpec, PoolSpec
-from twofold.compat.presets import splitwise_sim
 from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
 from twofold.planning.bounds import AnalyticBounds

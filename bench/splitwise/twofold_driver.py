@@ -6,9 +6,9 @@ import json
 import time
 from pathlib import Path
 
+from presets import splitwise_sim
 from reference_runs import RUNS
 
-from twofold.compat.presets import splitwise_sim
 from twofold.hardware.catalog import load_catalog
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate

@@ -4,10 +4,10 @@ import json
 import re
 
 import pytest
+from bench.distserve.golden import distserve_sim
 
 from twofold.bench.real_data import data_folder
 from twofold.cluster.spec import PoolSpec
-from twofold.compat.presets import distserve_sim
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.request import Request

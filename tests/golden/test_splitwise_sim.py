@@ -4,10 +4,10 @@ import csv
 
 import numpy as np
 import pytest
+from bench.splitwise.presets import splitwise_sim
 
 from twofold.bench.real_data import find_data
 from twofold.cluster.spec import PoolSpec
-from twofold.compat.presets import splitwise_sim
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.performance.registry import performance_model

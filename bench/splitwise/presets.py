@@ -1,4 +1,4 @@
-"""Cluster specs that reproduce the published experiments of Splitwise and DistServe."""
+"""Cluster specs with the timing and rules of SplitwiseSim."""
 
 from collections.abc import Sequence
 
@@ -29,20 +29,4 @@ def splitwise_sim(pools: Sequence[PoolSpec], model: str = "bloom-176b", *, catal
         link_bytes_per_s=float(_LINK_BYTES_PER_S),
         kv_bytes_per_token=2 * known.hidden_size * known.layers * 2,  # two-byte keys and values as wide as the state
         rules="splitwise-sim",
-    )
-
-
-def distserve_sim(pools: Sequence[PoolSpec], model: str, *, engine: str = "distserve") -> ClusterSpec:
-    """Create a cluster with the timing and rules of DistServe's simulator (OSDI'24).
-
-    With mixed pools and `engine` "vllm", it is the paper's baseline.
-    """
-    suffix = "" if engine == "distserve" else f"-{engine}"
-    return ClusterSpec(
-        pools=tuple(pools),
-        model=model,
-        performance=f"distserve-published{suffix}",
-        router="jsq",
-        handoff="serialized",
-        rules="distserve-published",
     )

@@ -11,7 +11,6 @@ from twofold.hardware.catalog import load_catalog
 from twofold.performance.queueing import (
     SHARE,
     crossing_rate,
-    highest_rate,
     mean_ttft_s,
     quickest_by_rate,
     saturating_tokens,
@@ -99,18 +98,6 @@ def test_extreme_speed_ups_have_no_crossover():
     assert crossover_rate(D, 1.0) == 0.0
 
 
-@given(prefills, st.integers(1, 8), st.floats(1.01, 20))
-def test_the_highest_rate_inverts_the_mean_ttft(prefill_s, stages, slack):
-    ttft_s = prefill_s * slack
-    rate = highest_rate(ttft_s, prefill_s, prefill_s / stages)
-    assert mean_ttft_s(rate, prefill_s, prefill_s / stages) == pytest.approx(ttft_s)
-
-
-def test_a_ttft_below_the_latency_has_no_rate():
-    assert highest_rate(0.9 * D, D, D) == 0.0
-    assert highest_rate(D, D, D) == 0.0
-
-
 @pytest.mark.parametrize(
     "impossible",
     [
@@ -119,7 +106,6 @@ def test_a_ttft_below_the_latency_has_no_rate():
         lambda: mean_ttft_s(1, 0.0, 0.0),
         lambda: mean_ttft_s(1, math.inf, D),
         lambda: crossover_rate(-D, 1.5),
-        lambda: highest_rate(1.0, D, 2 * D),
     ],
 )
 def test_rejects_invalid_rates_and_times(impossible):

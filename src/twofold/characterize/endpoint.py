@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 
-import aiohttp
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from twofold.bench.client import Client, ClientConfig, Reply
-from twofold.bench.endpoint import Endpoint, discover
+from twofold.bench.endpoint import Endpoint, discover, http_get
 from twofold.bench.prompts import PromptForm, PromptMaker, token_range
 from twofold.characterize.target import ProbeStream, StreamTimes, TargetError, TargetLimits
 from twofold.errors import ConfigurationError
@@ -40,12 +39,11 @@ class EndpointTarget:
     ) -> None:
         """Read the server's limits. Raises ConfigurationError if it is unreachable or rejects the key or the model."""
         self.endpoint: Endpoint = asyncio.run(discover(url, model, api_key))
-        found = asyncio.run(_metrics(self.endpoint.base_url, api_key))
-        self.engine = found.engine
+        self.engine, capacity = asyncio.run(_served(self.endpoint.base_url, api_key))
         self.limits = TargetLimits(
             max_model_len=self.endpoint.max_model_len or _DEFAULT_CONTEXT,
             max_num_batched_tokens=max_num_batched_tokens,
-            kv_capacity_tokens=found.kv_capacity_tokens,
+            kv_capacity_tokens=capacity,
             remote=True,
             disaggregated=disaggregated,
         )
@@ -115,23 +113,16 @@ def _times(timeline: Timeline) -> StreamTimes:
     return StreamTimes(timeline.moments[Moment.ARRIVED], list(timeline.token_times_s))
 
 
-class _ServerFacts(msgspec.Struct, frozen=True):
-    engine: str
-    kv_capacity_tokens: int | None
-
-
-async def _metrics(root: str, api_key: str | None) -> _ServerFacts:
+async def _served(root: str, api_key: str | None) -> tuple[str, int | None]:
+    """Return the name and version of a server, and its KV capacity in tokens or None, as far as it reports them."""
     engine, capacity = "unknown engine", None
-    with suppress(aiohttp.ClientError, ConfigurationError, TimeoutError, ValueError):
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
-            headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-            async with session.get(f"{root}/metrics", headers=headers) as response:
-                text = await response.text()
-            engine, capacity = _facts(text)
-            async with session.get(f"{root}/version", headers=headers) as response:
-                if response.status == 200:
-                    engine = f"{engine} {(await response.json())['version']}"
-    return _ServerFacts(engine, capacity)
+    with suppress(ConfigurationError, msgspec.DecodeError, ValueError):
+        _, metrics = await http_get(f"{root}/metrics", api_key)
+        engine, capacity = _facts(metrics.decode())
+        status, body = await http_get(f"{root}/version", api_key)
+        if status == 200:
+            engine = f"{engine} {msgspec.json.decode(body, type=dict[str, str])['version']}"
+    return engine, capacity
 
 
 def _facts(text: str) -> tuple[str, int | None]:

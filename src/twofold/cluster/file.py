@@ -12,7 +12,7 @@ from twofold.cluster.spec import SATURATING, CacheSpec, ClusterSpec, ControlSpec
 from twofold.cluster.validation import check_numbers
 from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog, load_catalog
-from twofold.hardware.suggestions import explain_validation, parse_toml, read_text, suggestion, unknown_name
+from twofold.hardware.suggestions import explain_validation, parse_toml, parse_yaml, read_text, suggestion, unknown_name
 from twofold.instance import Role
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.cluster.shared import OwnLoad
@@ -27,7 +27,6 @@ _POOL_SYNTAX: Final = (
 )
 _MAX_MACHINES: Final = 1_000_000  # a typing error above this would exhaust memory
 _SUFFIXES: Final = (".yaml", ".yml", ".json", ".toml")  # JSON is YAML
-_YAML_PLACE = re.compile(r"line (\d+), column (\d+)")
 _YAML_KEY = re.compile(r"^([A-Za-z_]+)[ \t]*:", re.MULTILINE)
 
 
@@ -118,14 +117,7 @@ def _from_yaml(text: str, name: str) -> object:
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:  # YAML would keep the last silently
         raise ConfigurationError(f"cluster {name} repeats the key {twice}")
-    try:
-        return msgspec.yaml.decode(text)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        lines = [line.strip() for line in str(error).splitlines()]
-        places = _YAML_PLACE.findall(str(error))
-        reason = [line for line in lines if not line.startswith("in ")] or ["nested too deeply"]
-        where = f" (line {places[-1][0]}, column {places[-1][1]})" if places else ""
-        raise ConfigurationError(f"cluster {name} is not YAML: {reason[-1]}{where}") from error
+    return parse_yaml("cluster", text, name)
 
 
 def _describe(error: msgspec.ValidationError) -> str:

@@ -12,6 +12,7 @@ import msgspec
 from twofold.errors import ConfigurationError
 
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<place>.*)`)?", re.DOTALL)
+_YAML_PLACE = re.compile(r"line (\d+), column (\d+)")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -49,11 +50,19 @@ def read_text(kind: str, path: Path) -> str:
 
 def read_yaml(kind: str, path: Path) -> Any:  # noqa: ANN401
     """Read a YAML file. Raises ConfigurationError if it is invalid."""
-    text = read_text(kind, path)
+    return parse_yaml(kind, read_text(kind, path), str(path))
+
+
+def parse_yaml(kind: str, text: str, name: str) -> Any:  # noqa: ANN401
+    """Parse the content of a YAML file. Raises ConfigurationError if it is invalid."""
     try:
         return msgspec.yaml.decode(text)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise ConfigurationError(f"{kind} {path} is not YAML: {' '.join(str(error).split())}") from error
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        places = _YAML_PLACE.findall(str(error))
+        reason = [line for line in lines if not line.startswith("in ")] or ["nested too deeply"]
+        where = f" (line {places[-1][0]}, column {places[-1][1]})" if places else ""
+        raise ConfigurationError(f"{kind} {name} is not YAML: {reason[-1]}{where}") from error
 
 
 def parse_toml(kind: str, text: str, name: str) -> dict[str, Any]:

@@ -60,13 +60,6 @@ def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> flo
     return 2 * share / (both_s + math.sqrt(both_s * both_s - 4 * slow_s * fast_s * share))
 
 
-def highest_rate(ttft_s: float, latency_s: float, stage_s: float) -> float:
-    """Return the highest rate per second with a mean TTFT of at most `ttft_s`, or 0 if there is none."""
-    mean_ttft_s(0.0, latency_s, stage_s)  # validates the arguments
-    wait_s = ttft_s - latency_s
-    return 2 * wait_s / (stage_s * (stage_s + 2 * wait_s)) if wait_s > 0 else 0.0
-
-
 def stage_times(model: PerformanceModel, prompt_tokens: int) -> tuple[float, float]:
     """Return the prefill seconds of a single prompt, in all pipeline stages together and in the slowest stage."""
     size = prompt_tokens, prompt_tokens * prompt_tokens

@@ -100,7 +100,7 @@ def test_mistakes_are_told_before_anything_is_served(flags, sentence, twofold, t
 def test_a_profile_that_cannot_be_written_is_refused_first(twofold, tiny_model_dir, tmp_path):
     done = twofold("calibrate", "live", tiny_model_dir("llama"), "-o", tmp_path / "no" / "host.yaml")
     assert done.code == 2
-    assert "cannot write" in done.err
+    assert "cannot be written" in done.err
 
 
 def test_a_calibration_records_the_threads_that_services_have(twofold, tiny_model_dir, tmp_path, monkeypatch):

@@ -209,7 +209,7 @@ def test_mistakes_are_one_sentence(tmp_path):
             ((ended.url,), "no OpenAI endpoint can be reached"),
             ((closed.url,), "refuses the API key"),
             ((scripted.url, "--model", "other"), "serves scripted, not other"),
-            ((scripted.url, "--json", tmp_path / "nowhere" / "report.json"), "there is no directory"),
+            ((scripted.url, "--json", tmp_path / "nowhere" / "report.json"), "cannot be written"),
             ((scripted.url, "--kill", "true", "--every", 60), "--every must be shorter than --duration"),
             ((scripted.url, "--kill", "name="), "has no command"),
             ((scripted.url, "--max-prompt-tokens", 16), "has no room for a block of 16 tokens"),

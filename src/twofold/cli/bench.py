@@ -10,15 +10,15 @@ import msgspec
 import typer
 from rich.console import Console
 
+from twofold.atomic_file import AtomicFile
 from twofold.bench.client import ClientConfig
 from twofold.bench.endpoint import Endpoint, discover
 from twofold.bench.load import LoadConfig, LoadResult, OnChange, RequestRecord, records, run_load
 from twofold.bench.prompts import PromptForm, PromptMaker, token_range
-from twofold.cli.options import DURATION, JSON, NUM_REQUESTS, RATE, SLO_BOUNDS, ApiSettings, write_file
+from twofold.cli.options import DURATION, JSON, NUM_REQUESTS, RATE, SLO_BOUNDS, ApiSettings
 from twofold.cli.progress import load_progress
 from twofold.cli.settings import Settings, command, flag, refuse
 from twofold.cli.workload import ArrivalSettings, nonempty
-from twofold.errors import ConfigurationError
 from twofold.reporting.output import JsonReport
 from twofold.reporting.summary import LatencyDistribution, Summary, seconds, summarize, summary_table
 from twofold.request import Request
@@ -130,7 +130,7 @@ class BenchReport(JsonReport, frozen=True, kw_only=True):
 @command
 def bench(settings: BenchSettings) -> None:
     """Send a workload to an OpenAI-compatible endpoint; report latency, throughput and goodput."""
-    _check_output(settings.output)
+    output = None if settings.output is None else AtomicFile(settings.output)
     config = load_config(asyncio.run(discover(settings.base_url, settings.model, settings.api_key)), settings)
     result = run_to_end(config, settings.requests(config.endpoint.max_model_len))
     report = BenchReport.of(settings.workload, config, result, settings.slo, per_request=settings.per_request)
@@ -139,8 +139,8 @@ def bench(settings: BenchSettings) -> None:
     else:
         report.show()
     _show_errors(result)
-    if settings.output is not None:
-        write_file("output", settings.output, report.json())
+    if output is not None:
+        output.save(report.json())
     if result.interrupted:
         raise typer.Exit(_INTERRUPTED)
     if report.summary.failed and not report.summary.completed:
@@ -186,11 +186,6 @@ async def _run(config: LoadConfig, requests: Sequence[Request], on_change: OnCha
         return await run_load(config, requests, stop=stop, on_change=on_change)
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-
-
-def _check_output(path: Path | None) -> None:
-    if path is not None and not path.absolute().parent.is_dir():
-        raise ConfigurationError(f"--output {path}: there is no directory {path.absolute().parent}")
 
 
 def _show_errors(result: LoadResult) -> None:

@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
-from twofold.cli.options import DTYPE, KV_CACHE_MEMORY, MAX_NUM_SEQS, MODEL_DIRECTORY, check_outputs, write_file
+from twofold.atomic_file import AtomicFile
+from twofold.cli.options import DTYPE, KV_CACHE_MEMORY, MAX_NUM_SEQS, MODEL_DIRECTORY, check_outputs
 from twofold.cli.progress import measuring_progress
 from twofold.cli.settings import Settings, command, flag, group
 from twofold.cluster.layout import share_cores
-from twofold.errors import ConfigurationError, require
+from twofold.errors import require
 from twofold.fidelity.calibrate import calibrate
 from twofold.fidelity.measurement import measure
 from twofold.hardware.hf_config import read_model
@@ -81,7 +82,7 @@ def fit(settings: FitSettings) -> None:
         notes=dict(_note(text) for text in settings.note),
     )
     fits = fit_profile(rows, options)
-    write_file("output", output, to_toml(fits, _HEADING))
+    AtomicFile(output).save(to_toml(fits, _HEADING))
     title = f"{profile.name}: errors on held-out configurations, {settings.folds} folds"
     Console().print(fit_table(title, fits))
     for entry in fits:
@@ -133,9 +134,9 @@ def live(settings: LiveSettings) -> None:
 
 def calibrate_host(settings: LiveSettings) -> None:
     """Run `twofold calibrate live`: measure the host, write the profile and print it."""
-    known, output = read_model(settings.model), settings.output
+    known = read_model(settings.model)
     kv_cache_bytes, max_num_seqs = settings.kv_cache_memory_bytes, settings.max_num_seqs
-    _require_writable(output)
+    output = AtomicFile(settings.output)
     cores = available_cores()
     flags = ["--kv-cache-memory-bytes", str(kv_cache_bytes), "--max-num-seqs", str(max_num_seqs)]
     with measuring_progress(MofNCompleteColumn()) as on_group:
@@ -149,9 +150,9 @@ def calibrate_host(settings: LiveSettings) -> None:
         source=f"twofold calibrate live, {os.uname().machine}, {len(cores)} cores",
         date=f"{datetime.now(UTC):%Y-%m-%d}",
     )
-    write_file("output", output, dump_profile(profile))
+    output.save(dump_profile(profile))
     Console().print(profile_table(profile))
-    typer.echo(f"wrote {output}", err=True)
+    typer.echo(f"wrote {settings.output}", err=True)
 
 
 def profile_table(profile: MeasuredProfile) -> Table:
@@ -179,11 +180,6 @@ def profile_table(profile: MeasuredProfile) -> Table:
     for row in rows:
         times.add_row(*row)
     return times
-
-
-def _require_writable(out: Path) -> None:
-    if out.is_dir() or not out.parent.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
-        raise ConfigurationError(f"cannot write {out}: name a file in a directory that you may write to")
 
 
 def _ms(seconds: float) -> str:

@@ -106,14 +106,6 @@ def check_outputs(written: Mapping[str, Path], read: Iterable[str | Path]) -> No
         require(other == flag, f"{other} and {flag} both write {path}: name two files")
 
 
-def write_file(name: str, path: Path, text: str) -> None:
-    """Write the output file that the flag `name` gives. Raises ConfigurationError if it cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{flag_name(name)} {path} cannot be written: {error.strerror}") from error
-
-
 # Workload
 WORKLOAD: Final = Flag("Named workload, such as azure-conv, or path of a trace.", positional=True, metavar="WORKLOAD")
 RATE: Final = Flag("Requests per second.", names=("--rate", "--request-rate"), gt=0, le=MAX_REQUESTS)

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 from rich.console import Console, Group
 
+from twofold.atomic_file import AtomicFile
 from twofold.bench.endpoint import discover
 from twofold.bench.prompts import PromptForm, PromptMaker, token_range
 from twofold.cli import options
@@ -61,8 +62,7 @@ def torture(settings: TortureSettings) -> None:
     The service is any with /v1/completions. Exits with 1 if an answer is wrong, a stream hangs or breaks, or a gauge of
     /metrics stays above its idle value.
     """
-    for path in filter(None, (settings.json, settings.html)):
-        require(path.absolute().parent.is_dir(), f"{path}: there is no directory {path.absolute().parent}")
+    facts, page = (None if path is None else AtomicFile(path) for path in (settings.json, settings.html))
     config = asyncio.run(torture_config(settings))
     with stage_progress() as on_stage:
         run = asyncio.run(run_torture(config, on_stage))
@@ -70,10 +70,10 @@ def torture(settings: TortureSettings) -> None:
     Console(width=None if sys.stdout.isatty() else 120).print(Group(*torture_tables(report)))
     for failure in report.failures:
         typer.echo(f"failed: {failure}")
-    if settings.json is not None:
-        settings.json.write_text(report.json(), encoding="utf-8")
-    if settings.html is not None:
-        settings.html.write_text(torture_page(report), encoding="utf-8")
+    if facts is not None:
+        facts.save(report.json())
+    if page is not None:
+        page.save(torture_page(report))
     raise typer.Exit(1 if report.failures else 0)
 
 

@@ -9,7 +9,8 @@ import msgspec
 import typer
 import yaml
 
-from twofold.cli.options import CATALOG, write_file
+from twofold.atomic_file import AtomicFile
+from twofold.cli.options import CATALOG
 from twofold.cli.settings import Settings, command, flag
 from twofold.cluster.file import load_cluster
 from twofold.cluster.profiles import InstanceProfile, instance_profiles
@@ -84,7 +85,7 @@ def _write(text: str, output: str, name: str) -> None:
         return
     path = Path(output)
     path = path / name if path.is_dir() else path
-    write_file("output", path, text)
+    AtomicFile(path).save(text)
     typer.echo(str(path), err=True)
 
 

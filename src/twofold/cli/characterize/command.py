@@ -7,6 +7,7 @@ from typing import Final
 import typer
 from rich.console import Console, Group
 
+from twofold.atomic_file import AtomicFile
 from twofold.characterize.analysis import Characterization
 from twofold.characterize.report.activity import Activity, activities
 from twofold.characterize.report.charts import charts
@@ -15,7 +16,7 @@ from twofold.characterize.report.page import html_report
 from twofold.characterize.report.tables import characterization_table
 from twofold.cli.characterize.measure import analyse, measure
 from twofold.cli.characterize.settings import CSV, CharacterizeSettings
-from twofold.cli.options import check_outputs, write_file
+from twofold.cli.options import check_outputs
 from twofold.cli.settings import command, refuse
 from twofold.errors import require
 from twofold.hardware.catalog import Catalog, load_catalog
@@ -48,7 +49,7 @@ def characterize(settings: CharacterizeSettings) -> None:
         for each, cap in zip(found, (None, *settings.power_caps), strict=True):
             path = settings.output_under(cap)
             if path is not None:
-                write_file("output", path, dump_profile(each.profile))
+                AtomicFile(path).save(dump_profile(each.profile))
                 typer.echo(f"wrote {path}", err=True)
     Console(width=None if sys.stdout.isatty() else 120).print(Group(*map(characterization_table, found)))
     if settings.html is not None or settings.plots is not None:
@@ -71,7 +72,7 @@ def _report(settings: CharacterizeSettings, catalog: Catalog, found: list[Charac
             for each in shown
         }
         title = f"Characterization of {', '.join(dict.fromkeys(each.profile.model.name for each in shown))}"
-        write_file("html", settings.html, html_report(shown, judged, drawn, title=title))
+        AtomicFile(settings.html).save(html_report(shown, judged, drawn, title=title))
         typer.echo(f"wrote {settings.html}", err=True)
     if settings.plots is not None:
         typer.echo(f"wrote {len(write_plots(drawn, settings.plots))} charts to {settings.plots}", err=True)

@@ -93,16 +93,17 @@ def fit(settings: FitSettings) -> None:
 
 def fit_table(title: str, fits: Sequence[Calibration]) -> Table:
     """Return a table with a row for each fitted pair of model and hardware."""
-    errors = table(title, ("pair", "prefill", "decode", "tokens to", "batch to"), range(1, 5))
-    for entry in fits:
-        errors.add_row(
+    rows = (
+        (
             entry.pair,
             _percent(entry.prefill_error, "unknown"),
             _percent(entry.decode_error, "unknown"),
             f"{entry.max_prefill_tokens:,}",
             str(entry.max_sequences),
         )
-    return errors
+        for entry in fits
+    )
+    return table(title, ("pair", "prefill", "decode", "tokens to", "batch to"), range(1, 5), rows)
 
 
 def _percent(error: float | None, unknown: str = "") -> str:
@@ -176,10 +177,7 @@ def profile_table(profile: MeasuredProfile) -> Table:
             ("KV transfer between workers", f"{profile.link.bytes_per_s / 1e9:.2g} GB/s", ""),
             ("hand-off overhead after the first token", _ms(profile.link.sync_s), ""),
         ]
-    times = table(f"{profile.model.name} on this host: {profile.source}", ("", "", "held-out error"))
-    for row in rows:
-        times.add_row(*row)
-    return times
+    return table(f"{profile.model.name} on this host: {profile.source}", ("", "", "held-out error"), (), rows)
 
 
 def _ms(seconds: float) -> str:

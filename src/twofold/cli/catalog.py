@@ -100,13 +100,9 @@ def operators(settings: OperatorSettings) -> None:
     if settings.json:
         _print_json({"versions": versions, "models": models})
         return
-    engines = table("Versions of engines with measured operators", ("accelerator", *BACKENDS))
-    for accelerator, found in versions.items():
-        engines.add_row(accelerator, *(found[backend] or "-" for backend in BACKENDS))
-    known = table("Models", ("model", "in aiconfigurator-core"))
-    for name, its_name in models.items():
-        known.add_row(name, its_name)
-    Console().print(Group(engines, known))
+    rows = ((name, *(found[backend] or "-" for backend in BACKENDS)) for name, found in versions.items())
+    engines = table("Versions of engines with measured operators", ("accelerator", *BACKENDS), (), rows)
+    Console().print(Group(engines, table("Models", ("model", "in aiconfigurator-core"), (), models.items())))
 
 
 def _print_json(facts: Mapping[str, object]) -> None:
@@ -125,10 +121,8 @@ def _facts(item: Item) -> dict[str, object]:
 def _figures(items: Sequence[Item]) -> Table:
     rows = [_row(item) for item in items]
     headings = ["", *rows[0]] if rows else ["no entries"]
-    found = table(None, headings, range(1, len(headings)))
-    for item, row in zip(items, rows, strict=True):
-        found.add_row(item.name, *row.values())
-    return found
+    named = ((item.name, *row.values()) for item, row in zip(items, rows, strict=True))
+    return table(None, headings, range(1, len(headings)), named)
 
 
 def _sources(items: Sequence[Item]) -> Table:

@@ -194,23 +194,20 @@ def _mention(notes: ReadNotes) -> None:
 
 def _trace_tables(title: str, summary: TraceSummary) -> Group:
     """Return two tables of a trace: one of counts and arrivals, and one of prompt and output lengths."""
-    facts = Table(title=title, title_justify="left", show_header=False)
-    for label, value in _facts(summary).items():
-        facts.add_row(label, value)
-    lengths = table("Lengths in tokens", _HEADINGS, range(1, len(_HEADINGS)))
-    lengths.add_row("prompt", *_cells(summary.prompt_tokens))
-    lengths.add_row("output", *_cells(summary.output_tokens))
-    return Group(facts, lengths)
+    facts = table(title, ("", ""), (), _facts(summary).items(), show_header=False)
+    rows = ("prompt", *_cells(summary.prompt_tokens)), ("output", *_cells(summary.output_tokens))
+    return Group(facts, table("Lengths in tokens", _HEADINGS, range(1, len(_HEADINGS)), rows))
 
 
 def _reuse_table(found: TraceReuse) -> Table:
     """Return a table of prefix hit rates, with a row for each cache capacity and a column for each eviction policy."""
     rates = {(cache.capacity, cache.eviction): cache.rate for cache in found.caches}
     evictions = dict.fromkeys(cache.eviction for cache in found.caches)
-    reuse = table(None, ("Blocks", *evictions), range(len(evictions) + 1))
-    for capacity in sorted({cache.capacity for cache in found.caches}):
-        reuse.add_row(f"{capacity:,}", *(f"{rates[capacity, eviction]:.2%}" for eviction in evictions))
-    return reuse
+    rows = (
+        (f"{capacity:,}", *(f"{rates[capacity, eviction]:.2%}" for eviction in evictions))
+        for capacity in sorted({cache.capacity for cache in found.caches})
+    )
+    return table(None, ("Blocks", *evictions), range(len(evictions) + 1), rows)
 
 
 def _facts(summary: TraceSummary) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Terminal tables and JSON, shared by all reports."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -9,11 +9,20 @@ from rich.table import Table
 from twofold import __version__
 
 
-def table(title: str | None, headings: Sequence[str], right: Container[int] = (), *, show_header: bool = True) -> Table:
-    """Create an empty terminal table. `right` has the indices of the right-aligned columns."""
+def table(
+    title: str | None,
+    headings: Sequence[str],
+    right: Container[int] = (),
+    rows: Iterable[Iterable[str]] = (),
+    *,
+    show_header: bool = True,
+) -> Table:
+    """Create a terminal table. `right` has the indices of the right-aligned columns."""
     made = Table(title=title, title_justify="left", show_header=show_header)
     for index, heading in enumerate(headings):
         made.add_column(heading, justify="right" if index in right else "left")
+    for row in rows:
+        made.add_row(*row)
     return made
 
 

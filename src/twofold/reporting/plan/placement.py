@@ -24,13 +24,10 @@ from twofold.request import Phase
 
 def placement_tables(plan: PlacementPlan, effort: Effort, title: str) -> Group:
     """Return a placement plan as tables, with a summary in words and the number of simulations."""
-    phases = table("Goodput of one instance", PHASE_HEADINGS, range(1, len(PHASE_HEADINGS)))
-    for row in phase_rows(plan):
-        phases.add_row(*row)
-    designs = table(title, DESIGN_HEADINGS, range(1, len(DESIGN_HEADINGS)))
-    designs.add_column(ERRORS_HEADING, overflow="fold")
-    for row in design_rows(plan):
-        designs.add_row(*row)
+    phases = table("Goodput of one instance", PHASE_HEADINGS, range(1, len(PHASE_HEADINGS)), phase_rows(plan))
+    headings = (*DESIGN_HEADINGS, ERRORS_HEADING)
+    designs = table(title, headings, range(1, len(DESIGN_HEADINGS)), design_rows(plan))
+    designs.columns[-1].overflow = "fold"
     return Group(phases, designs, Text(verdict_text(plan), style="bold"), Text(effort_text(effort)))
 
 

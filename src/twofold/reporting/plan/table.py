@@ -116,12 +116,12 @@ def _choices(plan: Plan, title: str) -> Table:
 
 def _margins(choice: DesignChoice) -> Table:
     title = f"Margins of {choice.design.name} at {rate_text(choice.rate)} req/s"
-    drawn = table(title, ("check", "value", "bound", "headroom"), (1, 2, 3))
     checks = choice.evaluation.checks
-    for check, margin in zip(checks, margins(checks), strict=True):
-        headroom = "-" if margin.headroom is None else f"{margin.headroom:.1%}"
-        drawn.add_row(check.name, *check_texts(check), headroom)
-    return drawn
+    rows = (
+        (check.name, *check_texts(check), "-" if margin.headroom is None else f"{margin.headroom:.1%}")
+        for check, margin in zip(checks, margins(checks), strict=True)
+    )
+    return table(title, ("check", "value", "bound", "headroom"), (1, 2, 3), rows)
 
 
 def _errors(choices: Iterable[DesignChoice]) -> Iterator[Text]:
@@ -133,8 +133,8 @@ def _errors(choices: Iterable[DesignChoice]) -> Iterator[Text]:
 def _front(front: Sequence[ParetoPoint]) -> Table:
     shown = thinned(front)
     more = f" ({len(shown)} of {len(front)} points)" if len(shown) < len(front) else ""
-    drawn = table(f"Pareto front{more}", ("req/s", "$/h", "kW", "design"), (0, 1, 2))
-    for point in shown:
-        design = point.design
-        drawn.add_row(rate_text(point.rate), f"{design.price_per_h:,.2f}", f"{design.tdp_w / 1e3:,.1f}", design.name)
-    return drawn
+    rows = (
+        (rate_text(each.rate), f"{each.design.price_per_h:,.2f}", f"{each.design.tdp_w / 1e3:,.1f}", each.design.name)
+        for each in shown
+    )
+    return table(f"Pareto front{more}", ("req/s", "$/h", "kW", "design"), (0, 1, 2), rows)

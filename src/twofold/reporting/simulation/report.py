@@ -28,12 +28,9 @@ class ReplanEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 def replan_table(log: Sequence[ReplanDecision]) -> Table:
     """Return a table of the re-planning decisions in order of time."""
-    drawn = table("Re-planning", ("", ""), (0,), show_header=False)
+    rows = [(seconds(decision.at_s), escape(str(decision))) for decision in log]
+    drawn = table("Re-planning", ("", ""), (0,), rows or [("", "no change of traffic detected")], show_header=False)
     drawn.columns[0].no_wrap = True
-    for decision in log:
-        drawn.add_row(seconds(decision.at_s), escape(str(decision)))
-    if not log:
-        drawn.add_row("", "no change of traffic detected")
     return drawn
 
 

@@ -47,19 +47,16 @@ def cells(statistics: DistributionSummary | None, *, times: bool) -> list[str]:
 
 def _latencies(result: SimulationResult, title: str, reference: ModelAccuracy | None) -> Table:
     # A title may contain a path with brackets.
-    drawn = table(escape(title), ("", *HEADINGS, ERROR_HEADING), range(1, 1 + len(HEADINGS)))
+    rows = ((label, *texts, error) for label, texts, error in latency_rows(result, reference))
+    drawn = table(escape(title), ("", *HEADINGS, ERROR_HEADING), range(1, 1 + len(HEADINGS)), rows)
     drawn.columns[0].no_wrap = True  # in a narrow terminal, break cells between value and unit
     drawn.columns[-1].overflow = "fold"
-    for label, texts, error in latency_rows(result, reference):
-        drawn.add_row(label, *texts, error)
     return drawn
 
 
 def _facts(result: SimulationResult) -> Table:
-    drawn = table(None, ("", "", ERROR_HEADING))
-    for fact in facts(result):
-        drawn.add_row(fact.label, fact.value, fact.accuracy)
-    return drawn
+    rows = ((fact.label, fact.value, fact.accuracy) for fact in facts(result))
+    return table(None, ("", "", ERROR_HEADING), (), rows)
 
 
 def _pools(result: SimulationResult) -> Table:

@@ -60,10 +60,10 @@ def split_groups(max_model_len: int, max_num_seqs: int) -> Iterator[RequestGroup
     prompts = [size for size in _PROMPTS if size < longest]
     for repeat in range(_REPEATS):
         for size in prompts:
-            yield _group(Purpose.ALONE, f"alone-{repeat}-{size}", 1, size, 1)
+            yield _together(Purpose.ALONE, f"alone-{repeat}-{size}", [size], 1)
     for size, count in _TOGETHER:
         if size < longest:
-            yield _group(Purpose.TOGETHER, f"together-{size}", count, size, 1)
+            yield _together(Purpose.TOGETHER, f"together-{size}", [size] * count, 1)
     for batch in (batch for batch in _BATCHES if batch <= max_num_seqs):
         for context in _CONTEXTS:
             if context < longest and batch * context <= _MOST_TOKENS:
@@ -86,10 +86,6 @@ def mixed_groups(max_model_len: int) -> Iterator[RequestGroup]:
         yield _beside(Purpose.MIXED, f"mixed-{number}", prompts, output=max_model_len // 8)
 
 
-def _group(purpose: Purpose, name: str, count: int, prompt: int, output: int) -> RequestGroup:
-    return _together(purpose, name, [prompt] * count, output)
-
-
 def _together(purpose: Purpose, name: str, prompts: Sequence[int], output: int) -> RequestGroup:
     requests = tuple(
         Request(id=f"{name}-{number}", arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
@@ -100,7 +96,7 @@ def _together(purpose: Purpose, name: str, prompts: Sequence[int], output: int) 
 
 def _beside(purpose: Purpose, name: str, prompts: list[int], output: int, together: int = 1) -> RequestGroup:
     """Return requests with long decodes, and further requests that arrive during these decodes, as one group."""
-    streams = _group(purpose, f"{name}-stream", _STREAMS, 64, output).requests
+    streams = _together(purpose, f"{name}-stream", [64] * _STREAMS, output).requests
     short = [size for size in prompts if size <= prompts[-1] // 2] * _REPEATS
     comers = tuple(
         Request(id=f"{name}-{number}-{each}", arrival_s=0.5 + 0.25 * number, prompt_tokens=size, output_tokens=8)

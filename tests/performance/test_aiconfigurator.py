@@ -64,12 +64,6 @@ def test_mixed_iterations_are_those_of_the_package(tables, engine, tokens, decod
     assert seconds == pytest.approx(engine.mixed_step_latency(tokens, decodes, tokens, 2) / 1e3, rel=0.1)
 
 
-def test_the_error_of_the_tables_is_known(tables):
-    prefill_error, decode_error = tables.errors()
-    assert 0.0 <= prefill_error < 0.1
-    assert 0.0 <= decode_error < 0.1
-
-
 def test_iterations_contain_the_constants_of_the_engine(tables, catalog, monkeypatch):
     constants = EngineConstants(operators=0.5, step_s=0.002, sequence_s=0.0001)
     names = msgspec.structs.replace(catalog_names(), engines={"vllm": constants}, decode_errors={"vllm": 0.1})

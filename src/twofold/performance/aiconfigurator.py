@@ -18,7 +18,6 @@ import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cache
-from statistics import median
 from typing import Any, Final
 
 import msgspec
@@ -39,8 +38,6 @@ _LONGEST: Final = 131_072  # tokens
 _MOST: Final = 1024  # decodes of a batch
 _PER_OCTAVE: Final = 4
 _CONTEXTS: Final = (256, 8192)  # tokens of each decode, between which the time is linear
-_CHECKED: Final = ((2, 700), (4, 300), (8, 1500), (3, 3000))  # (prompts, tokens): batches that the tables do not have
-_DECODES_CHECKED: Final = ((6, 600), (27, 1500), (90, 3000), (200, 900))  # (decodes, context tokens of each)
 
 
 class EngineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -163,17 +160,6 @@ class OperatorTables:
         if found is not None:
             self.estimated.add(found)
         return milliseconds / 1e3
-
-    def errors(self) -> tuple[float, float]:
-        """Return median relative differences between the tables and the package, in prefill and in decode."""
-        prefills = [
-            self.prefill_s(count * each, count * each**2) / self._whole(count, each) - 1 for count, each in _CHECKED
-        ]
-        costs = [(self.decode_cost(count), count, each) for count, each in _DECODES_CHECKED]
-        decodes = [
-            (cost.base_s + cost.context_s * count * each) / self._decode(count, each) - 1 for cost, count, each in costs
-        ]
-        return median(map(abs, prefills)), median(map(abs, decodes))
 
 
 def _steps(most: int) -> Iterator[int]:

@@ -153,13 +153,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     tdp_w: float | None = None
     of_kind: dict[str, int] = {}  # limits on machines by machine type
 
-    @property
-    def bounded(self) -> bool:
-        return any((self.machines is not None, self.price_per_h is not None, self.tdp_w is not None))
-
     def bounds(self, family: Family) -> bool:
         """Return whether the budget limits the number of machines in designs of `family`."""
-        return self.bounded or all(kind.name in self.of_kind for kind in family.kinds)
+        bounded = any(limit is not None for limit in (self.machines, self.price_per_h, self.tdp_w))
+        return bounded or all(kind.name in self.of_kind for kind in family.kinds)
 
     def allows(self, design: Design) -> bool:
         within = ((design.machines, self.machines), (design.price_per_h, self.price_per_h), (design.tdp_w, self.tdp_w))

@@ -155,6 +155,10 @@ def test_without_tools_calls_are_text():
     assert (text, reasoning, calls) == ('<tool_call>{"name": "f", "arguments": {}}</tool_call>', "Hm.", [])
 
 
+def test_both_families_of_deepseek_are_read_alike():
+    assert FAMILIES["deepseek-v31"].template == FAMILIES["deepseek"].template
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_are_found_by_their_chat_templates(name):
     family = FAMILIES[name]

@@ -80,8 +80,8 @@ def _grammar(
     def text(literal: str) -> str:
         return " ".join(map(_terminal, tokenizer.special_parts(literal)))
 
-    between = None if form.between is None else _LINE if form.pairs else text(form.between)
-    repeated = "call" if between is None or not several else f"call ({between} call)*"
+    between = _LINE if form.pairs else text(form.between)
+    repeated = f"call ({between} call)*" if several and form.several else "call"
     begin = "" if reasoning_end is None else "reasoning"
     lines = [
         f"start: {begin} {text(form.before)} {repeated} {text(form.after)}",

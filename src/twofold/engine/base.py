@@ -48,6 +48,10 @@ class KvLayout(msgspec.Struct, frozen=True):
         shape = self.layers[layer]
         return (shape.key_dim + shape.value_dim) * self.block_size * self.itemsize
 
+    def bytes_of(self, layers: range, blocks: int) -> int:
+        """Return the size in bytes of the given layers of `blocks` KV blocks."""
+        return blocks * sum(map(self.layer_bytes_per_block, layers))
+
     def pool_bytes(self, num_blocks: int) -> int:
         return self.bytes_per_block * num_blocks
 

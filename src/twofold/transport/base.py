@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple, Protocol, Self
 import msgspec
 
 from twofold.engine.base import KvLayout
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.handoff import Lease
 from twofold.kvcache.sharding import UNSHARDED, Sharding
 from twofold.security.network import HostNetwork
@@ -82,9 +82,19 @@ class Transport:
     descriptor: MemoryDescriptor
     writes_outlive_lease = False
 
-    @abstractmethod
     def connect(self, peer: MemoryDescriptor) -> Connection:
         """Connect to a peer's cache. Raises ConfigurationError if layouts differ or the memory is unreachable."""
+        ours = self.descriptor
+        require(
+            peer.layout == ours.layout,
+            f"{peer.instance} and {ours.instance} have different KV layouts (model, dtype or block size) and "
+            "cannot exchange KV",
+        )
+        return self.connect_to(peer)
+
+    @abstractmethod
+    def connect_to(self, peer: MemoryDescriptor) -> Connection:
+        """Connect to a peer's cache with the same layout."""
 
     def publish(self, blocks: Sequence[int]) -> None:
         """Let peers read the given blocks."""
@@ -102,20 +112,6 @@ class Transport:
         """Revoke a peer's permission to write the blocks of a lease."""
 
     def close(self) -> None: ...
-
-
-def check_layout(ours: MemoryDescriptor, peer: MemoryDescriptor) -> None:
-    """Raise ConfigurationError if the KV layouts of this instance and of a peer differ."""
-    if peer.layout != ours.layout:
-        raise ConfigurationError(
-            f"{peer.instance} and {ours.instance} have different KV layouts (model, dtype or block size) and "
-            "cannot exchange KV"
-        )
-
-
-def moved_bytes(layout: KvLayout, layers: range, blocks: int) -> int:
-    """Return the size in bytes of the given layers of `blocks` KV blocks."""
-    return blocks * sum(layout.layer_bytes_per_block(layer) for layer in layers)
 
 
 class TransportAddress(msgspec.Struct, frozen=True):

@@ -17,14 +17,7 @@ from twofold.handoff import Lease
 from twofold.security.guard import Context, Guard
 from twofold.security.key import read_key
 from twofold.transport import curve_server
-from twofold.transport.base import (
-    Connection,
-    KvCacheSpec,
-    MemoryDescriptor,
-    TransportAddress,
-    check_layout,
-    moved_bytes,
-)
+from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor, TransportAddress
 from twofold.transport.pooled import PooledTransport
 from twofold.transport.shared_memory import SharedMemoryTransport
 
@@ -50,14 +43,14 @@ class CurveConnection:
             self._ours.descriptor.instance, self._peer.epoch, (layers.start, layers.stop), tuple(target_blocks)
         )
         self._ask(question, curve_server.gather(self._ours.engine_pool, layers, source_blocks))
-        return moved_bytes(self._peer.layout, layers, len(source_blocks))
+        return self._peer.layout.bytes_of(layers, len(source_blocks))
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         if not source_blocks:
             return 0
         frames = self._ask(curve_server.ReadBlocks(self._peer.epoch, (layers.start, layers.stop), tuple(source_blocks)))
         curve_server.scatter(self._ours.landing_pool, layers, target_blocks, frames)
-        return moved_bytes(self._peer.layout, layers, len(source_blocks))
+        return self._peer.layout.bytes_of(layers, len(source_blocks))
 
     def probe(self, nbytes: int) -> None:
         self._ask(curve_server.Probe(self._peer.epoch), [bytes(nbytes)])
@@ -139,11 +132,10 @@ class CurveTransport(SharedMemoryTransport):
         address = CurveAddress(network.host, self.descriptor.address, self._server.address)
         self.descriptor = msgspec.structs.replace(self.descriptor, address=address.encode())
 
-    def connect(self, peer: MemoryDescriptor) -> Connection:
-        check_layout(self.descriptor, peer)
+    def connect_to(self, peer: MemoryDescriptor) -> Connection:
         address = CurveAddress.decode(peer.address)
         if address.host == self._host:
-            return super().connect(msgspec.structs.replace(peer, address=address.memory))
+            return super().connect_to(msgspec.structs.replace(peer, address=address.memory))
         socket = self._context.socket(zmq.DEALER)
         self._guard.call(socket, address.server, bulk=True)
         return CurveConnection(socket, address.server, self, peer)

@@ -9,7 +9,7 @@ import msgspec
 
 from twofold.cluster.timing import ps
 from twofold.engine.emulated import MonotonicClock, PrefillTimes
-from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor, Transport, check_layout, moved_bytes
+from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor, Transport
 
 
 class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class EmulatedConnection:
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         """Sleep until the KV of `layers` would have arrived from the peer; return the KV's size in bytes."""
-        link, size = self._link, moved_bytes(self._layout, layers, len(source_blocks))
+        link, size = self._link, self._layout.bytes_of(layers, len(source_blocks))
         latency = ps(link.port.latency_s) if layers.start == 0 else 0
         link.free_at = max(link.clock.now() + latency, link.free_at) + ps(size / self._rate)
         link.clock.sleep_until(link.free_at)
@@ -86,6 +86,5 @@ class EmulatedTransport(Transport):
         self.free_at = 0  # end of the last transfer, in picoseconds
         self.descriptor = spec.descriptor(msgspec.json.encode(port).decode())
 
-    def connect(self, peer: MemoryDescriptor) -> Connection:
-        check_layout(self.descriptor, peer)
+    def connect_to(self, peer: MemoryDescriptor) -> Connection:
         return EmulatedConnection(self, msgspec.json.decode(peer.address, type=EmulatedPort))

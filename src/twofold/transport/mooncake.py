@@ -12,7 +12,7 @@ import torch
 
 from twofold.engine.base import KvLayout
 from twofold.errors import ConfigurationError, InstanceLostError
-from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor, TransportAddress, check_layout
+from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor, TransportAddress
 from twofold.transport.one_sided import LIFE_BYTES, CacheMemory, OneSidedConnection, Operation, Pieces, pause
 from twofold.transport.shared_memory import SharedMemoryTransport
 
@@ -141,11 +141,10 @@ class MooncakeTransport(SharedMemoryTransport):
         self._cache = _cache_memory(spec.layout, spec.num_blocks, address)
         self.descriptor = msgspec.structs.replace(self.descriptor, address=address.encode())
 
-    def connect(self, peer: MemoryDescriptor) -> Connection:
-        check_layout(self.descriptor, peer)
+    def connect_to(self, peer: MemoryDescriptor) -> Connection:
         address = MooncakeAddress.decode(peer.address)
         if address.host == self._host:
-            return super().connect(msgspec.structs.replace(peer, address=address.memory))
+            return super().connect_to(msgspec.structs.replace(peer, address=address.memory))
         remote = _cache_memory(peer.layout, peer.num_blocks, address)
         connection = OneSidedConnection(self._engine, address.session, self._cache, remote, self.stage)
         connection.greet(peer.epoch, self._life_word)

@@ -17,14 +17,7 @@ import torch
 from twofold.engine.base import KvLayout
 from twofold.engine.torch.pool import KvPool
 from twofold.errors import ConfigurationError, InstanceLostError
-from twofold.transport.base import (
-    SCRATCH_BYTES,
-    Connection,
-    KvCacheSpec,
-    MemoryDescriptor,
-    TransportAddress,
-    check_layout,
-)
+from twofold.transport.base import SCRATCH_BYTES, Connection, KvCacheSpec, MemoryDescriptor, TransportAddress
 from twofold.transport.memory import SharedMemory
 from twofold.transport.one_sided import LIFE_BYTES, CacheMemory, OneSidedConnection, Operation, Pieces, pause
 from twofold.transport.pooled import PooledTransport, as_tensor
@@ -193,8 +186,7 @@ class NixlTransport(PooledTransport):
         address = NixlAddress(self._agent.metadata(), memory.data_ptr(), self._cache.device)
         self.descriptor = spec.descriptor(address.encode())
 
-    def connect(self, peer: MemoryDescriptor) -> Connection:
-        check_layout(self.descriptor, peer)
+    def connect_to(self, peer: MemoryDescriptor) -> Connection:
         address = NixlAddress.decode(peer.address)
         remote = cache_memory(peer.layout, peer.num_blocks, address.base, address.device)
         name = self._agent.meet(address.metadata)

@@ -13,7 +13,6 @@ import torch
 from twofold.engine.base import KvLayout
 from twofold.engine.torch.pool import block_runs
 from twofold.errors import InstanceLostError, StaleEpochError, TwofoldError
-from twofold.transport.base import moved_bytes
 
 LIFE_BYTES = 64  # 8 bytes for the epoch, and 8 bytes for reading a peer's epoch
 CONNECT_S = 10.0
@@ -108,14 +107,14 @@ class OneSidedConnection:
             self._ready(layers, source_blocks)
         sources, targets, counts = zip(*block_runs(source_blocks, target_blocks), strict=True)
         self._move("WRITE", self._local.pieces(layers, sources, counts), self._remote.pieces(layers, targets, counts))
-        return moved_bytes(self._local.layout, layers, len(source_blocks))
+        return self._local.layout.bytes_of(layers, len(source_blocks))
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         if not source_blocks:
             return 0
         sources, targets, counts = zip(*block_runs(source_blocks, target_blocks), strict=True)
         self._move("READ", self._local.pieces(layers, targets, counts), self._remote.pieces(layers, sources, counts))
-        return moved_bytes(self._local.layout, layers, len(source_blocks))
+        return self._local.layout.bytes_of(layers, len(source_blocks))
 
     def probe(self, nbytes: int) -> None:
         local, remote = self._local, self._remote

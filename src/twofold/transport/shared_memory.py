@@ -8,7 +8,7 @@ from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.torch.pool import KvPool, PinnedMemory, PoolHeads, copy_blocks, copy_heads
 from twofold.errors import ConfigurationError
 from twofold.kvcache.sharding import UNSHARDED, Sharding, overlap, plan_reshard
-from twofold.transport.base import SCRATCH_BYTES, Connection, KvCacheSpec, MemoryDescriptor, check_layout, moved_bytes
+from twofold.transport.base import SCRATCH_BYTES, Connection, KvCacheSpec, MemoryDescriptor
 from twofold.transport.memory import SharedMemory
 from twofold.transport.pooled import PooledTransport, as_tensor
 
@@ -30,7 +30,7 @@ class MappedPool:
 
     def probe(self, nbytes: int) -> None:
         blocks = range(-(-nbytes // _SCRATCH_LAYOUT.bytes_per_block))
-        copy_blocks(self._own_scratch, 0, blocks, self._scratch, blocks)
+        copy_blocks(self._own_scratch, self._scratch.layers, blocks, self._scratch, blocks)
 
     def close(self) -> None:
         self._pinned.close()
@@ -55,8 +55,8 @@ class RankShard:
         return PoolHeads(pool, layer - self._first_layer, range(heads.start - first, heads.stop - first), blocks)
 
 
-class ReshardConnection:
-    """Connection of one rank to a peer that may be sharded differently."""
+class SharedMemoryConnection:
+    """Connection of an instance, or of one of its ranks, to a peer that may be sharded differently."""
 
     def __init__(self, member: RankShard, ours: tuple[KvPool, KvPool], peer: MemoryDescriptor) -> None:
         """Map the KV caches of the peer's ranks that exchange KV with this rank.
@@ -108,21 +108,6 @@ class ReshardConnection:
                 )
 
 
-class SharedMemoryConnection(MappedPool):
-    """Connection between unsharded instances on one host."""
-
-    def __init__(self, engine_pool: KvPool, landing_pool: KvPool, peer: MemoryDescriptor) -> None:
-        super().__init__(peer.address, peer.layout, peer.num_blocks, engine_pool.device)
-        self._engine_pool, self._landing_pool = engine_pool, landing_pool
-
-    def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        with self._engine_pool.copying():
-            return _copy(self._engine_pool, self.pool, layers, source_blocks, target_blocks)
-
-    def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        return _copy(self.pool, self._landing_pool, layers, source_blocks, target_blocks)
-
-
 class SharedMemoryTransport(PooledTransport):
     """Transport that copies KV blocks between processes of one host through shared memory.
 
@@ -139,29 +124,18 @@ class SharedMemoryTransport(PooledTransport):
         self._pinned = PinnedMemory(self.landing_pool.memory, self.engine_pool.device)
         self.descriptor = spec.descriptor(self._memory.address, sharding)
 
-    def connect(self, peer: MemoryDescriptor) -> Connection:
-        check_layout(self.descriptor, peer)
-        if self.descriptor.sharding == peer.sharding == UNSHARDED:
-            return SharedMemoryConnection(self.engine_pool, self.landing_pool, peer)
-        return ReshardConnection(self._member, (self.engine_pool, self.landing_pool), peer)
+    def connect_to(self, peer: MemoryDescriptor) -> Connection:
+        return SharedMemoryConnection(self._member, (self.engine_pool, self.landing_pool), peer)
 
     def publish(self, blocks: Sequence[int]) -> None:
-        self.stage(range(len(self.engine_pool.layout.layers)), blocks)
+        self.stage(self.engine_pool.layers, blocks)
 
     def stage(self, layers: range, blocks: Sequence[int]) -> None:
         """Copy blocks from an accelerator to the shared memory. On a CPU, do nothing."""
         if self.engine_pool is not self.landing_pool:
             with self.engine_pool.copying():
-                _copy(self.engine_pool, self.landing_pool, layers, blocks, blocks)
+                copy_blocks(self.engine_pool, layers, blocks, self.landing_pool, blocks)
 
     def close(self) -> None:
         self._pinned.close()
         self._memory.close()
-
-
-def _copy(
-    source: KvPool, target: KvPool, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]
-) -> int:
-    for layer in layers:
-        copy_blocks(source, layer, source_blocks, target, target_blocks)
-    return moved_bytes(source.layout, layers, len(source_blocks))

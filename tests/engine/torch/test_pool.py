@@ -42,7 +42,7 @@ def test_sees_writes_through_another_mapping(tmp_path):
     with path.open("r+b") as file:
         maps = [mmap.mmap(file.fileno(), 0) for _ in range(2)]
     ours, theirs = (KvPool(LAYOUT, 4, torch.frombuffer(m, dtype=torch.uint8)) for m in maps)
-    copy_blocks(filled(blocks=4), 1, [0, 2], theirs, [3, 1])
+    copy_blocks(filled(blocks=4), range(1, 2), [0, 2], theirs, [3, 1])
     theirs.keys(0)[2, 1, 1, 3] = 42.0
     assert ours.keys(0)[2, 1, 1, 3] == 42.0
     for part in (0, 1):
@@ -85,7 +85,7 @@ def test_copy_moves_exactly_these_blocks_of_this_layer(data, layer, same_pool):
     expected = [[part.clone() for part in parts] for parts in before]
     for part, rows in zip(expected[layer], source.block_rows(layer), strict=True):
         part[put] = rows[taken].clone()
-    copy_blocks(source, layer, taken, target, put)
+    copy_blocks(source, range(layer, layer + 1), taken, target, put)
     for i in range(3):
         for part, wanted in zip(target.block_rows(i), expected[i], strict=True):
             assert torch.equal(part, wanted)
@@ -95,4 +95,4 @@ def test_blocks_outside_the_pool_are_an_error():
     pool = KvPool(LAYOUT, 4)
     for taken, put in (([1, 5], [0, 1]), ([1, 3], [0, 4]), ([3], [4]), ([4], [3])):
         with pytest.raises((IndexError, RuntimeError)):
-            copy_blocks(pool, 0, taken, filled(blocks=4), put)
+            copy_blocks(pool, range(1), taken, filled(blocks=4), put)

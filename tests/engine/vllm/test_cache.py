@@ -50,7 +50,7 @@ def test_copies_blocks_between_moved_caches():
     target, _, target_pool = moved()
     for layer, cache in enumerate(source):
         cache.copy_(torch.rand_like(cache))
-        copy_blocks(source_pool, layer, [4, 1, 2], target_pool, [0, 3, 2])
+        copy_blocks(source_pool, range(layer, layer + 1), [4, 1, 2], target_pool, [0, 3, 2])
         assert torch.equal(target[layer][[0, 3, 2]], cache[[4, 1, 2]])
         assert (target[layer][[1, 4]] == 0).all()
 

@@ -97,8 +97,7 @@ class TorchEngine:
         copies = [copy for step in steps for copy in step.copies]
         if copies:
             sources, targets = [source for source, _ in copies], [target for _, target in copies]
-            for layer in range(len(self._pool.layout.layers)):
-                copy_blocks(self._pool, layer, sources, self._pool, targets)
+            copy_blocks(self._pool, self._pool.layers, sources, self._pool, targets)
 
     def _forward(self, batch: PackedBatch, rows: torch.Tensor) -> torch.Tensor:
         """Run the model, and return the logits of the batch tokens at the indices `rows`."""

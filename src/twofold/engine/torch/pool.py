@@ -4,7 +4,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +31,7 @@ class KvPool:
         elif memory.dtype != torch.uint8 or memory.dim() != 1 or memory.numel() < nbytes:
             raise ValueError(f"a pool of {num_blocks} blocks needs {nbytes} bytes as a 1-D uint8 tensor")
         self.layout = layout
+        self.layers = range(len(layout.layers))
         self.num_blocks = num_blocks
         self.device = memory.device
         self.memory = memory
@@ -63,38 +64,20 @@ class KvPool:
 
     def block_rows(self, layer: int) -> list[Tensor]:
         """Return a layer's keys, and its values if there are any, as uint8 tensors [num_blocks, bytes per block]."""
-        return [_as_bytes(part) for part in self._parts[layer] if part.numel()]
+        return [part.view(self.num_blocks, -1).view(torch.uint8) for part in self._parts[layer] if part.numel()]
 
 
 def copy_blocks(
-    source: KvPool, layer: int, source_ids: Sequence[int], target: KvPool, target_ids: Sequence[int]
+    source: KvPool, layers: range, source_ids: Sequence[int], target: KvPool, target_ids: Sequence[int]
 ) -> None:
-    """Copy one layer of KV blocks from the pool `source` to the pool `target`.
+    """Copy some layers of KV blocks from the pool `source` to the pool `target`.
 
     The blocks have the ids `source_ids` in the source and `target_ids` in the target. The two pools must have
     equal KV layouts.
     """
-    if not source_ids:
-        return
     # Copies between host and accelerator are complete at the end of `KvPool.copying` or of the iteration.
-    runs = block_runs(source_ids, target_ids)
-    parts = zip(source.block_rows(layer), target.block_rows(layer), strict=True)
-    if len(runs) == 1 or len(source_ids) >= _SHORT_RUN * len(runs):
-        for from_part, to_part in parts:
-            for start, to_start, count in runs:
-                to_part.narrow(0, to_start, count).copy_(from_part.narrow(0, start, count), non_blocking=True)
-        return
-    take = torch.tensor(source_ids, device=source.device)
-    put = torch.tensor(target_ids, device=target.device)
-    for from_part, to_part in parts:
-        rows = _as_words(from_part).index_select(0, take).to(target.device)
-        _as_words(to_part).index_copy_(0, put, rows)
-
-
-def copy_all_layers(source: KvPool, target: KvPool, ids: Sequence[int]) -> None:
-    """Copy all layers of the blocks `ids` of `source` to the blocks of `target` with the same ids."""
-    for layer in range(len(source.layout.layers)):
-        copy_blocks(source, layer, ids, target, ids)
+    rows = [zip(source.block_rows(layer), target.block_rows(layer), strict=True) for layer in layers]
+    _copy_parts(list(chain.from_iterable(rows)), source_ids, target_ids)
 
 
 class PoolHeads(NamedTuple):
@@ -105,6 +88,11 @@ class PoolHeads(NamedTuple):
     heads: range
     blocks: Sequence[int]
 
+    @property
+    def all_heads(self) -> bool:
+        """Whether the range has all heads of the layer."""
+        return len(self.heads) == self.pool.layout.layers[self.layer].kv_heads
+
     def parts(self) -> list[Tensor]:
         """Return the heads' keys and values in all blocks of the pool, each as [num_blocks, block_size, heads, dim]."""
         both = (self.pool.keys(self.layer), self.pool.values(self.layer))
@@ -113,13 +101,29 @@ class PoolHeads(NamedTuple):
 
 def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
     """Copy KV heads from the blocks of `source` to the blocks of `target`; return the number of bytes."""
-    if not source.blocks:
-        return 0
-    runs = block_runs(source.blocks, target.blocks)
-    for from_part, to_part in zip(source.parts(), target.parts(), strict=True):
-        for start, to_start, count in runs:
-            to_part.narrow(0, to_start, count).copy_(from_part.narrow(0, start, count), non_blocking=True)
+    if source.all_heads and target.all_heads:
+        parts = zip(source.pool.block_rows(source.layer), target.pool.block_rows(target.layer), strict=True)
+    else:
+        parts = zip(source.parts(), target.parts(), strict=True)
+    _copy_parts(list(parts), source.blocks, target.blocks)
     return len(source.blocks) * len(source.heads) * source.pool.layout.head_bytes_per_block(source.layer)
+
+
+def _copy_parts(parts: Sequence[tuple[Tensor, Tensor]], source_ids: Sequence[int], target_ids: Sequence[int]) -> None:
+    """Copy rows, which are blocks, from the first to the second tensor of each pair."""
+    if not source_ids:
+        return
+    runs = block_runs(source_ids, target_ids)
+    if len(runs) == 1 or len(source_ids) >= _SHORT_RUN * len(runs):
+        for from_part, to_part in parts:
+            for start, to_start, count in runs:
+                to_part.narrow(0, to_start, count).copy_(from_part.narrow(0, start, count), non_blocking=True)
+        return
+    for from_part, to_part in parts:
+        take = torch.tensor(source_ids, device=from_part.device)
+        put = torch.tensor(target_ids, device=to_part.device)
+        rows = _as_words(from_part).index_select(0, take).to(to_part.device)
+        _as_words(to_part).index_copy_(0, put, rows)
 
 
 def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -149,13 +153,9 @@ def _split(layout: KvLayout, num_blocks: int, memory: Tensor) -> list[tuple[Tens
     return parts
 
 
-def _as_bytes(part: Tensor) -> Tensor:
-    return part.view(part.shape[0], -1).view(torch.uint8)
-
-
 def _as_words(part: Tensor) -> Tensor:
     """For faster indexing, view rows of bytes as int64 if the row length is a multiple of 8."""
-    return part if part.shape[1] % torch.int64.itemsize else part.view(torch.int64)
+    return part if part.dtype != torch.uint8 or part.shape[1] % torch.int64.itemsize else part.view(torch.int64)
 
 
 class LayerNotifier:

@@ -12,7 +12,7 @@ from twofold.engine.grammar import GrammarMatchers
 from twofold.engine.tokenizer import tokenizer_json
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import LoadedModel, load_model
-from twofold.engine.torch.pool import KvPool, copy_all_layers, copy_blocks
+from twofold.engine.torch.pool import KvPool, copy_blocks
 from twofold.engine.torch.ranks import RANK_HEARTBEAT_S, RankFollower, SplitEngine
 from twofold.engine.torch.split_model import RankGroup, check_split_model, split_model
 from twofold.errors import ConfigurationError
@@ -28,7 +28,7 @@ from twofold.serving.worker.engines import EngineFactory, HostSwapSpace, RankPip
 from twofold.serving.worker.state import KvLanding
 from twofold.transport.base import KvCacheSpec
 from twofold.transport.pooled import MakeTransport, load_transport
-from twofold.transport.sharded import CopyToEngine, OtherRanks, RankServer, ShardedTransport
+from twofold.transport.sharded import OtherRanks, RankServer, ShardedTransport
 from twofold.transport.shared_memory import SharedMemoryTransport
 
 
@@ -52,19 +52,18 @@ class StagedLanding(KvLanding):
 
     def copy(self, block_lists: Sequence[Sequence[int]]) -> None:
         if self._ranks is not None and block_lists:
-            self._ranks.ask(CopyToEngine(block_lists))
+            self._ranks.ask(partial(RankServer.copy_to_engine, block_lists=block_lists))
         for blocks in block_lists:
-            copy_all_layers(self._landing_pool, self._engine_pool, blocks)
+            copy_blocks(self._landing_pool, self._landing_pool.layers, blocks, self._engine_pool, blocks)
 
 
 def swap_blocks(device: KvPool, host: KvPool, copies: Sequence[BlockCopy]) -> None:
     """Copy KV blocks from the pool of a device to a pool in host memory, or back."""
     for copy in copies:
-        for layer in range(len(device.layout.layers)):
-            if copy.out:
-                copy_blocks(device, layer, copy.device_blocks, host, copy.host_blocks)
-            else:
-                copy_blocks(host, layer, copy.host_blocks, device, copy.device_blocks)
+        if copy.out:
+            copy_blocks(device, device.layers, copy.device_blocks, host, copy.host_blocks)
+        else:
+            copy_blocks(host, host.layers, copy.host_blocks, device, copy.device_blocks)
 
 
 class TorchFactory(EngineFactory):

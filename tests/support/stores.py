@@ -88,7 +88,7 @@ class RunningStore:
     ):
         self.memory = SlotMemory(SharedMemory.create("test", slots * block_bytes), block_bytes)
         self.manager = StoreManager(slots, 0 if disk is None else disk.capacity, eviction)
-        for block in () if disk is None else disk.recovered():
+        for block in () if disk is None else disk.recovered:
             self.manager.recover(block.key, block.position)
         self.reports = []
         self._context = zmq.Context()

@@ -59,7 +59,7 @@ def test_recovers_blocks_in_order(directory):
     disk.remove(b"\2")
     disk.close()
     again = opened(directory)
-    assert [(each.key, each.position) for each in again.recovered()] == [(b"\5", 5), (b"\x09", 9)]
+    assert [(each.key, each.position) for each in again.recovered] == [(b"\5", 5), (b"\x09", 9)]
     assert read(again, 5) == bytes(block(5))
     assert read(again, 2) is None
     again.close()
@@ -124,7 +124,7 @@ def test_shrinks_to_a_smaller_capacity(directory):
         write(disk, number)
     disk.close()
     again = opened(directory)
-    assert len(again.recovered()) == 10
+    assert len(again.recovered) == 10
     assert all(read(again, number) == bytes(block(number)) for number in range(10))
     assert bytes_taken(directory) <= ROOM_FOR_TEN
     again.close()
@@ -136,7 +136,7 @@ def test_deletes_blocks_of_another_model(directory, other):
     write(disk, 1)
     disk.close()
     again = opened(directory, **other)
-    assert not again.recovered()
+    assert not again.recovered
     assert again.read(b"\1", memoryview(bytearray(SIZE))) is None
     again.close()
 
@@ -149,7 +149,7 @@ def test_recreates_an_unreadable_index(directory, left):
     for path in directory.glob("index*"):
         path.write_bytes(left)
     again = opened(directory)
-    assert not again.recovered()
+    assert not again.recovered
     assert write(again, 2)
     assert read(again, 2) == bytes(block(2))
     again.close()
@@ -196,7 +196,7 @@ def test_a_killed_writer_leaves_complete_blocks(directory):
             assert writer.stdout.readline() == b"full\n"
             os.kill(writer.pid, signal.SIGKILL)
         disk = opened(directory)
-        found = disk.recovered()
+        found = disk.recovered
         assert len(found) >= 9
         assert all(read(disk, each.position) == bytes(block(each.position)) for each in found)
         assert bytes_taken(directory) <= ROOM_FOR_TEN

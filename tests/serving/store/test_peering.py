@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from twofold.serving.store.manager import MEMORY, StoreManager
 from twofold.serving.store.messages import Block, FetchBlocks
 from twofold.serving.store.peering import Peering
-from twofold.serving.store.peers import FetchedSlots, FetchEnd, PeerCaller, PeerRequest
+from twofold.serving.store.peers import FetchedSlots, FetchEnd, PeerRequest
 
 SLOTS, AT_ONCE = 9, 3
 PROMPTS = [[bytes([prompt, i]) for i in range(7)] for prompt in range(3)]
@@ -117,7 +117,7 @@ class PeersLive(RuleBasedStateMachine):
     def ask(self, prompt, start):
         self.number += 1
         self.wanted[self.number] = prompt[start:]
-        self.server.events.append(PeerRequest(PeerCaller(b"peer", self.number), prompt[start:]))
+        self.server.events.append(PeerRequest(b"peer", self.number, prompt[start:]))
         self.turn()
 
     @precondition(lambda self: self.server.replies)
@@ -160,7 +160,7 @@ class PeersLive(RuleBasedStateMachine):
     @invariant()
     def what_is_given_is_whole(self):
         for reply in self.server.replies:
-            keys = self.wanted[reply.caller.number]
+            keys = self.wanted[reply.request.number]
             for index, block in reply.blocks.items():
                 assert self.memory[block.slot] == keys[index]
 

@@ -3,6 +3,7 @@
 import pytest
 
 from support.stores import BLOCK_BYTES, LAYOUT, filled, keys_of, load, put, running_store, store_client
+from twofold.serving.store.messages import LookupResult
 
 DISK = (2 << 20) + 200 * (BLOCK_BYTES + 256)
 
@@ -14,7 +15,7 @@ def test_loads_blocks_of_another_client(tmp_path):
         assert reader.wait(600)
         assert load(reader, keys) == 0
         assert put(writer, keys[:9]) == 9
-        assert reader.lookup(keys) == (9, 9)
+        assert reader.lookup(keys) == LookupResult(9, 9)
         assert load(reader, keys) == 9
         assert load(reader, keys_of(2, 3)) == 0
         assert put(writer, keys) == 3, "the other blocks are stored already"
@@ -37,7 +38,7 @@ def test_stores_layers_as_they_are_computed(tmp_path):
         asked = []
         assert client.store(keys, blocks.copier, range(6), computed=lambda n: asked.append(n) or n == 0) == 0
         assert asked == [0, 1]
-        assert client.lookup(keys) == (0, 0)
+        assert client.lookup(keys) == LookupResult(0, 0)
         assert put(client, keys) == 6
         assert load(client, keys) == 6
 
@@ -109,7 +110,7 @@ def test_does_not_wait_for_a_silent_store(tmp_path):
         store.pause()
         assert load(client, keys) == 0
         assert client.epoch is None
-        assert client.lookup(keys) == (0, 0)
+        assert client.lookup(keys) == LookupResult(0, 0)
         assert put(client, keys_of(2, 3)) == 0
 
 
@@ -132,7 +133,7 @@ def test_keeps_epochs_apart(tmp_path):
 def test_loads_nothing_without_a_store(tmp_path):
     seen = []
     with store_client(tmp_path) as client:
-        assert client.lookup(keys_of(1, 3)) == (0, 0)
+        assert client.lookup(keys_of(1, 3)) == LookupResult(0, 0)
         assert load(client, keys_of(1, 3), on_count=seen.append) == 0
         assert put(client, keys_of(1, 3)) == 0
     assert seen == [0], "reports a count of 0"

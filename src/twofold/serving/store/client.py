@@ -1,5 +1,6 @@
 """A worker's client of the KV store on its host. A store that is down appears to be empty."""
 
+import itertools
 import logging
 import os
 import select
@@ -8,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import zmq
 
@@ -41,13 +42,6 @@ class BlockCopier(Protocol):
 
     def write(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy one layer from the engine's blocks to the store's slots: `blocks[i]` to `slots[i]`."""
-
-
-class StoreMatch(NamedTuple):
-    """Number of a prompt's leading blocks in the KV store: in memory or on disk (`blocks`), and in memory alone."""
-
-    blocks: int
-    in_memory: int
 
 
 class PendingRequest:
@@ -155,11 +149,11 @@ class StoreClient:
         """Wait up to `timeout_s` seconds for a connection to the store; return whether there is one."""
         return self._connected.wait(timeout_s)
 
-    def lookup(self, keys: Sequence[bytes]) -> StoreMatch:
+    def lookup(self, keys: Sequence[bytes]) -> messages.LookupResult:
         """Return the length of a prompt's cached prefix. `keys` are the block keys of the prompt."""
         with self._request(messages.Lookup(list(keys))) as request:
             found = None if request is None else request.wait(messages.LookupResult)
-        return StoreMatch(0, 0) if found is None else StoreMatch(found.blocks, found.in_memory)
+        return found or messages.LookupResult(0, 0)
 
     def fetch(self, keys: Sequence[bytes], address: str, limit_s: float) -> int:
         """Tell the local store to copy missing blocks of a prompt from the store at `address`, within `limit_s`
@@ -181,10 +175,26 @@ class StoreClient:
         `on_count` is called with this length, and then `on_layer` with each layer that has been copied.
         """
         with self._request(messages.Load(list(keys))) as request:
-            if request is not None:
-                return self._load(request, copier, blocks, on_count, on_layer)
-            on_count(0)
-            return 0
+            if request is None:
+                on_count(0)
+                return 0
+            # The store sends blocks in several replies, as it reads them from disk.
+            memory, whole = request.memory, set[int]()
+            while (held := request.wait(messages.HeldBlocks)) is not None and not held.last:
+                intact = self._intact(memory, held.blocks)
+                for layer in range(copier.layers):
+                    copier.read(memory, layer, list(intact.values()), [blocks[index] for index in intact])
+                whole.update(intact)
+                request.send(messages.Release([block.slot for block in held.blocks.values()]))
+            intact = {} if held is None else self._intact(memory, held.blocks)
+            whole.update(intact)
+            count = next(index for index in itertools.count() if index not in whole)  # of the leading blocks
+            slots, targets = list(intact.values()), [blocks[index] for index in intact]
+            on_count(count)
+            for layer in range(copier.layers):
+                copier.read(memory, layer, slots, targets)
+                on_layer(layer)
+            return count
 
     def store(
         self,
@@ -220,31 +230,6 @@ class StoreClient:
         self._thread.join()
         self._outbox.close()
         self._inbox.close()
-
-    def _load(
-        self,
-        request: PendingRequest,
-        copier: BlockCopier,
-        blocks: Sequence[int],
-        on_count: Callable[[int], None],
-        on_layer: OnLayer,
-    ) -> int:
-        # The store sends blocks in several replies, as it reads them from disk.
-        memory, whole = request.memory, set[int]()
-        while (held := request.wait(messages.HeldBlocks)) is not None and not held.last:
-            intact = self._intact(memory, held.blocks)
-            for layer in range(copier.layers):
-                copier.read(memory, layer, list(intact.values()), [blocks[index] for index in intact])
-            whole.update(intact)
-            request.send(messages.Release([block.slot for block in held.blocks.values()]))
-        intact = {} if held is None else self._intact(memory, held.blocks)
-        count = _leading(whole.union(intact))
-        slots, targets = list(intact.values()), [blocks[index] for index in intact]
-        on_count(count)
-        for layer in range(copier.layers):
-            copier.read(memory, layer, slots, targets)
-            on_layer(layer)
-        return count
 
     @contextmanager
     def _request(self, what: messages.StoreOperation) -> Iterator[PendingRequest | None]:
@@ -347,10 +332,3 @@ def _fill(
             zlib.crc32(memory.slot(slot)[span], checksum) for slot, checksum in zip(slots, checksums, strict=True)
         ]
     return [messages.Block(*block) for block in zip(slots, checksums, strict=True)]
-
-
-def _leading(indices: set[int]) -> int:
-    count = 0
-    while count in indices:
-        count += 1
-    return count

@@ -88,7 +88,7 @@ class DiskBlocks:
         self._lock = _lock(directory)
         self._blocks: dict[bytes, _Row] = {}
         self._spare: dict[bytes, None] = {}  # replaceable blocks, oldest first
-        self._recovered: list[Stored] = []
+        self.recovered: list[Stored] = []  # that earlier processes have written, oldest first
         self._number = 0
         self._index = self._open(f"{contents} {block_bytes}")
         taken = {row.slot for row in self._blocks.values()}
@@ -96,10 +96,6 @@ class DiskBlocks:
         self._file = os.open(directory / _BLOCKS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if os.fstat(self._file).st_size > self.capacity * block_bytes:
             os.ftruncate(self._file, self.capacity * block_bytes)
-
-    def recovered(self) -> list[Stored]:
-        """Return the blocks that earlier processes have written, oldest first."""
-        return self._recovered
 
     def write(self, key: bytes, position: int, block: memoryview, checksum: int) -> bool:
         """Write a block with its CRC-32 `checksum`; return False if the disk is full or fails."""
@@ -200,7 +196,7 @@ class DiskBlocks:
         rows = index.execute("SELECT key, slot, position, checksum, number FROM blocks ORDER BY number").fetchall()
         for key, slot, position, checksum, number in rows:
             self._blocks[key] = _Row(slot, checksum)
-            self._recovered.append(Stored(key, position))
+            self.recovered.append(Stored(key, position))
             self._number = number + 1
 
 

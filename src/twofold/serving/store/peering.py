@@ -4,18 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from twofold.serving.store import peers
 from twofold.serving.store.manager import MEMORY, Requester, StoreGrant, StoreManager
 from twofold.serving.store.messages import FetchBlocks
-from twofold.serving.store.peers import (
-    BlockFetcher,
-    BlockServer,
-    FetchedSlots,
-    FetchEnd,
-    FetchOrder,
-    PeerCaller,
-    PeerReply,
-    PeerRequest,
-)
 
 # Names of these requesters to the manager, in place of a client's inbox.
 _SENDS, _FETCHES = "sends to peers", "fetches from peers"
@@ -36,10 +27,12 @@ class _Fetch:
 class Peering:
     """Sends blocks to other hosts' stores and fetches blocks from them, in background threads."""
 
-    def __init__(self, manager: StoreManager, server: BlockServer, fetcher: BlockFetcher, at_once: int) -> None:
+    def __init__(
+        self, manager: StoreManager, server: peers.BlockServer, fetcher: peers.BlockFetcher, at_once: int
+    ) -> None:
         self._manager, self._server, self._fetcher, self._at_once = manager, server, fetcher, at_once
         self._number = 0
-        self._callers: dict[int, PeerCaller] = {}
+        self._sending: dict[int, peers.PeerRequest] = {}
         self._fetches: dict[int, _Fetch] = {}
 
     @property
@@ -74,9 +67,9 @@ class Peering:
     def turn(self, now: float) -> None:
         """Process the results of the background threads, and end fetches whose deadline has passed."""
         for event in self._server.take():
-            if isinstance(event, PeerRequest):
+            if isinstance(event, peers.PeerRequest):
                 self._number += 1
-                self._callers[self._number] = event.caller
+                self._sending[self._number] = event
                 self._manager.load((_SENDS, self._number), event.keys, counter="peer_sent")
             else:
                 self._sent(event)
@@ -90,7 +83,7 @@ class Peering:
         """If a background thread requested the memory slots, pass the slots to this thread and return True."""
         who, number = granted.requester
         if who == _SENDS:
-            self._server.put(PeerReply(number, self._callers[number], granted.blocks, granted.last))
+            self._server.put(peers.PeerReply(number, self._sending[number], granted.blocks, granted.last))
         elif who == _FETCHES:
             self._order(number, granted)
         return who in {_SENDS, _FETCHES}
@@ -101,7 +94,7 @@ class Peering:
         for number, fetch in list(self._fetches.items()):
             if not self._running(fetch):
                 del self._fetches[number]
-                self._fetcher.put(FetchEnd(number))
+                self._fetcher.put(peers.FetchEnd(number))
                 if fetch.requester is not None:
                     done.append((fetch.requester, self._manager.lookup(fetch.keys)[0]))
         return done
@@ -110,10 +103,10 @@ class Peering:
         self._fetcher.close()
         self._server.close()
 
-    def _sent(self, reply: PeerReply) -> None:
+    def _sent(self, reply: peers.PeerReply) -> None:
         requester = (_SENDS, reply.load)
         if reply.last:
-            del self._callers[reply.load]
+            del self._sending[reply.load]
             self._manager.end(requester)
         else:
             self._manager.release(requester, [block.slot for block in reply.blocks.values()])
@@ -126,10 +119,10 @@ class Peering:
         if granted.blocks:
             keys = [fetch.keys[index] for index in granted.blocks]
             slots = [block.slot for block in granted.blocks.values()]
-            self._fetcher.put(FetchOrder(number, fetch.address, keys, slots))
+            self._fetcher.put(peers.FetchOrder(number, fetch.address, keys, slots))
             fetch.ordered = True
 
-    def _brought(self, brought: FetchedSlots) -> None:
+    def _brought(self, brought: peers.FetchedSlots) -> None:
         fetch = self._fetches[brought.fetch]
         fetch.ordered = False
         self._manager.commit((_FETCHES, brought.fetch), brought.blocks)
@@ -139,7 +132,7 @@ class Peering:
     def _stop(self, number: int, fetch: _Fetch) -> None:
         fetch.ended = True
         if fetch.ordered:
-            self._fetcher.put(FetchEnd(number))  # the slots become free once the thread no longer fills them
+            self._fetcher.put(peers.FetchEnd(number))  # the slots become free once the thread no longer fills them
         else:
             self._manager.end((_FETCHES, number))
 

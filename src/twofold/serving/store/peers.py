@@ -18,17 +18,11 @@ log = logging.getLogger(__name__)
 GONE_MS = 10_000  # a host without TCP acknowledgements for this long is lost, with all data in flight
 
 
-class PeerCaller(NamedTuple):
-    """Reply address: the connection of another KV store, and the identifier of the store's request."""
+class PeerRequest(NamedTuple):
+    """Request of another KV store for the blocks with the keys `keys`: its connection, and its number there."""
 
     connection: bytes
     number: int
-
-
-class PeerRequest(NamedTuple):
-    """Message in which another KV store asks for the blocks with the keys `keys`."""
-
-    caller: PeerCaller
     keys: list[bytes]
 
 
@@ -36,7 +30,7 @@ class PeerReply(NamedTuple):
     """Answer to a PeerRequest. `blocks` maps the index of a key in the request to the block that is sent."""
 
     load: int  # number of the Load request that pins the blocks
-    caller: PeerCaller
+    request: PeerRequest
     blocks: dict[int, Block]
     last: bool
 
@@ -89,18 +83,18 @@ class BlockServer(StoreThread[PeerReply, PeerRequest | PeerReply]):
             self.dropped += 1
             log.warning("malformed request of another store (%s)", type(error).__name__)
             return
-        caller, keys = PeerCaller(connection, request.number), request.keys
+        keys = request.keys
         if request.contents != self._contents:
             log.warning("refusing a store with another model or KV layout")
             keys = []
-        self._results.put(PeerRequest(caller, keys))
+        self._results.put(PeerRequest(connection, request.number, keys))
 
     def _send(self, reply: PeerReply) -> None:
         checksums = {index: block.checksum for index, block in reply.blocks.items()}
-        header = BlocksFollow(reply.caller.number, checksums, reply.last)
+        header = BlocksFollow(reply.request.number, checksums, reply.last)
         slots = [self._memory.slot(block.slot) for block in reply.blocks.values()]
         # This copies the blocks, so a slow store does not keep them pinned.
-        self._socket.send_multipart([reply.caller.connection, msgspec.msgpack.encode(header), *slots])
+        self._socket.send_multipart([reply.request.connection, msgspec.msgpack.encode(header), *slots])
         self._results.put(reply)
 
 

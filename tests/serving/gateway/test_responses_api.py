@@ -6,7 +6,7 @@ import pytest
 
 from support.asked import Asked, ids_of
 from twofold.request import FinishReason, TokenOutput
-from twofold.serving.gateway.response_store import ResponseStore
+from twofold.serving.gateway.response_store import ResponseStore, StoredResponse
 
 WEATHER = {
     "type": "function",
@@ -97,7 +97,7 @@ def test_the_store_keeps_the_latest_for_a_time():
     now = 0.0
     store = ResponseStore(100, 60.0, lambda: now)
     for number in range(3):
-        store.put("me", {"id": f"r{number}"}, [], [], "", 40)
+        store.put("me", StoredResponse({"id": f"r{number}"}, [], [], "", 40))
     assert [name for _, name in store._responses] == ["r1", "r2"]
     assert store.get("me", "r2", "x").body == {"id": "r2"}
     with pytest.raises(Exception, match="no stored response 'r0'"):
@@ -105,7 +105,7 @@ def test_the_store_keeps_the_latest_for_a_time():
     now = 60.0
     with pytest.raises(Exception, match="no stored response 'r2'"):
         store.get("me", "r2", "x")
-    store.put("me", {"id": "r3"}, [], [], "", 40)
+    store.put("me", StoredResponse({"id": "r3"}, [], [], "", 40))
     assert [name for _, name in store._responses] == ["r3"]
     store.delete("me", "r3")
     assert not store._responses

@@ -52,7 +52,7 @@ def run_front(config: FrontConfig, listener: socket.socket) -> None:
 
 async def _run(config: FrontConfig, listener: socket.socket) -> None:
     door = config.door
-    tokenizer = None if door.tokenizer is None else load_tokenizer(door.tokenizer)
+    tokenizer = load_tokenizer(door.tokenizer)
     service, limits = RemoteService(), door.settings.limits
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, service.lost.set)
     await service.connect(config.socket)

@@ -31,7 +31,15 @@ from twofold.serving.gateway.keys import KeyRing
 from twofold.serving.gateway.middleware import PostEndpoint, RequestMiddleware
 from twofold.serving.gateway.openapi import openapi
 from twofold.serving.gateway.response_store import ResponseStore
-from twofold.serving.gateway.responses import Health, ModelCard, ModelList, Version, answer_error, answer_http_error
+from twofold.serving.gateway.responses import (
+    Health,
+    ModelCard,
+    ModelList,
+    Version,
+    answer_error,
+    answer_http_error,
+    json_response,
+)
 from twofold.serving.gateway.tokenizer import TextTokenizer
 from twofold.serving.gateway.tools.families import BY_CHECKPOINT, AnswerParsers
 
@@ -172,12 +180,12 @@ def _add_api(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return _json(ModelList(data=[_card(gateway)]))
+        return json_response(ModelList(data=[_card(gateway)]))
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         gateway.check_model(name)
-        return _json(_card(gateway))
+        return json_response(_card(gateway))
 
 
 async def _forward(gateway: Gateway, forwarder: Forwarder, request: Request) -> Response:
@@ -212,7 +220,7 @@ def _add_operations(app: FastAPI, service: Service, bodies: BodyReader, *, keys:
     @app.api_route("/ping", methods=["GET", "POST"])
     async def health() -> Response:
         ready = service.ready()
-        return _json(Health(status="ready" if ready else "not ready"), 200 if ready else 503)
+        return json_response(Health(status="ready" if ready else "not ready"), 200 if ready else 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -220,17 +228,17 @@ def _add_operations(app: FastAPI, service: Service, bodies: BodyReader, *, keys:
 
     @app.get("/pools")
     async def pools() -> Response:
-        return _json({"pools": service.pools(), "replans": service.replans()})
+        return json_response({"pools": service.pools(), "replans": service.replans()})
 
     @app.post("/pools")
     async def set_role(request: Request) -> Response:
         change = await read_struct(request, RoleChange, bodies)
         service.set_role(change.instance, change.role)
-        return _json({"pools": service.pools(), "replans": service.replans()})
+        return json_response({"pools": service.pools(), "replans": service.replans()})
 
     @app.get("/version")
     async def version() -> Response:
-        return _json(Version(version=twofold.__version__))
+        return json_response(Version(version=twofold.__version__))
 
     described = msgspec.json.encode(openapi(service.model.name, keys=keys))
 
@@ -262,7 +270,3 @@ def _card(gateway: Gateway) -> ModelCard:
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
     )
-
-
-def _json(body: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status, media_type="application/json")

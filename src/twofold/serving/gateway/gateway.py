@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from twofold.engine.grammar import GrammarMatchers
-from twofold.errors import RequestError, UnsupportedError
+from twofold.errors import RequestError
 from twofold.request import Generation
 from twofold.serving.controller.live_request import OutputSink
 from twofold.serving.controller.service import ServedModel
@@ -140,14 +140,6 @@ class BodyReader:
             )
 
 
-class HasContent(Protocol):
-    """A message of any API."""
-
-    @property
-    def content(self) -> object:
-        """A text, or a list of parts."""
-
-
 @dataclass(frozen=True, slots=True)
 class Gateway:
     """State shared by all endpoints: the service, the model's tokenizer (None if missing) and the limits."""
@@ -166,10 +158,6 @@ class Gateway:
     def scores_prompts(self) -> bool:
         """Whether the service can return log probabilities of prompts: neither emulated engines nor servers can."""
         return self.constrains and self.grammars is not None
-
-    def forwards(self, error: Exception) -> bool:
-        """Whether a request that the gateway refused with this error goes to a server as it is."""
-        return self.forwarder is not None and isinstance(error, UnsupportedError)
 
     def sends_text(self, fields: GenerationFields) -> bool:
         """Whether servers behind this gateway tokenize the prompts of a request, and detokenize its output."""
@@ -225,11 +213,11 @@ class Gateway:
                 code="context_length_exceeded",
             )
 
-    def check_chat(self, messages: Sequence[HasContent], tools: Sequence[object] | None, field: str) -> None:
-        """Raise RequestError if a chat has too many messages, parts of messages, or tools."""
-        parts, limits = len(messages), self.limits
+    def check_chat(self, contents: Sequence[object], tools: Sequence[object] | None, field: str) -> None:
+        """Raise RequestError if a chat has too many messages, parts of messages (lists in `contents`), or tools."""
+        parts, limits = len(contents), self.limits
         if parts <= limits.messages:
-            parts += sum(len(each.content) for each in messages if isinstance(each.content, list))
+            parts += sum(len(each) for each in contents if isinstance(each, list))
         if parts > limits.messages:
             raise invalid(field, f"{parts} messages and parts are more than the limit of {limits.messages}")
         if tools and len(tools) > limits.tools:

@@ -88,7 +88,7 @@ class RequestMiddleware:
                 message = {**message, "headers": [*message["headers"], *added]}
             await send(message)
 
-        if key is None and self._keys is not None and _is_protected(scope["path"]):
+        if key is None and self._keys is not None and scope["path"] not in _OPEN:
             refused = error_response(401, "the API key is missing or wrong", code="invalid_api_key")
             await refused(scope, receive, send_with_id)
             return
@@ -113,10 +113,6 @@ def _authorization(headers: Mapping[bytes, str]) -> str:
     """Return the authorization of a request; Anthropic's clients send their key in a header of its own."""
     own = headers.get(b"x-api-key")
     return headers.get(b"authorization", "") if own is None else f"Bearer {own}"
-
-
-def _is_protected(path: str) -> bool:
-    return path not in _OPEN
 
 
 def _request_id(headers: Mapping[bytes, str]) -> str:

@@ -7,50 +7,33 @@ from typing import Any
 import msgspec
 
 import twofold
+from twofold.serving.gateway import responses, schemas
 from twofold.serving.gateway.endpoints.chat import ROLES, UNSUPPORTED_PARTS
 from twofold.serving.gateway.endpoints.messages import CountFields, MessagesFields
 from twofold.serving.gateway.endpoints.responses_input import NEUTRAL, ResponsesFields
 from twofold.serving.gateway.generations import MODES, RETENTIONS, TIMEOUT_HEADER
-from twofold.serving.gateway.responses import (
-    ChatChunk,
-    ChatCompletion,
-    Completion,
-    Detokenized,
-    ErrorBody,
-    Health,
-    ModelCard,
-    ModelList,
-    Tokenized,
-    Version,
-)
-from twofold.serving.gateway.schemas import (
-    UNSUPPORTED,
-    ChatFields,
-    CompletionFields,
-    ContentPart,
-    DetokenizeFields,
-    TokenizeFields,
-)
 
 Json = dict[str, Any]
 
-_STRUCTS = (
-    ChatChunk,
-    ChatCompletion,
-    ChatFields,
-    Completion,
-    CompletionFields,
+_REQUESTS = (
+    schemas.ChatFields,
+    schemas.CompletionFields,
+    schemas.DetokenizeFields,
+    schemas.TokenizeFields,
     CountFields,
-    DetokenizeFields,
-    Detokenized,
-    ErrorBody,
-    Health,
     MessagesFields,
-    ModelList,
     ResponsesFields,
-    TokenizeFields,
-    Tokenized,
-    Version,
+)
+_ANSWERS = (
+    responses.ChatChunk,
+    responses.ChatCompletion,
+    responses.Completion,
+    responses.Detokenized,
+    responses.ErrorBody,
+    responses.Health,
+    responses.ModelList,
+    responses.Tokenized,
+    responses.Version,
 )
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",
@@ -89,15 +72,16 @@ def reference(kind: type) -> Json:
     return {"$ref": f"{_PREFIX}{kind.__name__}"}
 
 
-def schemas(model: str) -> Json:
+def body_schemas(model: str) -> Json:
     """Return the JSON schemas of all request and response bodies by name."""
-    _, made = msgspec.json.schema_components(_STRUCTS, schema_hook=_schema_hook, ref_template=f"{_PREFIX}{{name}}")
-    for kind in (ChatFields, CompletionFields):
+    bodies = (*_REQUESTS, *_ANSWERS)
+    _, made = msgspec.json.schema_components(bodies, schema_hook=_schema_hook, ref_template=f"{_PREFIX}{{name}}")
+    for kind in (schemas.ChatFields, schemas.CompletionFields):
         fields = made[kind.__name__]["properties"]
         fields["model"] = {"const": model}
         fields["prompt_cache_retention"] = {"enum": [None, *RETENTIONS]}
-        for name in UNSUPPORTED.keys() - kind.supported:
-            fields[name] = {"enum": [None, *UNSUPPORTED[name]], "description": _NOT_SUPPORTED}
+        for name in schemas.UNSUPPORTED.keys() - kind.supported:
+            fields[name] = {"enum": [None, *schemas.UNSUPPORTED[name]], "description": _NOT_SUPPORTED}
     for name, neutral in NEUTRAL.items():
         made["ResponsesFields"]["properties"][name] = {"enum": [None, *neutral], "description": _NOT_SUPPORTED}
     made["StructuredOutputs"]["properties"]["structural_tag"] = {"enum": [None], "description": _NOT_SUPPORTED}
@@ -107,7 +91,7 @@ def schemas(model: str) -> Json:
     made["ContentPart"] |= {"properties": part, "required": list(part)}
     message = made["InputMessage"]["properties"]
     message["role"] = {"enum": list(ROLES)}
-    parts = {"type": "array", "items": reference(ContentPart)}
+    parts = {"type": "array", "items": reference(schemas.ContentPart)}
     message["content"] = {"anyOf": [{"type": "string"}, parts]}
     for name in UNSUPPORTED_PARTS:
         message[name] = {"enum": [None, [], {}], "description": _NOT_SUPPORTED}
@@ -123,7 +107,7 @@ def _schema_hook(kind: type) -> Json:
 
 def openapi(model: str, *, keys: bool) -> Json:
     """Return the API description of a gateway that serves `model`. With `keys`, /v1 requires bearer authorization."""
-    components: Json = {"schemas": schemas(model)}
+    components: Json = {"schemas": body_schemas(model)}
     if keys:
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
     return {
@@ -135,24 +119,35 @@ def openapi(model: str, *, keys: bool) -> Json:
 
 
 def _api(*, keys: bool) -> Json:
-    generates = (400, 404, 413, 429, 503, 504)
+    posted, generates = (400, 404, 413), (400, 404, 413, 429, 503, 504)
+    streams: Json = _ANY_OBJECT | {"text/event-stream": {"schema": {"type": "string"}}}
+    response, message = "A response of OpenAI's", "A message of Anthropic's"
+    tokenized, detokenized = _json(responses.Tokenized), _json(responses.Detokenized)
     paths: Json = {
-        "/v1/completions": {"post": _generation_operation("completions", CompletionFields, Completion, Completion)},
-        "/v1/chat/completions": {"post": _generation_operation("chat", ChatFields, ChatCompletion, ChatChunk)},
-        "/v1/responses": {"post": _other_operation("responses", "A response of OpenAI's", ResponsesFields, generates)},
+        "/v1/completions": {
+            "post": _generation("completions", schemas.CompletionFields, responses.Completion, responses.Completion)
+        },
+        "/v1/chat/completions": {
+            "post": _generation("chat", schemas.ChatFields, responses.ChatCompletion, responses.ChatChunk)
+        },
+        "/v1/responses": {"post": _operation("responses", response, streams, body=ResponsesFields, errors=generates)},
         "/v1/responses/{id}": {
-            "get": _other_operation("response", "A stored response", None, (404,)),
-            "delete": _other_operation("delete_response", "Forget a stored response", None, (404,)),
+            "get": _operation("response", "A stored response", _ANY_OBJECT, errors=(404,)),
+            "delete": _operation("delete_response", "Forget a stored response", _ANY_OBJECT, errors=(404,)),
         },
-        "/v1/responses/{id}/input_items": {"get": _other_operation("input_items", "Its input", None, (404,))},
-        "/v1/messages": {"post": _other_operation("messages", "A message of Anthropic's", MessagesFields, generates)},
+        "/v1/responses/{id}/input_items": {"get": _operation("input_items", "Its input", _ANY_OBJECT, errors=(404,))},
+        "/v1/messages": {"post": _operation("messages", message, streams, body=MessagesFields, errors=generates)},
         "/v1/messages/count_tokens": {
-            "post": _other_operation("count_tokens", "The tokens of a prompt", CountFields, (400, 404, 413))
+            "post": _operation("count_tokens", "The tokens of a prompt", _ANY_OBJECT, body=CountFields, errors=posted)
         },
-        "/tokenize": {"post": _body_operation("tokenize", TokenizeFields, Tokenized)},
-        "/detokenize": {"post": _body_operation("detokenize", DetokenizeFields, Detokenized)},
-        "/v1/models": {"get": _json_operation("models", "The model served", ModelList)},
-        "/v1/models/{model}": {"get": _json_operation("model", "One model", ModelCard, errors=(404,))},
+        "/tokenize": {
+            "post": _operation("tokenize", "A Tokenized", tokenized, body=schemas.TokenizeFields, errors=posted)
+        },
+        "/detokenize": {
+            "post": _operation("detokenize", "A Detokenized", detokenized, body=schemas.DetokenizeFields, errors=posted)
+        },
+        "/v1/models": {"get": _operation("models", "The model served", _json(responses.ModelList))},
+        "/v1/models/{model}": {"get": _operation("model", "One model", _json(responses.ModelCard), errors=(404,))},
     }
     for path, operations in paths.items():
         for operation in operations.values():
@@ -168,58 +163,43 @@ def _api(*, keys: bool) -> Json:
 
 
 def _operations() -> Json:
-    text: Json = {"text/plain": {"schema": {"type": "string"}}}
+    text: Json = {"schema": {"type": "string"}}
     return {
         "/health": {"get": _health("health")},
         "/ping": {"get": _health("ping"), "post": _health("post_ping")},
-        "/version": {"get": _json_operation("version", "The version of the software", Version)},
-        "/metrics": {"get": _operation("metrics", "Prometheus text exposition", text)},
+        "/version": {"get": _operation("version", "The version of the software", _json(responses.Version))},
+        "/metrics": {"get": _operation("metrics", "Prometheus text exposition", {"text/plain": text})},
         "/openapi.json": {"get": _operation("description", "This description", _ANY_OBJECT)},
-        "/docs": {
-            "get": _operation("docs", "This description as a page", {"text/html": {"schema": {"type": "string"}}})
-        },
+        "/docs": {"get": _operation("docs", "This description as a page", {"text/html": text})},
     }
 
 
-def _other_operation(name: str, summary: str, body: type | None, errors: Sequence[int]) -> Json:
-    """Describe an operation of another vendor's API, without its answers."""
-    stream: Json = {"text/event-stream": {"schema": {"type": "string"}}} if 503 in errors else {}
-    operation = _operation(name, summary, _ANY_OBJECT | stream, errors=errors)
-    if body is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference(body)}}}
-    return operation
-
-
-def _body_operation(name: str, body: type, answer: type) -> Json:
-    operation = _json_operation(name, f"A {answer.__name__}", answer, errors=(400, 404, 413))
-    operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference(body)}}}
-    return operation
-
-
-def _generation_operation(name: str, body: type, whole: type, chunk: type) -> Json:
+def _generation(name: str, body: type, whole: type, chunk: type) -> Json:
     stream: Json = {"type": "string", "description": f"Every event is a {chunk.__name__}; the last is [DONE]."}
-    answers: Json = {"application/json": {"schema": reference(whole)}, "text/event-stream": {"schema": stream}}
-    operation = _operation(name, f"A {whole.__name__}", answers, errors=(400, 404, 413, 429, 503, 504))
+    answers: Json = _json(whole) | {"text/event-stream": {"schema": stream}}
+    operation = _operation(name, f"A {whole.__name__}", answers, body=body, errors=(400, 404, 413, 429, 503, 504))
     operation["parameters"] = [_TIMEOUT]
-    operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference(body)}}}
     return operation
-
-
-def _json_operation(name: str, summary: str, answer: type, *, errors: Sequence[int] = ()) -> Json:
-    return _operation(name, summary, {"application/json": {"schema": reference(answer)}}, errors=errors)
 
 
 def _health(name: str) -> Json:
-    operation = _json_operation(name, "200 if ready, else 503", Health)
+    operation = _operation(name, "200 if ready, else 503", _json(responses.Health))
     operation["responses"]["503"] = operation["responses"]["200"]
     return operation
 
 
-def _operation(name: str, summary: str, answers: Json, *, errors: Sequence[int] = ()) -> Json:
-    responses: Json = {"200": {"description": "Success.", "headers": {"X-Request-Id": _REQUEST_ID}, "content": answers}}
+def _operation(name: str, summary: str, answers: Json, *, body: type | None = None, errors: Sequence[int] = ()) -> Json:
+    success: Json = {"description": "Success.", "headers": {"X-Request-Id": _REQUEST_ID}, "content": answers}
+    operation: Json = {"operationId": name, "summary": summary, "responses": {"200": success}}
     for status in (*errors, 431, 500):
-        responses[str(status)] = _error(status)
-    return {"operationId": name, "summary": summary, "responses": responses}
+        operation["responses"][str(status)] = _error(status)
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": _json(body)}
+    return operation
+
+
+def _json(kind: type) -> Json:
+    return {"application/json": {"schema": reference(kind)}}
 
 
 def _error(status: int) -> Json:
@@ -227,5 +207,4 @@ def _error(status: int) -> Json:
     headers: Json = {} if status == 431 else {"X-Request-Id": _REQUEST_ID}
     if status in (429, 503):
         headers["Retry-After"] = _RETRY_AFTER
-    content = {"application/json": {"schema": reference(ErrorBody)}}
-    return {"description": _ERRORS[status], "headers": headers, "content": content}
+    return {"description": _ERRORS[status], "headers": headers, "content": _json(responses.ErrorBody)}

@@ -8,7 +8,7 @@ from twofold.request import FinishReason, TokenOutput, TokenScore
 from twofold.serving.gateway.responses import ChatLogprobs, ChatTokenLogprob, ChatTopLogprob, CompletionLogprobs
 from twofold.serving.gateway.schemas import GenerationFields
 from twofold.serving.gateway.tokenizer import Detokenizer, TextTokenizer, id_name
-from twofold.serving.gateway.tools.message_parser import MessageParser, ParsedCall
+from twofold.serving.gateway.tools.message_parser import MessageParser, ParsedCall, together
 
 # JSON has no infinity; OpenAI's API uses this value for probability zero.
 LOWEST = -9999.0
@@ -170,15 +170,11 @@ class OutputProcessor:
         return delta if self._parser is None else self._parsed(delta, self._parser)
 
     def _parsed(self, delta: Delta, parser: MessageParser) -> Delta:
-        parts = [parser.feed(delta.text)]
+        part = parser.feed(delta.text)
         if delta.finish_reason is not None:
-            parts.append(parser.finish())
+            part = together([part, parser.finish()])
         return msgspec.structs.replace(
-            delta,
-            text="".join(part.content for part in parts),
-            reasoning="".join(part.reasoning for part in parts),
-            calls=tuple(call for part in parts for call in part.calls),
-            called=parser.calls > 0,
+            delta, text=part.content, reasoning=part.reasoning, calls=part.calls, called=parser.calls > 0
         )
 
     def _text_of(self, token: TokenOutput) -> str:

@@ -3,6 +3,7 @@
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import NamedTuple
 
 from twofold.serving.gateway.schemas import InputMessage, invalid
@@ -16,8 +17,8 @@ class StoredResponse(NamedTuple):
     messages: Sequence[InputMessage]
     input: Sequence[Json]  # items of this request alone
     session: str  # the cache key of the conversation, which by default is the id of its first response
-    bytes: int
-    until_s: float
+    bytes: int  # without the messages of earlier responses of its conversation
+    until_s: float = inf  # set by the store
 
 
 class ResponseStore:
@@ -31,19 +32,10 @@ class ResponseStore:
         self._responses: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()  # oldest first
         self._bytes = 0
 
-    def put(
-        self,
-        key: str,
-        body: Json,
-        messages: Sequence[InputMessage],
-        items: Sequence[Json],
-        session: str,
-        new_bytes: int,
-    ) -> None:
-        """Store a response. `new_bytes` is its size, without the messages of earlier responses of its conversation."""
-        stored = StoredResponse(body, messages, items, session, new_bytes, self._clock() + self._lifetime_s)
-        self._responses[key, body["id"]] = stored
-        self._bytes += new_bytes
+    def put(self, key: str, response: StoredResponse) -> None:
+        """Store a response."""
+        self._responses[key, response.body["id"]] = response._replace(until_s=self._clock() + self._lifetime_s)
+        self._bytes += response.bytes
         while self._responses and (self._bytes > self._limit or self._expired(next(iter(self._responses.values())))):
             self._bytes -= self._responses.popitem(last=False)[1].bytes
 

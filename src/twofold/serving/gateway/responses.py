@@ -1,6 +1,7 @@
 """Response bodies of the API, and conversion of exceptions to error responses, in OpenAI's JSON format."""
 
 import logging
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Literal
 
@@ -209,6 +210,10 @@ def error_response_for(error: Exception) -> Response:
     return error_response(500, "unexpected error; see the server's log", code="internal_error")
 
 
+def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers=headers, media_type="application/json")
+
+
 def error_response(
     status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int | None = None
 ) -> Response:
@@ -220,9 +225,7 @@ def error_response(
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     detail = ErrorDetail(message=message, type=_type_of(status), param=param, code=code)
-    return Response(
-        msgspec.json.encode(ErrorBody(error=detail)), status, headers=headers, media_type="application/json"
-    )
+    return json_response(ErrorBody(error=detail), status, headers)
 
 
 def _type_of(status: int) -> str:

@@ -254,12 +254,6 @@ class BoundedProtocol(HttpToolsProtocol):
             raise _HeadTooLargeError
 
 
-def bounded_protocol(limits: RequestLimits, table: ConnectionTable) -> type[BoundedProtocol]:
-    """Return a subclass of BoundedProtocol with these limits."""
-    # uvicorn takes a class.
-    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits, "table": table})
-
-
 class HttpServer:
     """Serves an ASGI application on a bound socket. Does not change signal handlers."""
 
@@ -277,10 +271,11 @@ class HttpServer:
         limits = limits or RequestLimits()
         most = limits.connections or connection_limit(files_per_connection)
         table = ConnectionTable(most, limits.connections_per_address or sys.maxsize)
+        protocol = type("BoundedProtocol", (BoundedProtocol,), {"limits": limits, "table": table})
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=bounded_protocol(limits, table),
+                http=protocol,  # a class
                 ws="none",
                 lifespan="off",
                 log_config=None,

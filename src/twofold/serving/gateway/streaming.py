@@ -21,7 +21,7 @@ from twofold.serving.gateway.gateway import Gateway, RequestRunner
 from twofold.serving.gateway.generations import PlannedChoice, ResponseSpec, plan
 from twofold.serving.gateway.middleware import Departure
 from twofold.serving.gateway.output import Delta
-from twofold.serving.gateway.responses import MaybeUsage, PromptTokensDetails, Usage, error_response_for
+from twofold.serving.gateway.responses import MaybeUsage, PromptTokensDetails, Usage, error_response_for, json_response
 from twofold.serving.gateway.schemas import GenerationFields, StreamOptions
 from twofold.serving.gateway.structured import check_constraint
 
@@ -282,7 +282,7 @@ async def respond(
 
     await RunningChoices(gateway.service, planned, spec.deadline_s, request.state.departure, add).run()
     choices = list(_best(collected, fields.generated, fields.n or 1))
-    return Response(msgspec.json.encode(writer.response(choices, count.usage)), media_type="application/json")
+    return json_response(writer.response(choices, count.usage))
 
 
 class RunningChoices:

@@ -108,9 +108,9 @@ async def off_loop(characters: int, work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work)
 
 
-def load_tokenizer(model_dir: Path) -> "TextTokenizer | None":
+def load_tokenizer(model_dir: Path | None) -> "TextTokenizer | None":
     """Load the tokenizer from a model directory, or return None if there is none. Raises ModelError on failure."""
-    loaded = read_tokenizer(model_dir)
+    loaded = None if model_dir is None else read_tokenizer(model_dir)
     return None if loaded is None else TextTokenizer(loaded)
 
 

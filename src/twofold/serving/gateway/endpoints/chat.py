@@ -58,7 +58,7 @@ async def start_chat(gateway: Gateway, request: Request, fields: ChatFields) -> 
     Raises RequestError.
     """
     spec = response_spec(gateway, request, fields, prompts=1)
-    gateway.check_chat(fields.messages, fields.tools, "messages")
+    gateway.check_chat([each.content for each in fields.messages], fields.tools, "messages")
     if fields.top_logprobs is not None and not fields.logprobs:
         raise invalid("top_logprobs", "requires logprobs: true")
     tools = offered_tools(fields)

@@ -8,28 +8,14 @@ from fastapi.responses import Response
 from msgspec import Meta, Struct
 from starlette.requests import Request
 
-from twofold.errors import TwofoldError
+from twofold.errors import TwofoldError, UnsupportedError
 from twofold.request import FinishReason
+from twofold.serving.gateway import schemas
 from twofold.serving.gateway.endpoints.chat import encode_messages, start_chat
 from twofold.serving.gateway.gateway import Gateway, read_struct
 from twofold.serving.gateway.output import Delta
-from twofold.serving.gateway.responses import MaybeUsage, Usage, error_response_for
-from twofold.serving.gateway.schemas import (
-    MAX_INT,
-    CalledFunction,
-    ChatFields,
-    ChosenFunction,
-    Count,
-    FunctionTool,
-    InputMessage,
-    NamedTool,
-    StreamOptions,
-    ToolCall,
-    ToolFunction,
-    invalid,
-    joined,
-    unsupported,
-)
+from twofold.serving.gateway.responses import MaybeUsage, Usage, error_response_for, json_response
+from twofold.serving.gateway.schemas import invalid, joined, unsupported
 from twofold.serving.gateway.streaming import ResponseWriter, named_event, respond
 from twofold.serving.gateway.tools.families import Json
 from twofold.serving.gateway.tools.forced_calls import offered_tools, template_tools
@@ -89,11 +75,11 @@ class CountFields(Struct, frozen=True, kw_only=True):
 class MessagesFields(CountFields, frozen=True, kw_only=True):
     """Body of `POST /v1/messages`."""
 
-    max_tokens: Count
+    max_tokens: schemas.Count
     stream: bool | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0, le=MAX_INT)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=schemas.MAX_INT)] | None = None
     stop_sequences: list[str] | None = None
 
 
@@ -101,13 +87,13 @@ async def create_message(gateway: Gateway, request: Request) -> Response:
     """Answer `POST /v1/messages`. Raises ClientDisconnect."""
     try:
         fields = await read_struct(request, MessagesFields, gateway.bodies)
-        gateway.check_chat(fields.messages, fields.tools, "messages")
+        gateway.check_chat([each.content for each in fields.messages], fields.tools, "messages")
         chat = chat_fields(fields)
         spec, prompt = await start_chat(gateway, request, chat)
         writer = MessagesWriter(spec.id.replace("chatcmpl-", "msg_", 1), fields)
         return await respond(gateway, request, chat, spec, [prompt], writer)
     except TwofoldError as error:
-        if gateway.forwards(error):
+        if gateway.forwarder is not None and isinstance(error, UnsupportedError):
             raise
         return _error(error)
 
@@ -117,12 +103,12 @@ async def count_tokens(gateway: Gateway, request: Request) -> Response:
     try:
         fields = await read_struct(request, CountFields, gateway.bodies)
         gateway.check_model(fields.model)
-        gateway.check_chat(fields.messages, fields.tools, "messages")
+        gateway.check_chat([each.content for each in fields.messages], fields.tools, "messages")
         chat = chat_fields(fields)
         token_ids = await encode_messages(gateway, chat, template_tools(offered_tools(chat)))
     except TwofoldError as error:
         return _error(error)
-    return Response(msgspec.json.encode({"input_tokens": len(token_ids)}), media_type="application/json")
+    return json_response({"input_tokens": len(token_ids)})
 
 
 def _error(error: Exception) -> Response:
@@ -143,7 +129,7 @@ def _error_body(answer: Response) -> Json:
 # -- requests -----------------------------------------------------------------------------------------------------
 
 
-def chat_fields(fields: CountFields) -> ChatFields:
+def chat_fields(fields: CountFields) -> schemas.ChatFields:
     """Return the chat request that a request of the Messages API means. Raises RequestError."""
     choice, tools = fields.tool_choice, [_tool(tool, f"tools[{n}]") for n, tool in enumerate(fields.tools or [])]
     thinks = None if fields.thinking is None else fields.thinking.type != "disabled"
@@ -152,13 +138,13 @@ def chat_fields(fields: CountFields) -> ChatFields:
         options = {
             "max_tokens": fields.max_tokens,
             "stream": fields.stream,
-            "stream_options": StreamOptions(continuous_usage_stats=True) if fields.stream else None,
+            "stream_options": schemas.StreamOptions(continuous_usage_stats=True) if fields.stream else None,
             "temperature": fields.temperature,
             "top_p": fields.top_p,
             "top_k": fields.top_k,
             "stop": fields.stop_sequences,
         }
-    return ChatFields(
+    return schemas.ChatFields(
         model=fields.model,
         messages=list(_messages(fields)),
         tools=tools or None,
@@ -169,36 +155,36 @@ def chat_fields(fields: CountFields) -> ChatFields:
     )
 
 
-def _tool(tool: AnthropicTool, place: str) -> FunctionTool:
+def _tool(tool: AnthropicTool, place: str) -> schemas.FunctionTool:
     if tool.input_schema is None:
         raise unsupported(f"{place}.input_schema", "this field is required; tools of the server are not supported")
-    return FunctionTool(
-        function=ToolFunction(name=tool.name, description=tool.description, parameters=tool.input_schema)
+    return schemas.FunctionTool(
+        function=schemas.ToolFunction(name=tool.name, description=tool.description, parameters=tool.input_schema)
     )
 
 
-def _choice(choice: AnthropicChoice) -> str | NamedTool:
+def _choice(choice: AnthropicChoice) -> str | schemas.NamedTool:
     if choice.type != "tool":
         return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
     if choice.name is None:
         raise invalid("tool_choice.name", "this field is required")
-    return NamedTool(function=ChosenFunction(name=choice.name))
+    return schemas.NamedTool(function=schemas.ChosenFunction(name=choice.name))
 
 
-def _messages(fields: CountFields) -> Iterator[InputMessage]:
+def _messages(fields: CountFields) -> Iterator[schemas.InputMessage]:
     if fields.system:
-        yield InputMessage(role="system", content=_text(fields.system, "system"))
+        yield schemas.InputMessage(role="system", content=_text(fields.system, "system"))
     for number, message in enumerate(fields.messages):
         place = f"messages[{number}].content"
         if isinstance(message.content, str):
-            yield InputMessage(role=message.role, content=message.content)
+            yield schemas.InputMessage(role=message.role, content=message.content)
         else:
             yield from _of_blocks(message.role, message.content, place)
 
 
-def _of_blocks(role: str, blocks: Sequence[MessageBlock], place: str) -> Iterator[InputMessage]:
+def _of_blocks(role: str, blocks: Sequence[MessageBlock], place: str) -> Iterator[schemas.InputMessage]:
     """Yield the results of tools, each as a message of its own, and then the rest as one message."""
-    texts, thoughts, calls = list[str](), list[str](), list[ToolCall]()
+    texts, thoughts, calls = list[str](), list[str](), list[schemas.ToolCall]()
     for number, block in enumerate(blocks):
         here = f"{place}[{number}]"
         if block.type == "text":
@@ -207,10 +193,12 @@ def _of_blocks(role: str, blocks: Sequence[MessageBlock], place: str) -> Iterato
             thoughts.append(block.thinking or "")
         elif block.type == "tool_use" and block.name is not None:
             arguments = msgspec.json.encode(block.input or {}).decode()
-            calls.append(ToolCall(id=block.id, function=CalledFunction(name=block.name, arguments=arguments)))
+            calls.append(
+                schemas.ToolCall(id=block.id, function=schemas.CalledFunction(name=block.name, arguments=arguments))
+            )
         elif block.type == "tool_result":
             result = "" if block.content is None else _text(block.content, f"{here}.content")
-            yield InputMessage(role="tool", content=result, tool_call_id=block.tool_use_id)
+            yield schemas.InputMessage(role="tool", content=result, tool_call_id=block.tool_use_id)
         elif block.type != "redacted_thinking":
             raise unsupported(
                 f"{here}.type", f"{block.type!r} is not supported; this service takes text and tools only"

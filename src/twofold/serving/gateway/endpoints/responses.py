@@ -14,19 +14,19 @@ from twofold.serving.gateway.gateway import Gateway, read_struct
 from twofold.serving.gateway.generations import ResponseSpec
 from twofold.serving.gateway.middleware import Arrival
 from twofold.serving.gateway.output import Delta
-from twofold.serving.gateway.responses import MaybeUsage, Usage, error_response_for
+from twofold.serving.gateway.response_store import StoredResponse
+from twofold.serving.gateway.responses import MaybeUsage, Usage, error_response_for, json_response
 from twofold.serving.gateway.schemas import CalledFunction, InputMessage, ToolCall
 from twofold.serving.gateway.streaming import ResponseWriter, named_event, respond
 from twofold.serving.gateway.tools.families import Json
 from twofold.serving.gateway.tools.message_parser import ParsedCall
 
-_ENCODER = msgspec.json.Encoder()
-
 
 async def create_response(gateway: Gateway, request: Request) -> Response:
     """Answer `POST /v1/responses`. Raises RequestError, InstanceLostError and ClientDisconnect."""
     fields = await read_struct(request, ResponsesFields, gateway.bodies)
-    gateway.check_chat([] if isinstance(fields.input, str) else fields.input, fields.tools, "input")
+    contents = [] if isinstance(fields.input, str) else [item.content for item in fields.input]
+    gateway.check_chat(contents, fields.tools, "input")
     key, before = _key(request), fields.previous_response_id
     earlier: Sequence[InputMessage] = ()
     session = fields.prompt_cache_key or f"resp_{request.state.arrival.request_id}"
@@ -43,30 +43,26 @@ async def create_response(gateway: Gateway, request: Request) -> Response:
 
 async def get_response(gateway: Gateway, request: Request) -> Response:
     """Answer `GET /v1/responses/{id}`."""
-    return _json(gateway.responses.get(_key(request), request.path_params["id"], "response_id").body)
+    return json_response(gateway.responses.get(_key(request), request.path_params["id"], "response_id").body)
 
 
 async def get_input(gateway: Gateway, request: Request) -> Response:
     """Answer `GET /v1/responses/{id}/input_items`."""
     items = gateway.responses.get(_key(request), request.path_params["id"], "response_id").input
     ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": None, "last_id": None}
-    return _json({"object": "list", "data": list(items), "has_more": False} | ends)
+    return json_response({"object": "list", "data": list(items), "has_more": False} | ends)
 
 
 async def delete_response(gateway: Gateway, request: Request) -> Response:
     """Answer `DELETE /v1/responses/{id}`."""
     response_id = request.path_params["id"]
     gateway.responses.delete(_key(request), response_id)
-    return _json({"id": response_id, "object": "response", "deleted": True})
+    return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 def _key(request: Request) -> str:
     arrival: Arrival = request.state.arrival
     return arrival.key_name
-
-
-def _json(body: Json) -> Response:
-    return Response(_ENCODER.encode(body), media_type="application/json")
 
 
 class ResponsesWriter(ResponseWriter):
@@ -185,9 +181,9 @@ class ResponsesWriter(ResponseWriter):
         if fields.store is not False:
             new = [*self._new, _answer(self._output)]
             items = [{"id": f"item_{secrets.token_hex(16)}"} | item for item in items_of(fields)]
-            size = len(_ENCODER.encode([body, new, items]))
+            size = len(msgspec.json.encode([body, new, items]))
             session = fields.prompt_cache_key or ""
-            self._store.put(self._key, body, [*self._earlier, *new], items, session, size)
+            self._store.put(self._key, StoredResponse(body, [*self._earlier, *new], items, session, size))
         return body
 
     def _body(self, status: str, usage: Usage | None = None) -> Json:

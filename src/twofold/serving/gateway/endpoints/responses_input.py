@@ -6,25 +6,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from twofold.serving.gateway.schemas import (
-    CacheKey,
-    CalledFunction,
-    ChatFields,
-    ChosenFunction,
-    Count,
-    FunctionTool,
-    InputMessage,
-    JsonSchemaFormat,
-    NamedTool,
-    ResponseFormat,
-    StreamOptions,
-    ToolCall,
-    ToolFunction,
-    invalid,
-    joined,
-    refuse_values,
-    unsupported,
-)
+from twofold.serving.gateway import schemas
+from twofold.serving.gateway.schemas import invalid, joined, refuse_values, unsupported
 from twofold.serving.gateway.tools.families import Json
 
 
@@ -94,7 +77,7 @@ class ResponsesFields(Struct, frozen=True, kw_only=True):
     previous_response_id: str | None = None
     store: bool | None = None
     stream: bool | None = None
-    max_output_tokens: Count | None = None
+    max_output_tokens: schemas.Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     tools: list[ResponsesTool] | None = None
@@ -103,7 +86,7 @@ class ResponsesFields(Struct, frozen=True, kw_only=True):
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     metadata: dict[str, str] | None = None
-    prompt_cache_key: CacheKey | None = None
+    prompt_cache_key: schemas.CacheKey | None = None
     prompt_cache_retention: str | None = None
     truncation: object = None
     background: object = None
@@ -120,17 +103,17 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 
 
-def chat_of(fields: ResponsesFields, messages: Sequence[InputMessage]) -> ChatFields:
+def chat_of(fields: ResponsesFields, messages: Sequence[schemas.InputMessage]) -> schemas.ChatFields:
     """Return the chat request for a request, with the messages of its conversation. Raises RequestError."""
     refuse_values(fields, NEUTRAL)
-    system = [] if fields.instructions is None else [InputMessage(role="system", content=fields.instructions)]
+    system = [] if fields.instructions is None else [schemas.InputMessage(role="system", content=fields.instructions)]
     form = None if fields.text is None or fields.text.format is None else _format(fields.text.format)
     tools = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(fields.tools or [])]
-    return ChatFields(
+    return schemas.ChatFields(
         model=fields.model,
         messages=[*system, *messages],
         stream=fields.stream,
-        stream_options=StreamOptions(continuous_usage_stats=True) if fields.stream else None,
+        stream_options=schemas.StreamOptions(continuous_usage_stats=True) if fields.stream else None,
         max_completion_tokens=fields.max_output_tokens,
         temperature=fields.temperature,
         top_p=fields.top_p,
@@ -144,10 +127,10 @@ def chat_of(fields: ResponsesFields, messages: Sequence[InputMessage]) -> ChatFi
     )
 
 
-def new_messages(fields: ResponsesFields) -> list[InputMessage]:
+def new_messages(fields: ResponsesFields) -> list[schemas.InputMessage]:
     """Return the messages of a request's input. Raises RequestError for other content than text."""
     if isinstance(fields.input, str):
-        return [InputMessage(role="user", content=fields.input)]
+        return [schemas.InputMessage(role="user", content=fields.input)]
     return list(_messages(fields.input))
 
 
@@ -159,9 +142,9 @@ def items_of(fields: ResponsesFields) -> list[Json]:
     return [{name: value for name, value in item.items() if value is not None} for item in items]
 
 
-def _messages(items: Sequence[InputItem]) -> Iterator[InputMessage]:
+def _messages(items: Sequence[InputItem]) -> Iterator[schemas.InputMessage]:
     """Yield the messages of input items. Consecutive items of the assistant are one message."""
-    texts, thoughts, calls = list[str](), list[str](), list[ToolCall]()
+    texts, thoughts, calls = list[str](), list[str](), list[schemas.ToolCall]()
     for number, item in enumerate(items):
         place = f"input[{number}]"
         if item.type == "message" and item.role == "assistant":
@@ -169,8 +152,8 @@ def _messages(items: Sequence[InputItem]) -> Iterator[InputMessage]:
         elif item.type == "reasoning":
             thoughts.append(_text(item.content or item.summary or "", place))
         elif item.type == "function_call" and item.name is not None:
-            call = CalledFunction(name=item.name, arguments=item.arguments or "{}")
-            calls.append(ToolCall(id=item.call_id, function=call))
+            call = schemas.CalledFunction(name=item.name, arguments=item.arguments or "{}")
+            calls.append(schemas.ToolCall(id=item.call_id, function=call))
         else:
             yield from joined("assistant", texts, thoughts, calls)
             texts, thoughts, calls = [], [], []
@@ -178,15 +161,15 @@ def _messages(items: Sequence[InputItem]) -> Iterator[InputMessage]:
     yield from joined("assistant", texts, thoughts, calls)
 
 
-def _other(item: InputItem, place: str) -> InputMessage:
+def _other(item: InputItem, place: str) -> schemas.InputMessage:
     if item.type == "function_call_output":
         output = _text(item.output, f"{place}.output")
-        return InputMessage(role="tool", content=output, tool_call_id=item.call_id)
+        return schemas.InputMessage(role="tool", content=output, tool_call_id=item.call_id)
     if item.type != "message" or item.role is None:
         raise unsupported(
             f"{place}.type", f"{item.type!r} is not supported: use messages, function calls and reasoning"
         )
-    return InputMessage(role=item.role, content=_text(item.content, f"{place}.content"))
+    return schemas.InputMessage(role=item.role, content=_text(item.content, f"{place}.content"))
 
 
 def _text(content: str | Sequence[InputPart] | None, place: str) -> str:
@@ -202,26 +185,28 @@ def _text(content: str | Sequence[InputPart] | None, place: str) -> str:
     return "\n".join(part.text or "" for part in content)
 
 
-def _tool(tool: ResponsesTool, place: str) -> FunctionTool:
+def _tool(tool: ResponsesTool, place: str) -> schemas.FunctionTool:
     if tool.type != "function" or tool.name is None:
         raise unsupported(
             f"{place}.type", f"{tool.type!r} is not supported: this service runs no tools itself, use function"
         )
-    return FunctionTool(
-        function=ToolFunction(
+    return schemas.FunctionTool(
+        function=schemas.ToolFunction(
             name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
         )
     )
 
 
-def _choice(choice: str | ChosenTool | None) -> str | NamedTool | None:
+def _choice(choice: str | ChosenTool | None) -> str | schemas.NamedTool | None:
     if not isinstance(choice, ChosenTool):
         return choice
     if choice.type != "function" or choice.name is None:
         raise unsupported("tool_choice", f"{choice.type!r} is not supported: use none, auto, required or a function")
-    return NamedTool(function=ChosenFunction(name=choice.name))
+    return schemas.NamedTool(function=schemas.ChosenFunction(name=choice.name))
 
 
-def _format(given: TextFormat) -> ResponseFormat:
-    schema = JsonSchemaFormat(schema=given.schema, name=given.name, description=given.description, strict=given.strict)
-    return ResponseFormat(type=given.type, json_schema=schema if given.type == "json_schema" else None)
+def _format(given: TextFormat) -> schemas.ResponseFormat:
+    schema = schemas.JsonSchemaFormat(
+        schema=given.schema, name=given.name, description=given.description, strict=given.strict
+    )
+    return schemas.ResponseFormat(type=given.type, json_schema=schema if given.type == "json_schema" else None)

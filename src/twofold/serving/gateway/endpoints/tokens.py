@@ -1,13 +1,12 @@
 """The endpoints `POST /tokenize` and `POST /detokenize`, in the form of vLLM."""
 
-import msgspec
 from fastapi.responses import Response
 from starlette.requests import Request
 
 from twofold.serving.gateway.endpoints.chat import encode_messages
 from twofold.serving.gateway.endpoints.completions import encode_prompts
 from twofold.serving.gateway.gateway import Gateway, read_struct
-from twofold.serving.gateway.responses import Detokenized, Tokenized
+from twofold.serving.gateway.responses import Detokenized, Tokenized, json_response
 from twofold.serving.gateway.schemas import ChatFields, DetokenizeFields, TokenizeFields, invalid
 from twofold.serving.gateway.tokenizer import off_loop
 from twofold.serving.gateway.tools.forced_calls import offered_tools, template_tools
@@ -20,7 +19,7 @@ async def tokenize(gateway: Gateway, request: Request) -> Response:
     if (fields.prompt is None) == (fields.messages is None):
         raise invalid("prompt", "send either a prompt or messages")
     if fields.messages is not None:
-        gateway.check_chat(fields.messages, fields.tools, "messages")
+        gateway.check_chat([each.content for each in fields.messages], fields.tools, "messages")
         chat = ChatFields(
             model=gateway.service.model.name,
             messages=fields.messages,
@@ -39,7 +38,7 @@ async def tokenize(gateway: Gateway, request: Request) -> Response:
     answer = Tokenized(
         count=len(token_ids), max_model_len=gateway.service.model.max_model_len, tokens=token_ids, token_strs=strings
     )
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return json_response(answer)
 
 
 async def detokenize(gateway: Gateway, request: Request) -> Response:
@@ -52,4 +51,4 @@ async def detokenize(gateway: Gateway, request: Request) -> Response:
         raise invalid("tokens", f"{max(fields.tokens)} is not in the vocabulary of {vocab_size} tokens")
     tokenizer = gateway.require_tokenizer("tokens")
     text = await off_loop(len(fields.tokens), lambda: tokenizer.decode(fields.tokens, skip_special_tokens=False))
-    return Response(msgspec.json.encode(Detokenized(prompt=text)), media_type="application/json")
+    return json_response(Detokenized(prompt=text))

@@ -37,7 +37,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[ParsedCall, ...] = ()
 
 
-def _together(parts: Sequence[Parts]) -> Parts:
+def together(parts: Sequence[Parts]) -> Parts:
+    """Join what several pieces add to a message."""
     return Parts(
         content="".join(each.content for each in parts),
         reasoning="".join(each.reasoning for each in parts),
@@ -73,7 +74,7 @@ class MessageParser:
         """Add a piece of text, and return what it adds."""
         # After an error, the parser has no events of the same text, so the end of a call is the end of a piece.
         parts = [self._feed(piece) for piece in _PIECES.findall(text)]
-        return parts[0] if len(parts) == 1 else _together(parts)
+        return parts[0] if len(parts) == 1 else together(parts)
 
     def _feed(self, text: str) -> Parts:
         self._since += text
@@ -87,7 +88,7 @@ class MessageParser:
         try:
             return self._parts(self._parser.finalize()[1])
         except _ERRORS as error:
-            return _together([self._give_up(error), self._parts(self._parser.finalize()[1])])
+            return together([self._give_up(error), self._parts(self._parser.finalize()[1])])
 
     def _new_parser(self, prefix: str, *, calls: bool) -> "ResponseParser":
         from transformers.utils import chat_parsing  # noqa: PLC0415  (slow to import)

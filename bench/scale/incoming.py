@@ -34,6 +34,7 @@ from twofold.serving.controller.forecast import MeasuredPaths
 from twofold.serving.controller.mailbox import Inbox, Outbox, new_context
 from twofold.serving.controller.registry import HealthTimeouts, ProcessControl, WorkerRegistry
 from twofold.serving.controller.remote import Hosts
+from twofold.serving.controller.requests import LiveRequests
 from twofold.serving.controller.service import ServedModel
 from twofold.serving.messages import Alive, Message, Peers, Status, StepDone, ToController
 from twofold.serving.telemetry.telemetry import Telemetry
@@ -86,20 +87,24 @@ class ControllerBench:
         telemetry, outbox = Telemetry("model"), Outbox(context)
         config = ServiceConfig(engine=EngineConfig(model="/model"), workers=(), run_dir=str(directory))
         hosts = Hosts(config, "model", "", NoProcesses(), outbox)
+        cluster = ClusterScheduler(ROUTERS["jsq"](), FixedHandoff(HandoffMode.LAYER_WISE))
+        roles = {name_of(number): role_of(number) for number in range(workers)}
+        registry = WorkerRegistry(roles, outbox, hosts, HealthTimeouts(silence_s=1e9))
+        admission = Admission(AdmissionLimits(max_running=1 << 20, max_waiting=1 << 20))
         self.controller = Controller(
             model=ServedModel(name="model", path="/model", max_model_len=32768, vocab_size=32000, created=0),
-            cluster=ClusterScheduler(ROUTERS["jsq"](), FixedHandoff(HandoffMode.LAYER_WISE)),
-            admission=Admission(AdmissionLimits(max_running=1 << 20, max_waiting=1 << 20)),
-            registry=WorkerRegistry(
-                {name_of(number): role_of(number) for number in range(workers)},
-                outbox,
-                hosts,
-                HealthTimeouts(silence_s=1e9),
+            cluster=cluster,
+            requests=LiveRequests(
+                cluster, admission, registry, telemetry, announces=False, recomputes=False, reuses=False
             ),
+            registry=registry,
             hosts=hosts,
             inbox=self.inbox,
             telemetry=telemetry,
             paths=MeasuredPaths(),
+            roles_move=False,
+            replan=None,
+            forecast=None,
         )
         command = [sys.executable, str(WORKERS), str(directory), str(workers)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)

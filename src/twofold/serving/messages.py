@@ -147,18 +147,6 @@ class LeaseGranted(Message, frozen=True, kw_only=True):
     lease: Lease
 
 
-class StepDone(Message, frozen=True, kw_only=True):
-    """Report of a completed iteration: its new tokens, and the requests whose prefill it started."""
-
-    instance: str
-    epoch: int
-    started_s: float  # on the worker's monotonic clock
-    started: list[str]  # ids of requests
-    tokens: list[tuple[str, TokenOutput]]
-    status: InstanceStatus
-    number: int
-
-
 class Status(Message, frozen=True, kw_only=True):
     """Report of a worker's current numbers of sequences and KV blocks, sent when they change."""
 
@@ -166,6 +154,14 @@ class Status(Message, frozen=True, kw_only=True):
     epoch: int
     status: InstanceStatus
     number: int
+
+
+class StepDone(Status, frozen=True, kw_only=True):
+    """Report of a completed iteration: its new tokens, and the requests whose prefill it started."""
+
+    started_s: float  # on the worker's monotonic clock
+    started: list[str]  # ids of requests
+    tokens: list[tuple[str, TokenOutput]]
 
 
 class BlocksChanged(Message, frozen=True, kw_only=True):

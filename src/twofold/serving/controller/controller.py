@@ -5,8 +5,6 @@ import time
 from collections.abc import Collection
 
 from twofold.instance import Role
-from twofold.scheduling.admission.admission import Admission
-from twofold.scheduling.admission.overload import OverloadControl
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.replan.replanner import ReplanDecision
 from twofold.serving import messages
@@ -15,7 +13,6 @@ from twofold.serving.controller.forecast import LiveForecast, MeasuredPaths
 from twofold.serving.controller.heartbeat import ALIVE_S
 from twofold.serving.controller.mailbox import Inbox
 from twofold.serving.controller.membership import Membership
-from twofold.serving.controller.prompt_keys import PromptKeys
 from twofold.serving.controller.registry import WorkerRegistry
 from twofold.serving.controller.remote import Hosts, RemoteWorkers
 from twofold.serving.controller.replanning import DegradedMode, LiveReplanning
@@ -32,33 +29,16 @@ class Controller(Service):
         *,
         model: ServedModel,
         cluster: ClusterScheduler,
-        admission: Admission,
+        requests: LiveRequests,
         registry: WorkerRegistry,
         hosts: Hosts,
         inbox: Inbox[messages.ToController],
         telemetry: Telemetry,
         paths: MeasuredPaths,
-        overload: OverloadControl | None = None,
-        roles_move: bool = False,  # workers may change roles
-        recomputes: bool = False,  # decode instances also receive prompts, to recompute KV
-        replan: ReplanConfig | None = None,
-        prompt_keys: PromptKeys | None = None,  # workers reuse and report cached prefixes
-        forecast: LiveForecast | None = None,  # of a router that considers cached prefixes
+        roles_move: bool,  # workers may change roles
+        replan: ReplanConfig | None,
+        forecast: LiveForecast | None,  # of a router that considers cached prefixes
     ) -> None:
-        # With `roles_move` or pulled hand-offs, decode blocks are reserved when the prefill starts
-        # (docs/decisions/0007).
-        requests = LiveRequests(
-            cluster,
-            admission,
-            registry,
-            telemetry,
-            announces=roles_move,
-            recomputes=recomputes,
-            reuses=prompt_keys is not None,
-            overload=overload,
-            name_blocks=None if prompt_keys is None else prompt_keys.name,
-            forecast=forecast,
-        )
         router_forecast = None if forecast is None else forecast.forecast
         super().__init__(
             cluster, registry, requests, telemetry, roles_move=roles_move, model=model, forecast=router_forecast
@@ -75,8 +55,6 @@ class Controller(Service):
             requests, cluster, registry, telemetry, paths, forecast, self.statuses, self._open, roles_move=roles_move
         )
         self._remote = RemoteWorkers(hosts, registry, self._membership, forecast)
-        if overload is not None:
-            telemetry.overload(overload.ledger)
 
     # -- lifecycle --------------------------------------------------------------------------------------------------
 

@@ -161,7 +161,3 @@ class LiveRequest:
             ordered.append(ready)
             self._tokens.append(ready.token_id)
         return ordered
-
-    def fail(self, error: TwofoldError) -> None:
-        """Fail the request with `error`, after the tokens received so far."""
-        self.sink.failed(error)

@@ -10,7 +10,7 @@ from twofold.scheduling.instance.status import InstanceStatus
 from twofold.serving.controller.forecast import LiveForecast, MeasuredPaths
 from twofold.serving.controller.registry import WorkerRegistry
 from twofold.serving.controller.requests import LiveRequests
-from twofold.serving.messages import InstanceFenced, InstanceLost, Registered, Shutdown, Status, StepDone
+from twofold.serving.messages import InstanceFenced, InstanceLost, Registered, Shutdown, Status
 from twofold.serving.telemetry.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Membership:
             self._health.publish(instance)
             self._update(instance, message.status)
 
-    def status(self, message: Status | StepDone) -> None:
+    def status(self, message: Status) -> None:
         """Record a worker's status report, unless a newer report has already arrived."""
         instance = message.instance
         if self._registry.is_current(instance, message.epoch) and message.number > self._reports[instance]:

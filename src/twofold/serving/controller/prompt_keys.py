@@ -17,14 +17,13 @@ class PromptKeys:
     def __init__(self, block_size: int, secret: bytes | None = None) -> None:
         self._block_size = block_size
         self._secret = secret or secrets.token_bytes(32)
-        self._salts: dict[str, bytes] = {}
 
     def name(self, generation: Generation) -> Generation:
         """Return a copy of a generation request, with the block keys of the prompt added.
 
         Prompts to score have none, because all of their tokens must be computed.
         """
-        salt = self._salt(generation.key)
+        salt = tenant_salt(generation.key, secret=self._secret)
         if generation.cache_salt:
             salt = tenant_salt(generation.cache_salt, secret=salt)
         if generation.sampling.prompt_logprobs is not None:
@@ -33,9 +32,3 @@ class PromptKeys:
         blocks = tuple(later_keys(chain, (), generation.prompt_token_ids))
         request = msgspec.structs.replace(generation.request, prefix_blocks=blocks)
         return msgspec.structs.replace(generation, request=request, chain=chain, cache_salt="")
-
-    def _salt(self, tenant: str) -> bytes:
-        salt = self._salts.get(tenant)
-        if salt is None:
-            salt = self._salts[tenant] = tenant_salt(tenant, secret=self._secret)
-        return salt

@@ -22,14 +22,7 @@ from twofold.instance import Role
 from twofold.planning.splits import SplitPlanner
 from twofold.request import Request
 from twofold.scheduling.cluster.pools import Pools
-from twofold.scheduling.replan.replanner import (
-    ReplanAction,
-    ReplanDecision,
-    Replanner,
-    RoleSplit,
-    SearchResult,
-    degraded_plan,
-)
+from twofold.scheduling.replan import replanner
 from twofold.scheduling.replan.traffic import TrafficMonitor, TrafficSample
 from twofold.serving.config import ReplanConfig
 from twofold.serving.launch.child_process import die_with_parent
@@ -59,7 +52,7 @@ class RoleControl(Protocol):
         """Return the retired workers that have exited and can be restarted."""
         ...
 
-    def replanned(self, decision: ReplanDecision) -> None:
+    def replanned(self, decision: replanner.ReplanDecision) -> None:
         """Record a re-planning decision."""
         ...
 
@@ -99,7 +92,7 @@ class DegradedMode:
             self._log(f"{what}: continuing with {len(left)} of {len(self._plan)} workers")
             return
         running = _split(left)
-        target = degraded_plan(_split(self._plan), len(left), running)
+        target = replanner.degraded_plan(_split(self._plan), len(left), running)
         if target is None:
             self._log(f"{what}: too few workers remain for two phases")
             return
@@ -107,7 +100,7 @@ class DegradedMode:
         self._log(f"{what}: continuing with {target}" + (f", {', '.join(steps)}" if steps else ""))
 
     def _shrink(
-        self, target: RoleSplit, running: RoleSplit, left: dict[str, Role], waiting: Collection[str]
+        self, target: replanner.RoleSplit, running: replanner.RoleSplit, left: dict[str, Role], waiting: Collection[str]
     ) -> list[str]:
         many, few = Role.PREFILL, Role.DECODE
         if running.prefill < target.prefill:
@@ -145,9 +138,9 @@ class DegradedMode:
         self._messages.append(sentence)
 
 
-def _split(roles: Mapping[str, Role]) -> RoleSplit:
+def _split(roles: Mapping[str, Role]) -> replanner.RoleSplit:
     homes = list(roles.values())
-    return RoleSplit(homes.count(Role.PREFILL), homes.count(Role.DECODE))
+    return replanner.RoleSplit(homes.count(Role.PREFILL), homes.count(Role.DECODE))
 
 
 class SearchJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,11 +148,11 @@ class SearchJob(msgspec.Struct, frozen=True, kw_only=True):
 
     config: ReplanConfig
     traffic: TrafficSample
-    running: RoleSplit
+    running: replanner.RoleSplit
     stock: int
 
 
-async def search(job: SearchJob) -> SearchResult:
+async def search(job: SearchJob) -> replanner.SearchResult:
     """Search for a new plan in a child process. Raises SearchError on failure or timeout."""
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-m", "twofold.serving.controller.replanning")
@@ -182,10 +175,10 @@ async def search(job: SearchJob) -> SearchResult:
     if process.returncode != 0:
         reason = errors.decode(errors="replace").strip().splitlines()
         raise SearchError(reason[-1] if reason else f"the search ended with code {process.returncode}")
-    return msgspec.json.decode(output, type=SearchResult)
+    return msgspec.json.decode(output, type=replanner.SearchResult)
 
 
-Search = Callable[[SearchJob], Awaitable[SearchResult]]
+Search = Callable[[SearchJob], Awaitable[replanner.SearchResult]]
 
 
 class LiveReplanning(RequestSubscriber):
@@ -195,7 +188,7 @@ class LiveReplanning(RequestSubscriber):
         self, config: ReplanConfig, pools: Pools, control: RoleControl, recorder: Recorder, run_search: Search = search
     ) -> None:
         self._config, self._pools, self._control, self._run_search = config, pools, control, run_search
-        self._replanner = Replanner(TrafficMonitor(), config.rules)
+        self._replanner = replanner.Replanner(TrafficMonitor(), config.rules)
         self._recorder = recorder
         self._searching: asyncio.Task[None] | None = None
 
@@ -225,7 +218,7 @@ class LiveReplanning(RequestSubscriber):
         return 0 if timeline is None else timeline.output_tokens
 
     async def _search(self, traffic: TrafficSample) -> None:
-        running = RoleSplit.of(self._pools)
+        running = replanner.RoleSplit.of(self._pools)
         stock = running.instances + len(self._control.retired())
         job = SearchJob(config=self._config, traffic=traffic, running=running, stock=stock)
         try:
@@ -239,12 +232,12 @@ class LiveReplanning(RequestSubscriber):
         self._apply(decision)
         self._control.replanned(decision)
 
-    def _apply(self, decision: ReplanDecision) -> None:
+    def _apply(self, decision: replanner.ReplanDecision) -> None:
         for step in decision.steps:
             try:
                 if step.role is None:
                     self._control.retire(step.instance)
-                elif step.action is ReplanAction.START:
+                elif step.action is replanner.ReplanAction.START:
                     self._control.unretire(step.instance, step.role)
                 else:
                     self._control.set_role(step.instance, step.role)

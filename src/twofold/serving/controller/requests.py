@@ -59,6 +59,8 @@ class LiveRequests:
         subscribers = (cluster, ledger, self.recorder, self.health, telemetry, admission)
         self.events = RequestEvents(each for each in subscribers if each is not None)
         telemetry.admission(admission)
+        if overload is not None:
+            telemetry.overload(overload.ledger)
         self._live: dict[str, LiveRequest] = {}
         self._attempts: dict[str, LiveRequest] = {}  # by the id of the current attempt
         self._forwarded: dict[str, asyncio.Event] = {}  # set when it is the turn of a request
@@ -315,7 +317,7 @@ class LiveRequests:
     def fail(self, live: LiveRequest, error: TwofoldError) -> None:
         """End a request and deliver `error` to its client."""
         self.end(live, FinishReason.ERROR)
-        live.fail(error)
+        live.sink.failed(error)
 
     def replay(self, attempt_id: str, instance: str, reason: str, refusal: RequestError | None = None) -> None:
         """Retry a request after the loss of a worker, or fail it after too many losses.

@@ -17,15 +17,7 @@ from typing import NoReturn
 
 from twofold.errors import UserError
 from twofold.serving.config import STORE, ServiceConfig
-from twofold.serving.launch.child_process import (
-    Report,
-    SendReport,
-    WorkerCommand,
-    WorkerStarter,
-    begin,
-    die_with_parent,
-    set_title,
-)
+from twofold.serving.launch import child_process
 from twofold.serving.launch.model_source import ModelFacts
 from twofold.serving.store.server import run_store
 from twofold.serving.telemetry.logs import configure_logs
@@ -38,12 +30,12 @@ DAEMON_RESTART_S = 0.5  # restart delay of daemons
 
 
 def main() -> None:
-    config, report = begin(ServiceConfig)
+    config, report = child_process.begin(ServiceConfig)
     configure_logs(config.log_format)
     try:
         server = _start_workers(config, report)
     except UserError as error:
-        report(Report(failure=str(error)))
+        report(child_process.Report(failure=str(error)))
         sys.exit(2)
     server.watch()
     # The process that created the directory may have been killed.
@@ -53,10 +45,10 @@ def main() -> None:
     os._exit(0)
 
 
-def _start_workers(config: ServiceConfig, report: SendReport) -> "ForkServer":
-    prepared = prepare_engine(config, lambda stage: report(Report(stage=stage)))
+def _start_workers(config: ServiceConfig, report: child_process.SendReport) -> "ForkServer":
+    prepared = prepare_engine(config, lambda stage: report(child_process.Report(stage=stage)))
     facts = ModelFacts(prepared.max_model_len, prepared.vocab_size, prepared.model)
-    report(Report(stage="starting workers", facts=facts))
+    report(child_process.Report(stage="starting workers", facts=facts))
     runs = {spec.instance: partial(worker_processes, config, spec, prepared) for spec in config.workers}
     server = ForkServer(runs, report, config.worker_inbox, _daemons(config, prepared))
     for spec in config.workers:
@@ -74,8 +66,8 @@ def _daemons(config: ServiceConfig, prepared: EngineFactory) -> dict[str, Callab
 def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoReturn:
     code = 1
     try:
-        die_with_parent(signal.SIGKILL, server)
-        set_title(instance)
+        child_process.die_with_parent(signal.SIGKILL, server)
+        child_process.set_title(instance)
         run()
         code = 0
     except UserError as error:
@@ -87,7 +79,7 @@ def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoRet
         os._exit(code)
 
 
-class ForkServer(WorkerStarter):
+class ForkServer(child_process.WorkerStarter):
     """Forks and kills worker processes on command.
 
     If one process of a worker exits, the remaining processes of the worker are killed. `runs` maps the name of
@@ -100,7 +92,7 @@ class ForkServer(WorkerStarter):
     def __init__(
         self,
         runs: Mapping[str, Callable[[], WorkerProcesses]],
-        report: SendReport,
+        report: child_process.SendReport,
         inbox_of: Callable[[str, int], str],
         daemons: Mapping[str, Callable[[], None]],
     ) -> None:
@@ -133,7 +125,7 @@ class ForkServer(WorkerStarter):
             if name == instance:
                 os.kill(pid, signal.SIGKILL)
 
-    def execute(self, command: WorkerCommand) -> None:
+    def execute(self, command: child_process.WorkerCommand) -> None:
         if command.kill is not None:
             self.kill(command.kill)
         if command.start is not None:
@@ -168,7 +160,7 @@ class ForkServer(WorkerStarter):
                 log.error("%s ended with code %d: restarting it", instance, self._codes.pop(instance))
                 self._due_s[instance] = time.monotonic() + DAEMON_RESTART_S
             else:
-                self._report(Report(exited=instance, code=self._codes.pop(instance)))
+                self._report(child_process.Report(exited=instance, code=self._codes.pop(instance)))
 
 
 def _alone(run: Callable[[], None]) -> WorkerProcesses:

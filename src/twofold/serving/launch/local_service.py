@@ -32,13 +32,14 @@ from twofold.serving.controller.mailbox import Inbox, Outbox, new_context
 from twofold.serving.controller.prompt_keys import PromptKeys
 from twofold.serving.controller.registry import HealthTimeouts, WorkerRegistry
 from twofold.serving.controller.remote import Hosts
+from twofold.serving.controller.requests import LiveRequests
 from twofold.serving.controller.service import ServedModel
 from twofold.serving.fronts.door import open_door, prepare_door
 from twofold.serving.fronts.process import DoorConfig
 from twofold.serving.gateway.app import GatewaySettings, create_app
 from twofold.serving.gateway.gateway import RequestLimits
 from twofold.serving.gateway.keys import KeyRing
-from twofold.serving.gateway.tokenizer import TextTokenizer, load_tokenizer
+from twofold.serving.gateway.tokenizer import load_tokenizer
 from twofold.serving.gateway.tools.families import BY_CHECKPOINT, AnswerParsers
 from twofold.serving.launch.child_process import Report
 from twofold.serving.launch.launcher import Launcher, LocalLauncher
@@ -65,15 +66,9 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     admission: AdmissionLimits = AdmissionLimits()
     processes: int = 1  # that serve HTTP
 
-    def gateway(self, *, constrains: bool = True, checks_constraints: bool = True) -> GatewaySettings:
-        """Return the settings of a gateway to a service that can constrain outputs, or check constraints, as given."""
-        return GatewaySettings(
-            keys=self.keys,
-            limits=self.limits,
-            parsers=self.parsers,
-            constrains=constrains,
-            checks_constraints=checks_constraints,
-        )
+    def gateway(self, **constraints: bool) -> GatewaySettings:
+        """Return the settings of a gateway. `constraints` has its settings of constrained outputs."""
+        return GatewaySettings(keys=self.keys, limits=self.limits, parsers=self.parsers, **constraints)
 
 
 T = TypeVar("T")
@@ -144,7 +139,7 @@ class LocalService:
 
     async def _bring_up_and_serve(self, outbox: Outbox, inbox: Inbox[ToController]) -> None:
         prepare_door(self._http.processes)
-        tokenizer = asyncio.create_task(asyncio.to_thread(_load_tokenizer, self._config.engine))
+        tokenizer = asyncio.create_task(asyncio.to_thread(load_tokenizer, _tokenizer_of(self._config.engine)))
         if not await unless_set(self._stop, self._facts):
             await asyncio.wait((tokenizer,))
             return
@@ -204,22 +199,35 @@ class LocalService:
         registry = self._registry = WorkerRegistry({} if own else workers, outbox, hosts, timeouts)
         for instance in own:
             registry.expect(instance, workers[instance])
-        forecast = config.forecast
+        forecast = None
+        if config.forecast is not None:
+            forecast = LiveForecast(config.forecast, config.engine.block_size, self._paths)
+        prompt_keys, roles_move = self._prompt_keys(), config.router not in FIXED_ROLE_ROUTERS
+        requests = LiveRequests(
+            cluster,
+            Admission(limits) if overload is None else OverloadAdmission(limits, cluster, overload),
+            registry,
+            self._telemetry,
+            # Workers that may change roles reserve decode blocks when the prefill starts (docs/decisions/0007).
+            announces=roles_move,
+            recomputes=config.engine.traits.recomputes,
+            reuses=prompt_keys is not None,
+            overload=overload,
+            name_blocks=None if prompt_keys is None else prompt_keys.name,
+            forecast=forecast,
+        )
         return Controller(
             model=model,
             cluster=cluster,
-            admission=Admission(limits) if overload is None else OverloadAdmission(limits, cluster, overload),
-            overload=overload,
+            requests=requests,
             registry=registry,
             hosts=hosts,
             inbox=inbox,
             telemetry=self._telemetry,
             paths=self._paths,
-            roles_move=config.router not in FIXED_ROLE_ROUTERS,
-            recomputes=config.engine.traits.recomputes,
+            roles_move=roles_move,
             replan=config.replan,
-            prompt_keys=self._prompt_keys(),
-            forecast=None if forecast is None else LiveForecast(forecast, config.engine.block_size, self._paths),
+            forecast=forecast,
         )
 
     def _prompt_keys(self) -> PromptKeys | None:
@@ -305,11 +313,6 @@ async def unless_set(stop: asyncio.Event, event: asyncio.Future[T]) -> bool:
     if not event.done():
         event.cancel()
     return event.done() and not stop.is_set()
-
-
-def _load_tokenizer(engine: EngineConfig) -> TextTokenizer | None:
-    path = _tokenizer_of(engine)
-    return None if path is None else load_tokenizer(path)
 
 
 def _tokenizer_of(engine: EngineConfig) -> Path | None:

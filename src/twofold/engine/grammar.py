@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -46,21 +46,14 @@ class GrammarMatchers:
 
     def __init__(self, tokenizer: Callable[[], str], vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._read, self._vocab_size, self._eos = tokenizer, vocab_size, list(eos_token_ids) or None
-        self._compiled: OrderedDict[Constraint, Future[LLMatcher]] = OrderedDict()
+        self._submit = lru_cache(_COMPILED)(lambda constraint: self._threads.submit(self._compile, constraint))
         self._followed: OrderedDict[str, _Followed] = OrderedDict()
         self._lock = threading.Lock()
 
     def compile(self, constraint: Constraint) -> "Future[LLMatcher]":
         """Return the future matcher of a constraint. It raises GrammarError if the constraint cannot be compiled."""
         with self._lock:
-            found = self._compiled.get(constraint)
-            if found is None:
-                found = self._compiled[constraint] = self._threads.submit(self._compile, constraint)
-                if len(self._compiled) > _COMPILED:
-                    self._compiled.popitem(last=False)
-            else:
-                self._compiled.move_to_end(constraint)
-        return found
+            return self._submit(constraint)
 
     def allowed(self, request_id: str, constraint: Constraint, output: Sequence[int]) -> bytes:
         """Return a bit for each token, from the lowest of a byte on: whether it may follow the output.

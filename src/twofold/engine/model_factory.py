@@ -5,6 +5,7 @@ import math
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -20,16 +21,7 @@ ROLES = ("system", "user", "assistant")
 _SPECIAL = (PAD, BOS, EOS, *(f"<|{role}|>" for role in ROLES))
 _CORPUS_BYTES = 4 * 2**20
 
-CHAT_TEMPLATE = """\
-{{- bos_token -}}
-{%- for message in messages -%}
-{%- if message['role'] not in ['system', 'user', 'assistant'] -%}
-{{- raise_exception('the roles are system, user and assistant') -}}
-{%- endif -%}
-{{- '<|' + message['role'] + '|>\\n' + message['content'] + eos_token + '\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|assistant|>\\n' -}}{%- endif -%}
-"""
+_CHAT_TEMPLATE = resources.files(__package__).joinpath("chat_template.jinja")
 
 
 def train_tokenizer(
@@ -56,7 +48,7 @@ def train_tokenizer(
         bos_token=BOS,
         eos_token=EOS,
         pad_token=PAD,
-        chat_template=CHAT_TEMPLATE,
+        chat_template=_CHAT_TEMPLATE.read_text("utf-8"),
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
     )

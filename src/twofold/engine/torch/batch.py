@@ -83,13 +83,8 @@ class AttentionPlanner:
         return kernels.PromptChunk(rows, self._pool, self._context(span), self._mask(step, span))
 
     def _mask(self, step: SequenceStep, span: _Span) -> Tensor:
-        """Return the attention mask of a prompt chunk, [1, 1, tokens, positions], with −inf at the masked positions."""
-        queries = torch.arange(step.start, span.end, device=self._pool.device).unsqueeze(1)
-        keys = torch.arange(span.first, span.end, device=self._pool.device)
-        hidden = keys > queries
-        if self._window is not None:
-            hidden |= keys <= queries - self._window
-        return self._hide(hidden)[None, None]
+        queries, keys = range(step.start, span.end), range(span.first, span.end)
+        return kernels.attention_mask(queries, keys, self._window, self._pool.keys(0))
 
     def _context(self, span: _Span) -> kernels.KvContext:
         if span.neighbours:
@@ -130,14 +125,10 @@ class AttentionPlanner:
         skips = self._pool.index([span.skip for span in spans]).unsqueeze(1)
         beyond = column >= ends
         length = max(span.skip + span.length for span in spans)
-        mask = self._hide((beyond | (column < skips))[:, :length])[:, None, None]
+        mask = kernels.hide((beyond | (column < skips))[:, :length], self._pool.keys(0))[:, None, None]
         padding = beyond.flatten().nonzero().squeeze(1)
         context = kernels.GatheredKv(self._pool.index(table), len(spans), 0, length, padding, self._scratch)
         return kernels.DecodeGroup(rows, self._pool, context, mask)
-
-    def _hide(self, hidden: Tensor) -> Tensor:
-        dtype = self._pool.keys(0).dtype
-        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
 
 @dataclass(frozen=True, slots=True)

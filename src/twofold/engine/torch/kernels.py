@@ -31,7 +31,8 @@ def attend(
     """
     # `mask` broadcasts to [b, 1, n, c]. `causal` requires n = c and no mask.
     if scoring.softcap is not None or scoring.sinks is not None:
-        return _unfused(query, key, value, scoring, _causal_mask(query) if causal else mask)
+        own = range(query.shape[2])
+        return _unfused(query, key, value, scoring, attention_mask(own, own, None, query) if causal else mask)
     grouped = query.shape[1] != key.shape[1]
     if grouped and query.shape[2] == 1:
         # One query per sequence: the heads that share a key head are the rows of one product.
@@ -47,9 +48,22 @@ def attend(
     )
 
 
-def _causal_mask(query: Tensor) -> Tensor:
-    n = query.shape[2]
-    return torch.full((n, n), float("-inf"), dtype=query.dtype, device=query.device).triu(1)
+def attention_mask(queries: range, keys: range, window: int | None, like: Tensor) -> Tensor:
+    """Return the mask of queries that attend to keys before them, within a sliding window if there is one.
+
+    It has the shape [1, 1, queries, keys], the dtype and device of `like`, and −inf at the masked positions.
+    """
+    rows = torch.arange(queries.start, queries.stop, device=like.device).unsqueeze(1)
+    columns = torch.arange(keys.start, keys.stop, device=like.device)
+    hidden = columns > rows
+    if window is not None:
+        hidden |= columns <= rows - window
+    return hide(hidden, like)[None, None]
+
+
+def hide(hidden: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor of the dtype of `like`, with −inf where `hidden` is true and 0 elsewhere."""
+    return torch.zeros(hidden.shape, dtype=like.dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
 
 def _unfused(query: Tensor, key: Tensor, value: Tensor, scoring: AttentionScoring, mask: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from twofold.engine.base import LayerShape
 from twofold.engine.model_config import context_length
 from twofold.engine.torch.batch import PAGED, paged_attention
-from twofold.engine.torch.kernels import AttentionScoring, attend
+from twofold.engine.torch.kernels import AttentionScoring, attend, attention_mask
 from twofold.errors import ModelError
 
 # (batch, head, query position, key position) → whether the query attends to the key; index tensors of one shape.
@@ -209,7 +209,8 @@ def _compare_with_eager(
     """Compute attention with the engine. Raises ModelError if the result differs from transformers' result."""
     query, key, value = (state.float() for state in states)
     scoring = AttentionScoring(arguments.get("scaling"), arguments.get("softcap"), arguments.get("s_aux"))  # type: ignore[arg-type]
-    mask = _mask(query.shape[2], window)
+    own = range(query.shape[2])
+    mask = attention_mask(own, own, window, query)
     ours = attend(query, key, value, scoring, mask).transpose(1, 2)
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if eager is not None:
@@ -217,12 +218,3 @@ def _compare_with_eager(
         if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max())):
             raise probe.refuse(f"{type(module).__name__} has an unsupported kind of attention")
     return ours.to(states[2].dtype)
-
-
-def _mask(tokens: int, window: int | None) -> Tensor:
-    """Return the attention mask [1, 1, tokens, tokens], with −inf at the masked positions."""
-    positions = torch.arange(tokens)
-    hidden = positions > positions[:, None]
-    if window is not None:
-        hidden |= positions <= positions[:, None] - window
-    return torch.zeros(tokens, tokens).masked_fill_(hidden, float("-inf"))[None, None]

@@ -46,6 +46,7 @@ class GrammarMatchers:
 
     def __init__(self, tokenizer: Callable[[], str], vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._read, self._vocab_size, self._eos = tokenizer, vocab_size, list(eos_token_ids) or None
+        self._threads = ThreadPoolExecutor(1, "grammars")  # starts its thread with the first constraint
         self._submit = lru_cache(_COMPILED)(lambda constraint: self._threads.submit(self._compile, constraint))
         self._followed: OrderedDict[str, _Followed] = OrderedDict()
         self._lock = threading.Lock()
@@ -75,10 +76,6 @@ class GrammarMatchers:
         if matcher.is_error():
             raise GrammarError(_in_short(matcher.get_error()))
         return mask
-
-    @cached_property
-    def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, "grammars")
 
     @cached_property
     def _vocabulary(self) -> "LLTokenizer":

@@ -13,7 +13,6 @@ from twofold.serving.upstream.connection import ConnectionPool
 _OWN_REQUEST = frozenset({"host", "connection", "content-length", "transfer-encoding", "expect", "x-request-id"})
 _OWN_RESPONSE = frozenset({"connection", "content-length", "transfer-encoding", "date", "x-request-id", "traceparent"})
 
-
 _Sent = tuple[str, str, bytes, dict[str, str]]  # method, path, body and headers
 
 

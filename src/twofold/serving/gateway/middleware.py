@@ -17,7 +17,6 @@ from twofold.serving.telemetry.context import CURRENT, context_of
 _OPEN = frozenset({"/health", "/ping", "/metrics", "/version", "/openapi.json", "/docs", "/dashboard"})
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
-
 PostEndpoint = Callable[[Request], Awaitable[Response]]
 
 

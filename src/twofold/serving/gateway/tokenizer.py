@@ -19,7 +19,6 @@ from twofold.errors import RequestError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # Arbitrary text that keeps the decoder from treating the token as the first one.
 _ANCHOR = "a"

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch is one pinned version here so that pip takes the CPU build where one is at hand; pyproject.toml keeps the range.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup data demo test test-gpu test-helm test-ray test-vllm check chart bench compile clean
+.PHONY: setup data demo docs test test-gpu test-helm test-ray test-vllm check chart bench compile clean
 
 setup: $(VENV)/.installed
 
@@ -24,6 +24,10 @@ test: setup  ## All tests.
 
 data: setup  ## Public traces and profiles, into data/: tests and benchmarks that need them are skipped without (tools/data.toml).
 	$(BIN)/python tools/data.py
+
+docs: setup  ## The documentation as a site, in build/site; fails on a broken link.
+	$(PIP_INSTALL) --no-build-isolation -e '.[serve,dev,docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 test-helm: setup  ## The Helm chart, by the library of helm (75 MB, which `make test` does without).
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'helm-python-sdk>=0.2,<0.3'

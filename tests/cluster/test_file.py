@@ -33,6 +33,8 @@ def pool(machines, machine, role, **more):
         ("35xh100:prefill,5xh100:decode", (pool(35, "dgx-h100", "prefill"), pool(5, "dgx-h100", "decode"))),
         ("40xh100", (pool(40, "dgx-h100", "mixed"),)),
         ("40xh100:mixed", (pool(40, "dgx-h100", "mixed"),)),
+        ("4×h100@2×TP4:decode", (pool(4, "dgx-h100", "decode", tensor_parallel=4),)),
+        ("4xh100@TP2×PP4:decode", (pool(4, "dgx-h100", "decode", tensor_parallel=2, pipeline_parallel=4),)),
         ("1xdgx-a100:MIXED/chunked-prefill", (pool(1, "dgx-a100", "mixed", batcher="chunked-prefill"),)),
         ("4xdgx-a100@2x4:prefill", (pool(4, "dgx-a100", "prefill", tensor_parallel=2, pipeline_parallel=4),)),
         ("2xh200@1ep8", (pool(2, "dgx-h200", "mixed", tensor_parallel=1, expert_parallel=8),)),

@@ -18,12 +18,14 @@ from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.cluster.shared import OwnLoad
 
 _POOL = re.compile(
-    r"(?P<machines>\d{1,9})x(?P<machine>[^@:/\s]+)"
-    r"(?:@(?P<tensor_parallel>\d{1,4})(?:x(?P<pipeline_parallel>\d{1,4}))?(?:ep(?P<expert_parallel>\d{1,4}))?)?"
+    r"(?P<machines>\d{1,9})[x×](?P<machine>[^@:/\s]+)"
+    r"(?:@(?:\d{1,4}[x×](?=TP))?(?:TP)?(?P<tensor_parallel>\d{1,4})(?:[x×](?:PP)?(?P<pipeline_parallel>\d{1,4}))?"
+    r"(?:-?(?:ep|EP)(?P<expert_parallel>\d{1,4}))?)?"
     r"(?::(?P<role>[^/]*)(?:/(?P<batcher>.*))?)?"
 )
 _POOL_SYNTAX: Final = (
-    "write pools as in 35xh100:prefill,5xh100:decode, or 4xh100@4:mixed/chunked-prefill, or 4xa100@2x4, or 2xh200@1ep8"
+    "write pools as in 35xh100:prefill,5xh100:decode, or 4xh100@TP4:mixed/chunked-prefill, or 4xa100@2x4, "
+    "or 2xh200@1ep8"
 )
 _MAX_MACHINES: Final = 1_000_000  # a typing error above this would exhaust memory
 _SUFFIXES: Final = (".yaml", ".yml", ".json", ".toml")  # JSON is YAML
@@ -33,7 +35,7 @@ _YAML_KEY = re.compile(r"^([A-Za-z_]+)[ \t]*:", re.MULTILINE)
 def parse_cluster(text: str, *, model: str, catalog: Catalog | None = None) -> ClusterSpec:
     """Parse a string such as `35xh100:prefill,5xh100:decode` into a cluster spec. Raises ConfigurationError."""
     # Pools are COUNTxMACHINE[@TP[xPP][epEP]][:ROLE][/BATCHER], with PP pipeline stages of TP accelerators each, and
-    # experts spread over EP accelerators.
+    # experts spread over EP accelerators; the notation of plans, such as 4×h100@2×TP4, is read as well.
     require(bool(text.strip()), f"the cluster has no pools: {_POOL_SYNTAX}")
     known = catalog or load_catalog()
     return ClusterSpec(pools=tuple(_parse_pool(part.strip(), known) for part in text.split(",")), model=model)

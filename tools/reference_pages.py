@@ -3,6 +3,7 @@
 mkdocs calls `on_files` while it builds the site (`make docs`).
 """
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ def commands() -> str:
 
 
 def _command(name: str, command: Any) -> list[str]:  # noqa: ANN401  (Typer's commands have no public type)
-    text = [f"## {name}", _cell(command.help or "")]
+    text = [f"## {name}", inspect.cleandoc(command.help or "").replace("\b", "")]
     if below := getattr(command, "commands", None):
         return [*text, *(part for each in below for part in _command(f"{name} {each}", below[each]))]
     panels: dict[str, list[tuple[str, str]]] = {}
@@ -48,7 +49,7 @@ def _command(name: str, command: Any) -> list[str]:  # noqa: ANN401  (Typer's co
             panel = getattr(each, "rich_help_panel", None) or "Arguments and options"
             panels.setdefault(panel, []).append((_names(each), _cell(each.help or "")))
     for panel, rows in panels.items():
-        text += [f"**{panel}**", table(("", ""), rows)]
+        text += [f"**{panel}**", table(("flag", ""), rows)]
     return text
 
 
@@ -70,7 +71,7 @@ def policies() -> str:
     }
     text = ["# Policies and engines", "[How to add one](../how-to/add-a-policy.md): one file and one registry line."]
     for title, (what, registry) in registries.items():
-        text += [f"## {title}", what, table(("", ""), [(f"`{name}`", summary(it)) for name, it in registry.items()])]
+        text += [f"## {title}", what, table(("name", ""), [(f"`{name}`", summary(it)) for name, it in registry.items()])]
     names = ", ".join(f"`{name}`" for name in TRANSPORTS)
     return "\n\n".join(
         [*text, "## Transports", f"`--transport`: {names} ([KV transfer](../architecture.md#kv-transfer))."]

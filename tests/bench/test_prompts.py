@@ -25,6 +25,19 @@ def test_same_seed_and_request_give_the_same_prompt():
     assert PromptMaker(seed=3).prompt(ask()) != PromptMaker(seed=4).prompt(ask())
 
 
+def test_another_salt_changes_all_of_a_prompt_but_the_shared_prefix():
+    blocks = ask(prompt_tokens=1200, blocks=(7,))
+    one, two = (PromptMaker(salt=salt, shared_prefix=100).token_ids(blocks) for salt in ("one", "two"))
+    assert one[:100] == two[:100]
+    assert one[100:116] != two[100:116]
+    assert one[612:] != two[612:]
+    assert len(one) == len(two) == 1200
+
+
+def test_a_shared_prefix_is_not_longer_than_the_prompt():
+    assert len(PromptMaker(shared_prefix=100).token_ids(ask(prompt_tokens=40))) == 40
+
+
 def test_requests_share_no_prefix_by_default():
     """No two prompts begin with the same block of 16 tokens."""
     maker = PromptMaker()

@@ -75,6 +75,13 @@ class LoadResult:
         return sum(outcome.cached_tokens or 0 for outcome in done) / tokens if tokens else None
 
     @property
+    def cached_at_start(self) -> int:
+        """Number of tokens of the first prompt that the server had in its prefix cache before the run."""
+        first = min(self.timelines, key=lambda timeline: timeline.request.arrival_s, default=None)
+        cached = {outcome.request_id: outcome.cached_tokens for outcome in self.outcomes}
+        return 0 if first is None else cached.get(first.request.id) or 0
+
+    @property
     def packed_tokens(self) -> int:
         """Number of output tokens that share a stream chunk with the token before them."""
         chunks = {outcome.request_id: outcome.chunks for outcome in self.outcomes if outcome.error is None}

@@ -52,6 +52,8 @@ class PromptMaker(msgspec.Struct, frozen=True, kw_only=True):
 
     form: PromptForm = PromptForm.TOKENS
     seed: int = 0
+    salt: str = ""  # generators with different salts have only the first `shared_prefix` tokens of prompts in common
+    shared_prefix: int = 0
     # Token ids are at least `lowest` and less than `vocabulary`. The defaults fit every large vocabulary and avoid
     # special tokens.
     lowest: int = 256
@@ -79,17 +81,19 @@ class PromptMaker(msgspec.Struct, frozen=True, kw_only=True):
     def _draw(self, request: Request, low: int, high: int) -> npt.NDArray[np.int64]:
         wanted = request.prompt_tokens
         blocks = request.prefix_blocks[: -(-wanted // self.block_tokens)]
-        parts = [self._stream("block", _name(block)).integers(low, high, self.block_tokens) for block in blocks]
+        parts = [self._stream("prefix", "", "").integers(low, high, self.shared_prefix)] if self.shared_prefix else []
+        parts += [self._stream("block", _name(block)).integers(low, high, self.block_tokens) for block in blocks]
         shared = request.shared_tokens
         if shared:  # the beginning that all sessions have in common
             parts.append(self._stream("shared", "").integers(low, high, shared))
-        rest = wanted - shared - len(blocks) * self.block_tokens
+        rest = wanted - sum(map(len, parts))
         if rest > 0:
             parts.append(self._stream("request", request.id).integers(low, high, rest))
         return np.concatenate(parts)[:wanted] if parts else np.empty(0, dtype=np.int64)
 
-    def _stream(self, kind: str, name: int | str) -> np.random.Generator:
-        digest = blake2b(f"{self.seed}/{kind}/{name}".encode(), digest_size=16).digest()
+    def _stream(self, kind: str, name: int | str, salt: str | None = None) -> np.random.Generator:
+        key = f"{self.salt if salt is None else salt}{self.seed}/{kind}/{name}"
+        digest = blake2b(key.encode(), digest_size=16).digest()
         return np.random.default_rng(int.from_bytes(digest))
 
 

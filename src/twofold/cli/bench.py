@@ -1,6 +1,7 @@
 """`twofold bench`: send a workload to an OpenAI-compatible endpoint and report latency, throughput and goodput."""
 
 import asyncio
+import secrets
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,6 +64,13 @@ class ClientSettings(ApiSettings, panel="Client"):
     """Flags that describe the endpoint and how requests are sent."""
 
     prompt_form: str = flag("Form of the prompts.", "tokens", choices=PROMPT_FORMS)
+    shared_prefix: int = flag(
+        "Begin all prompts with the same N tokens, also in other runs with this --seed. Without it, no prompt has a "
+        "beginning that a prefix cache may know from an earlier run.",
+        0,
+        ge=0,
+        metavar="N",
+    )
     vocab_size: int | None = flag("Draw token ids below this size.", ge=2, unset="that of the endpoint")
     chat: bool = flag("Use /v1/chat/completions, with text prompts.", False)
     ignore_eos: bool = flag("Request outputs of exactly the workload's length.", True)
@@ -138,7 +146,7 @@ def bench(settings: BenchSettings) -> None:
         typer.echo(report.json())
     else:
         report.show()
-    _show_errors(result)
+    _show_notes(result)
     if output is not None:
         output.save(report.json())
     if result.interrupted:
@@ -153,7 +161,14 @@ def load_config(endpoint: Endpoint, settings: BenchSettings) -> LoadConfig:
     lowest, vocabulary = token_range(settings.vocab_size or endpoint.vocab_size)
     return LoadConfig(
         endpoint=endpoint,
-        prompts=PromptMaker(form=form, seed=settings.seed, lowest=lowest, vocabulary=vocabulary),
+        prompts=PromptMaker(
+            form=form,
+            seed=settings.seed,
+            salt=secrets.token_hex(8),
+            shared_prefix=settings.shared_prefix,
+            lowest=lowest,
+            vocabulary=vocabulary,
+        ),
         client=ClientConfig(
             timeout_s=settings.timeout,
             temperature=settings.temperature,
@@ -188,10 +203,12 @@ async def _run(config: LoadConfig, requests: Sequence[Request], on_change: OnCha
         loop.remove_signal_handler(signal.SIGINT)
 
 
-def _show_errors(result: LoadResult) -> None:
-    """Print one example of each kind of failed request to stderr."""
+def _show_notes(result: LoadResult) -> None:
+    """Print one example of each kind of failed request to stderr, and what else makes the report misleading."""
     examples = {outcome.error: outcome.detail for outcome in result.outcomes if outcome.error is not None}
     for reason, detail in examples.items():
         typer.echo(f"failed, for example: {reason}: {detail}", err=True)
+    if result.cached_at_start:
+        typer.echo(f"the service had {result.cached_at_start:,} tokens of the first prompt in its cache", err=True)
     if result.interrupted:
         typer.echo("interrupted: the report covers the requests so far", err=True)

@@ -71,7 +71,11 @@ def policies() -> str:
     }
     text = ["# Policies and engines", "[How to add one](../how-to/add-a-policy.md): one file and one registry line."]
     for title, (what, registry) in registries.items():
-        text += [f"## {title}", what, table(("name", ""), [(f"`{name}`", summary(it)) for name, it in registry.items()])]
+        text += [
+            f"## {title}",
+            what,
+            table(("name", ""), [(f"`{name}`", summary(it)) for name, it in registry.items()]),
+        ]
     names = ", ".join(f"`{name}`" for name in TRANSPORTS)
     return "\n\n".join(
         [*text, "## Transports", f"`--transport`: {names} ([KV transfer](../architecture.md#kv-transfer))."]

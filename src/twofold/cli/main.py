@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "trace": Entry("twofold.cli.trace", "app", "Show, convert, rescale and generate traces."),
     "model": Entry("twofold.cli.model", "app", "Create or get models to try things with."),
     "chat": Entry("twofold.cli.chat", "chat", "Talk to an OpenAI-compatible endpoint."),
+    "doctor": Entry("twofold.cli.serve.doctor", "doctor", "Show what this machine has, and what to run."),
     "pools": Entry("twofold.cli.pools", "app", "Show and set the roles of running workers."),
 }
 
@@ -71,7 +72,6 @@ app = typer.Typer(
     cls=LazyGroup,
     help="Plan, simulate and serve large language models with prefill and decode on separate pools.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 for _name, _entry in COMMANDS.items():

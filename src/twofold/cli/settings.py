@@ -190,6 +190,7 @@ def _parameter(kind: type[Settings], field: "Field[Any]", flag: Flag) -> inspect
         "envvar": flag.env,
         "show_envvar": flag.env is not None,
         "show_default": False,
+        "autocompletion": _completes(flag.choices) if flag.choices else None,
     }
     panel = owner_of(kind, field.name).PANEL
     info = typer.Argument(**shared) if flag.positional else typer.Option(*names, **shared, rich_help_panel=panel)
@@ -199,6 +200,13 @@ def _parameter(kind: type[Settings], field: "Field[Any]", flag: Flag) -> inspect
         default=inspect.Parameter.empty if required else None,
         annotation=Annotated[typed if required else typed | None, info],
     )
+
+
+def _completes(choices: Mapping[str, object]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in choices if name.startswith(incomplete)]
+
+    return complete
 
 
 def _checked(name: str, flag: Flag, value: Any) -> Any:  # noqa: ANN401  (of the field's type)

@@ -1,0 +1,134 @@
+"""`twofold doctor`: show what this machine has for Twofold, what is missing, and what to run."""
+
+import os
+import platform
+import resource
+import shutil
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Final
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from twofold import __version__
+from twofold.bench.real_data import data_folder
+from twofold.cli.options import JSON
+from twofold.cli.settings import Settings, command
+from twofold.engine.model_package import PACKAGED, model_cache
+from twofold.reporting.output import JsonReport, table
+from twofold.serving.launch.memory_plan import available_memory
+from twofold.simulation import kernel
+
+_EXTRAS: Final = {
+    "vllm": ("vllm", "--engine vllm"),
+    "nixl": ("nixl-cu12", "--transport nixl"),
+    "mooncake": ("mooncake-transfer-engine-non-cuda", "--transport mooncake"),
+    "ray": ("ray", "--launcher ray"),
+    "aiconfigurator": ("aiconfigurator-core", "--performance aiconfigurator"),
+    "otel": ("opentelemetry-sdk", "--otlp-endpoint"),
+}
+_FEW_FILES: Final = 4096  # a connection needs one, a service some for each worker
+
+
+class DoctorSettings(Settings):
+    """All flags of `twofold doctor`."""
+
+    json: bool = JSON.field(False)
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """State of one part of the machine or installation, and what to do about it (empty: nothing)."""
+
+    part: str
+    found: str
+    advice: str = ""
+
+
+class DoctorReport(JsonReport, frozen=True, kw_only=True):
+    """JSON report of `twofold doctor`."""
+
+    findings: list[Finding]
+    run: list[str]
+
+
+@command
+def doctor(settings: DoctorSettings) -> None:
+    """Show what this machine has, what is missing, and what to run."""
+    gpus = _gpus()
+    findings = [*_machine(), *_engine(gpus), *_extras(), *_files()]
+    report = DoctorReport(findings=findings, run=_next_commands(gpus))
+    if settings.json:
+        typer.echo(report.json())
+        return
+    shown = table(None, ("", "found", "to do"))
+    for each in report.findings:
+        shown.add_row(each.part, escape(each.found), escape(each.advice))
+    Console().print(shown)
+    typer.echo("Run:")
+    for line in report.run:
+        typer.echo(f"  {line}")
+
+
+def _machine() -> Iterator[Finding]:
+    pure = str(kernel.__file__).endswith(".py")
+    yield Finding("Twofold", f"{__version__}, Python {platform.python_version()}")
+    advice = "make compile, in a checkout: several times as fast" if pure else ""
+    yield Finding("simulator", "pure Python" if pure else "compiled", advice)
+    yield Finding("processor", f"{len(os.sched_getaffinity(0))} cores")
+    yield Finding("memory", f"{available_memory() / 2**30:.1f} GiB available")
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    yield Finding("open files", f"{files:,}", "ulimit -n 65536, for many connections" if files < _FEW_FILES else "")
+
+
+def _gpus() -> list[str]:
+    """Return the name and memory of each GPU that torch can use."""
+    if find_spec("torch") is None:
+        return []
+    import torch  # noqa: PLC0415  (slow to import)
+
+    found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [f"{each.name}, {each.total_memory / 2**30:.0f} GiB" for each in found]
+
+
+def _engine(gpus: list[str]) -> Iterator[Finding]:
+    torch = _version("torch")
+    yield Finding("torch", torch or "not installed", "" if torch else "pip install 'twofold[serve]', to serve models")
+    hidden = torch is not None and not gpus and shutil.which("nvidia-smi") is not None
+    advice = "install a torch for CUDA: this one finds no GPU, and nvidia-smi is there" if hidden else ""
+    yield Finding("GPUs", "; ".join(gpus) or "none", advice)
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, (package, use) in _EXTRAS.items():
+        found = _version(package)
+        yield Finding(package, found or "not installed", "" if found else f"pip install 'twofold[{extra}]', for {use}")
+
+
+def _files() -> Iterator[Finding]:
+    for name in PACKAGED:
+        there = (model_cache() / name / "config.json").is_file()
+        yield Finding(
+            f"model {name}", "converted" if there else "not here", "" if there else f"twofold model get {name}"
+        )
+    data = data_folder()
+    advice = "" if data.is_dir() else "make data, in a checkout, or TWOFOLD_DATA; some tests and benchmarks read them"
+    yield Finding("public traces", str(data) if data.is_dir() else "not here", advice)
+
+
+def _next_commands(gpus: list[str]) -> list[str]:
+    plan = "twofold plan azure-conv --model llama-3.1-8b --machines h100 --max-machines 1 --slo ttft=1s,tpot=50ms"
+    if _version("torch") is None:
+        return [plan]
+    device = f" --device {'cuda' if len(gpus) > 1 else 'cuda:0'}" if gpus else ""
+    return [f"twofold serve $(twofold model get smollm2) --prefill 1 --decode 1{device}", "twofold chat", plan]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from twofold import __version__
-from twofold.bench.real_data import data_folder
 from twofold.cli.options import JSON
 from twofold.cli.settings import Settings, command
 from twofold.engine.model_package import PACKAGED, model_cache
@@ -59,7 +58,7 @@ class DoctorReport(JsonReport, frozen=True, kw_only=True):
 def doctor(settings: DoctorSettings) -> None:
     """Show what this machine has, what is missing, and what to run."""
     gpus = _gpus()
-    findings = [*_machine(), *_engine(gpus), *_extras(), *_files()]
+    findings = [*_machine(), *_engine(gpus), *_extras(), *_models()]
     report = DoctorReport(findings=findings, run=_next_commands(gpus))
     if settings.json:
         typer.echo(report.json())
@@ -108,15 +107,12 @@ def _extras() -> Iterator[Finding]:
         yield Finding(package, found or "not installed", "" if found else f"pip install 'twofold[{extra}]', for {use}")
 
 
-def _files() -> Iterator[Finding]:
+def _models() -> Iterator[Finding]:
     for name in PACKAGED:
         there = (model_cache() / name / "config.json").is_file()
         yield Finding(
             f"model {name}", "converted" if there else "not here", "" if there else f"twofold model get {name}"
         )
-    data = data_folder()
-    advice = "" if data.is_dir() else "make data, in a checkout, or TWOFOLD_DATA; some tests and benchmarks read them"
-    yield Finding("public traces", str(data) if data.is_dir() else "not here", advice)
 
 
 def _next_commands(gpus: list[str]) -> list[str]:

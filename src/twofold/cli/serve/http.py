@@ -170,12 +170,15 @@ async def _serve(make: Callable[[OnProgress], Runnable], log_format: str) -> Non
         return
     console = Console(stderr=True)
     with console.status("starting") as status:
+        ready = False
 
         def on_progress(what: str) -> None:
-            if what.startswith("ready"):
+            nonlocal ready
+            ready = ready or what.startswith("ready")
+            if ready:
                 status.stop()
-            if not console.is_terminal or what.startswith("ready"):
-                console.print(f"twofold: {what}", highlight=False)
+            if ready or not console.is_terminal:
+                console.print(f"twofold: {what}", highlight=False, soft_wrap=True)
             status.update(what)
 
         await _run(make(on_progress))

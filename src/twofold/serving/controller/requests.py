@@ -79,11 +79,16 @@ class LiveRequests:
         """Whether the service admits new requests."""
         return self.opened.is_set() and not self._closed
 
+    @property
+    def live(self) -> int:
+        """Number of requests that have not ended, with those that a server answers without this service."""
+        return len(self._live) + len(self._forwarded)
+
     async def drain(self) -> None:
         """Stop admitting requests, and wait until all live requests have ended."""
         self._closed = True
         self._idle.clear()
-        if self._live or self._forwarded:
+        if self.live:
             await self._idle.wait()
 
     def fail_all(self, reason: str) -> None:
@@ -123,7 +128,7 @@ class LiveRequests:
             raise RequestError(f"the service is {what} and takes no requests", status=503, code="not_ready")
 
     def _ended_one(self) -> None:
-        if not self._live and not self._forwarded:
+        if not self.live:
             self._idle.set()
 
     def _admit(self, live: LiveRequest) -> None:

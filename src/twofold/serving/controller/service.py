@@ -1,7 +1,5 @@
 """Base class of services, which run the gateway's requests."""
 
-import asyncio
-
 import msgspec
 
 from twofold.errors import RequestError
@@ -91,12 +89,14 @@ class Service:
         """Wait until the service admits requests."""
         await self._requests.opened.wait()
 
-    async def drain(self, grace_s: float, failure: str) -> None:
-        """Stop admitting requests. Wait up to `grace_s` for live requests to end, then fail the rest with `failure`."""
-        try:
-            await asyncio.wait_for(self._requests.drain(), grace_s)
-        except TimeoutError:
-            self.fail_all(failure)
+    @property
+    def live(self) -> int:
+        """Number of requests that have not ended."""
+        return self._requests.live
+
+    async def drain(self) -> None:
+        """Stop admitting requests, and wait until all live requests have ended."""
+        await self._requests.drain()
 
     def fail_all(self, reason: str) -> None:
         """Stop admitting requests, and fail all live requests with `reason`."""

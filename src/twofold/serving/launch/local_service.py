@@ -33,7 +33,7 @@ from twofold.serving.controller.prompt_keys import PromptKeys
 from twofold.serving.controller.registry import HealthTimeouts, WorkerRegistry
 from twofold.serving.controller.remote import Hosts
 from twofold.serving.controller.requests import LiveRequests
-from twofold.serving.controller.service import ServedModel
+from twofold.serving.controller.service import ServedModel, Service
 from twofold.serving.fronts.door import open_door, prepare_door
 from twofold.serving.fronts.process import DoorConfig
 from twofold.serving.gateway.app import GatewaySettings, create_app
@@ -95,13 +95,15 @@ class LocalService:
         self._facts: asyncio.Future[ModelFacts] = asyncio.get_running_loop().create_future()
         self._controller: Controller | None = None
         self._registry: WorkerRegistry | None = None
-        self._stop = asyncio.Event()
+        self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
         self._was_ready = False
         self._failure: str | None = None
 
     def stop(self) -> None:
-        """Stop the service. Safe to call in a signal handler of the event loop."""
-        self._stop.set()
+        """Stop the service once running requests have ended, or at the second call at once. Safe to call in a signal
+        handler of the event loop.
+        """
+        (self._stop_now if self._stop.is_set() else self._stop).set()
 
     async def run(self) -> None:
         """Run the service until `stop` is called; raises UserError if the service cannot start or continue."""
@@ -165,12 +167,9 @@ class LocalService:
     async def _serve(self, controller: Controller) -> None:
         workers = ((worker.role, worker.cores) for worker in self._config.workers)
         os.sched_setaffinity(0, gateway_cores(available_cores(), workers))
-        host, port = self._listener.getsockname()[:2]
-        measured = self._paths.summary()
-        self._on_progress(f"ready on http://{host}:{port}" + (f" ({measured})" if measured else ""))
+        self._on_progress(ready_line(self._listener, self._paths.summary()))
         await self._stop.wait()
-        # The health endpoint reports "not ready" while the running streams end.
-        await controller.drain(STOP_GRACE_S, "the service was stopped before the answer was complete")
+        await end_requests(controller, self._on_progress, self._stop_now)
 
     async def _wait_measured(self) -> None:
         with suppress(TimeoutError):  # a lost worker never reports
@@ -303,6 +302,26 @@ class LocalService:
             if self._controller is not None:
                 self._controller.fail_all(reason)
         self.stop()
+
+
+def ready_line(listener: socket.socket, measured: str | None = None) -> str:
+    """Return the message that a service is ready, with its addresses."""
+    host, port = listener.getsockname()[:2]
+    url = f"http://{host}:{port}"
+    more = f" ({measured})" if measured else ""
+    return f"ready on {url}{more}: API at /v1 and /docs, {url}/dashboard, {url}/metrics"
+
+
+async def end_requests(service: Service, on_progress: Callable[[str], None], now: asyncio.Event) -> None:
+    """Wait until the requests have ended, at most STOP_GRACE_S or until `now` is set, and fail the rest."""
+    # The health endpoint reports "not ready" while the running streams end.
+    if service.live:
+        requests = "request" if service.live == 1 else "requests"
+        on_progress(f"draining {service.live} {requests} ({STOP_GRACE_S} s); Ctrl-C again to stop now")
+    drained = asyncio.wait_for(service.drain(), STOP_GRACE_S)
+    with suppress(TimeoutError):
+        await unless_set(now, asyncio.create_task(drained))
+    service.fail_all("the service was stopped before the answer was complete")
 
 
 async def unless_set(stop: asyncio.Event, event: asyncio.Future[T]) -> bool:

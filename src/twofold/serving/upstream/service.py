@@ -18,7 +18,7 @@ from twofold.serving.fronts.door import open_door, prepare_door
 from twofold.serving.fronts.process import DoorConfig
 from twofold.serving.gateway.app import create_app
 from twofold.serving.gateway.tokenizer import load_tokenizer
-from twofold.serving.launch.local_service import STOP_GRACE_S, HttpConfig, unless_set
+from twofold.serving.launch.local_service import HttpConfig, end_requests, ready_line, unless_set
 from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.serving.upstream.client import VllmClient
 from twofold.serving.upstream.config import RouteConfig
@@ -158,11 +158,11 @@ class RoutedGateway:
     ) -> None:
         self._config, self._http, self._listener = config, http, listener
         self._on_progress, self._telemetry = on_progress, telemetry
-        self._stop = asyncio.Event()
+        self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
 
     def stop(self) -> None:
-        """Make `run` stop."""
-        self._stop.set()
+        """Make `run` stop once running requests have ended, or at the second call at once."""
+        (self._stop_now if self._stop.is_set() else self._stop).set()
 
     async def run(self) -> None:
         """Serve requests until `stop` is called. Raises UserError if the service cannot start."""
@@ -187,16 +187,12 @@ class RoutedGateway:
                         log_format=self._config.log_format,
                     )
                     async with open_door(service, app, self._listener, door):
-                        await self._serve(service)
+                        self._on_progress(ready_line(self._listener))
+                        await self._stop.wait()
+                        await end_requests(service, self._on_progress, self._stop_now)
             finally:
                 await service.close()
         finally:
             context.destroy(linger=0)
             self._listener.close()
             await asyncio.to_thread(self._telemetry.close)
-
-    async def _serve(self, service: RouteService) -> None:
-        host, port = self._listener.getsockname()[:2]
-        self._on_progress(f"ready on http://{host}:{port}")
-        await self._stop.wait()
-        await service.drain(STOP_GRACE_S, "the service is shutting down")

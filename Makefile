@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch is one pinned version here so that pip takes the CPU build where one is at hand; pyproject.toml keeps the range.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup data demo docs test test-gpu test-helm test-ray test-vllm check chart bench compile clean
+.PHONY: setup data demo docs test test-gpu test-helm test-ray test-vllm check chart bench compile dist clean
 
 setup: $(VENV)/.installed
 
@@ -74,6 +74,11 @@ bench: setup  ## Interference and engine overhead, as ratios measured in one run
 # mypy compiles, and comes with the dev extra of the environment: hence no isolation. `make clean` goes back.
 compile: setup  ## Turn schedulers and simulator into machine code, in place (needs a C compiler; see docs/decisions/0008).
 	TWOFOLD_COMPILE=1 $(PIP_INSTALL) --no-build-isolation --no-deps -e .
+
+dist: setup  ## Source distribution and wheels, pure and compiled for this platform (pip prefers the latter), in dist/.
+	$(BIN)/python -c "from setuptools.build_meta import build_sdist; build_sdist('dist')"
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	TWOFOLD_COMPILE=1 $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
 clean:
 	find src -name '*.so' -delete

@@ -80,7 +80,8 @@ for _name, _entry in COMMANDS.items():
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"twofold {__version__}")
+        kernel = str(import_module("twofold.simulation.kernel").__file__)
+        typer.echo(f"twofold {__version__} ({'pure Python' if kernel.endswith('.py') else 'compiled'} simulator)")
         raise typer.Exit
 
 

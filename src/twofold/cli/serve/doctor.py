@@ -39,7 +39,7 @@ class DoctorSettings(Settings):
     json: bool = JSON.field(False)
 
 
-class Finding(msgspec.Struct, frozen=True):
+class DoctorFinding(msgspec.Struct, frozen=True):
     """State of one part of the machine or installation, and what to do about it (empty: nothing)."""
 
     part: str
@@ -50,7 +50,7 @@ class Finding(msgspec.Struct, frozen=True):
 class DoctorReport(JsonReport, frozen=True, kw_only=True):
     """JSON report of `twofold doctor`."""
 
-    findings: list[Finding]
+    findings: list[DoctorFinding]
     run: list[str]
 
 
@@ -72,15 +72,17 @@ def doctor(settings: DoctorSettings) -> None:
         typer.echo(f"  {line}")
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[DoctorFinding]:
     pure = str(kernel.__file__).endswith(".py")
-    yield Finding("Twofold", f"{__version__}, Python {platform.python_version()}")
+    yield DoctorFinding("Twofold", f"{__version__}, Python {platform.python_version()}")
     advice = "make compile, in a checkout: several times as fast" if pure else ""
-    yield Finding("simulator", "pure Python" if pure else "compiled", advice)
-    yield Finding("processor", f"{len(os.sched_getaffinity(0))} cores")
-    yield Finding("memory", f"{available_memory() / 2**30:.1f} GiB available")
+    yield DoctorFinding("simulator", "pure Python" if pure else "compiled", advice)
+    yield DoctorFinding("processor", f"{len(os.sched_getaffinity(0))} cores")
+    yield DoctorFinding("memory", f"{available_memory() / 2**30:.1f} GiB available")
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    yield Finding("open files", f"{files:,}", "ulimit -n 65536, for many connections" if files < _FEW_FILES else "")
+    yield DoctorFinding(
+        "open files", f"{files:,}", "ulimit -n 65536, for many connections" if files < _FEW_FILES else ""
+    )
 
 
 def _gpus() -> list[str]:
@@ -93,24 +95,28 @@ def _gpus() -> list[str]:
     return [f"{each.name}, {each.total_memory / 2**30:.0f} GiB" for each in found]
 
 
-def _engine(gpus: list[str]) -> Iterator[Finding]:
+def _engine(gpus: list[str]) -> Iterator[DoctorFinding]:
     torch = _version("torch")
-    yield Finding("torch", torch or "not installed", "" if torch else "pip install 'twofold[serve]', to serve models")
+    yield DoctorFinding(
+        "torch", torch or "not installed", "" if torch else "pip install 'twofold[serve]', to serve models"
+    )
     hidden = torch is not None and not gpus and shutil.which("nvidia-smi") is not None
     advice = "install a torch for CUDA: this one finds no GPU, and nvidia-smi is there" if hidden else ""
-    yield Finding("GPUs", "; ".join(gpus) or "none", advice)
+    yield DoctorFinding("GPUs", "; ".join(gpus) or "none", advice)
 
 
-def _extras() -> Iterator[Finding]:
+def _extras() -> Iterator[DoctorFinding]:
     for extra, (package, use) in _EXTRAS.items():
         found = _version(package)
-        yield Finding(package, found or "not installed", "" if found else f"pip install 'twofold[{extra}]', for {use}")
+        yield DoctorFinding(
+            package, found or "not installed", "" if found else f"pip install 'twofold[{extra}]', for {use}"
+        )
 
 
-def _models() -> Iterator[Finding]:
+def _models() -> Iterator[DoctorFinding]:
     for name in PACKAGED:
         there = (model_cache() / name / "config.json").is_file()
-        yield Finding(
+        yield DoctorFinding(
             f"model {name}", "converted" if there else "not here", "" if there else f"twofold model get {name}"
         )
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from twofold.characterize.local import Stepper
 from twofold.characterize.target import TargetLimits
-from twofold.errors import ModelError
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
@@ -16,6 +15,8 @@ import vllm
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.llm_engine import LLMEngine
+
+from twofold.engine.vllm.options import model_errors
 
 
 class VllmStepper(Stepper):
@@ -44,11 +45,8 @@ class VllmStepper(Stepper):
             enforce_eager=torch.device(device).type == "cpu",
             **options,
         )
-        try:
+        with model_errors(str(model)):
             self._engine = LLMEngine.from_engine_args(args)
-        except (ValueError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ModelError(f"{model}: vLLM cannot serve it: {reason}") from error
         config = self._engine.vllm_config
         cache = config.cache_config
         self.engine = f"vLLM {vllm.__version__}"

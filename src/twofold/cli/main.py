@@ -1,5 +1,6 @@
 """Entry point of `twofold`. Imports the module of a command when the command is used."""
 
+import json
 import sys
 from importlib import import_module
 from typing import Any, Final, NamedTuple
@@ -47,6 +48,9 @@ class LazyGroup(Group):
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]  # noqa: ANN401
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = load(args[0])
+        if args[:1] == ["serve"] and "--" in args:  # the rest are flags of the engine
+            end = args.index("--")
+            args = [*args[:end], "--engine-args", json.dumps(args[end + 1 :])]
         return super().resolve_command(ctx, args)
 
 

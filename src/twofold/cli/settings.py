@@ -4,6 +4,7 @@
 
 import ast
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +21,8 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from twofold.errors import ConfigurationError, require
 from twofold.hardware.suggestions import read_yaml
+
+MAPPING = "FILE|JSON"  # metavar of flags for a mapping, which a `--config` file may contain in place
 
 S = TypeVar("S", bound="Settings")
 T = TypeVar("T")
@@ -246,6 +249,8 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
             close = get_close_matches(name, names, 1)
             hint = f"; did you mean {close[0].replace('_', '-')}?" if close else ""
             raise ConfigurationError(f"--config {path}: {key} is no flag of twofold {ctx.info_name}{hint}")
+        if isinstance(value, dict) and names[name].metavar == MAPPING:
+            value = [json.dumps(value)]  # noqa: PLW2901  (as on the command line)
         if isinstance(value, dict) or value is None:
             raise ConfigurationError(f"--config {path}: {key} needs a value, as on the command line")
         given[name] = _as_typed(value)

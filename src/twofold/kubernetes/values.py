@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from twofold.cli.serve.join import JoinSettings
 from twofold.cli.serve.settings import ServeSettings
-from twofold.cli.settings import Settings, flag_name, flags_of, help_text
+from twofold.cli.settings import MAPPING, Settings, flag_name, flags_of, help_text
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Json = dict[str, object]
@@ -43,7 +43,9 @@ def _serve_fields() -> list[tuple[str, Any, Any]]:
             continue
         # A null value omits the flag.
         flag, kind = flags[field.name], hints[field.name]
-        if flag.parse is not None:
+        if flag.metavar == MAPPING:
+            kind = Json
+        elif flag.parse is not None:
             kind = int | str
         elif flag.choices:
             kind = Literal[tuple(flag.choices)]

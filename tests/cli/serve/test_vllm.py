@@ -5,6 +5,10 @@ from importlib.util import find_spec
 
 import pytest
 
+from twofold.cli.serve.engine_args import engine_args
+from twofold.cli.serve.settings import ServeSettings
+from twofold.instance import Role
+
 
 @pytest.fixture
 def refusal(refused, model):
@@ -34,3 +38,51 @@ def test_flags_of_our_own_scheduler_and_pool(flags, refusal):
 def test_vllm_that_is_not_installed(refusal):
     """Without vLLM, the error of `--engine vllm` contains the pip command that installs it."""
     assert "pip install 'twofold[vllm]'" in refusal()
+
+
+def settings(**given):
+    return ServeSettings(model="m", engine="vllm", **given)
+
+
+def test_options_of_vllm_become_its_flags(tmp_path):
+    """Options are read from YAML, JSON and lists of flags; those of a phase follow the common ones."""
+    file = tmp_path / "options.yaml"
+    file.write_text("max_logprobs: 5\nenable-lora: true\ntrust_remote_code: false\nlora_target_modules: [a, b]\n")
+    given = settings(
+        engine_args=(str(file), '{"hf_overrides": {"a": [1]}}', '["-O1"]'), decode_engine_args=('{"seed": 3}',)
+    )
+    common = (
+        *("--max-logprobs=5", "--enable-lora", "--no-trust-remote-code", "--lora-target-modules", "a", "b"),
+        *('--hf-overrides={"a":[1]}', "-O1"),
+    )
+    assert engine_args(given) == {Role.PREFILL: common, Role.DECODE: (*common, "--seed=3"), Role.MIXED: common}
+
+
+@pytest.mark.parametrize("config", ["engine-args: {seed: 3}", "engine-args: ['{\"seed\": 3}']"])
+def test_options_from_a_config_file_and_after_two_dashes(config, tmp_path, twofold, monkeypatch):
+    """`--config` may contain a mapping; the command line after `--`, which overrides it, has flags of vLLM."""
+    (tmp_path / "c.yaml").write_text(config)
+    made = []
+    monkeypatch.setattr("twofold.cli.serve.run.run", lambda settings: made.append(engine_args(settings)[Role.MIXED]))
+    for flags in ((), ("--", "--max-logprobs", "5")):
+        assert twofold("serve", "m", "--config", tmp_path / "c.yaml", *flags).code == 0
+    assert made == [("--seed=3",), ("--max-logprobs", "5")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--engine-args", "nowhere.yaml"), "--engine-args nowhere.yaml cannot be read"),
+        (("--engine-args", "{a"), "--engine-args {a is not JSON"),
+        (("--max-num-seqs", "4", "--", "--max-num-seqs", "8"), "sets max_num_seqs, as --max-num-seqs does: give one"),
+        (("--dtype", "float32", "--decode-engine-args", '{"dtype": "float16"}'), "--decode-engine-args sets dtype"),
+        (("--colocated", "1", "--prefill-engine-args", "{}"), "--prefill-engine-args is for a service with separate"),
+    ],
+)
+def test_options_that_cannot_be_used(flags, reason, refusal, monkeypatch):
+    monkeypatch.setattr("twofold.engine.registry.EngineTraits.check_installed", lambda _: None)
+    assert reason in refusal(*flags)
+
+
+def test_other_engines_have_no_options(refused, model):
+    assert "--engine-args needs --engine vllm" in refused("serve", model, "--", "--seed", "3")

@@ -3,7 +3,7 @@
 import warnings
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("vllm") else ["test_sampling.py", "test_prompt_blocks.py"]
+collect_ignore = [] if find_spec("vllm") else ["test_sampling.py", "test_options.py", "test_prompt_blocks.py"]
 if find_spec("vllm"):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Final
 
+from twofold.cli.serve.engine_args import PHASE_ENGINE_ARGS
 from twofold.cli.serve.settings import ServeSettings
 from twofold.cli.settings import flag_name, refuse
 from twofold.cluster.spec import ClusterSpec
@@ -30,6 +31,8 @@ def check_use(settings: ServeSettings) -> None:
     if settings.pipeline_chunk is not None:
         why = "excludes --pipeline-chunk, which sets the tokens of an iteration"
         refuse(settings, "max_num_batched_tokens", why)
+    if settings.engine != "vllm":
+        refuse(settings, f"engine_args {PHASE_ENGINE_ARGS}", "needs --engine vllm, whose options it contains")
     if settings.emulated:
         _check_emulated(settings)
         return

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from twofold.cli import options
-from twofold.cli.settings import Settings, flag
+from twofold.cli.settings import MAPPING, Settings, flag
 from twofold.engine.registry import ENGINES
 from twofold.instance import Role
 from twofold.scheduling.routers import LIVE_ROUTERS, ROUTERS
@@ -120,6 +120,11 @@ class EngineSettings(Settings, panel="Engine"):
     )
     tokenizer: Path | None = flag("Tokenizer directory.", metavar="DIR", unset="that of the model")
     vocab_size: int | None = flag("Vocabulary size of an emulated model.", ge=2)
+    engine_args: tuple[str, ...] = flag(
+        "Options of vLLM; repeatable. Arguments after -- are further options, as flags of vLLM.", (), metavar=MAPPING
+    )
+    prefill_engine_args: tuple[str, ...] = flag("Options of vLLM in prefill workers.", (), metavar=MAPPING)
+    decode_engine_args: tuple[str, ...] = flag("Options of vLLM in decode workers.", (), metavar=MAPPING)
 
     @property
     def emulated(self) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from vllm.config import KVEventsConfig, KVTransferConfig
+from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, EventBatch, EventPublisher, KVEventBatch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams as VllmSampling
@@ -89,6 +89,26 @@ class CachedPromptBlocks(EventPublisher):
             del self._wanted[each], self._names[each]
 
 
+def engine_config(name: str, *, prefix_caching: bool, **options: Any) -> VllmConfig:  # noqa: ANN401  (vLLM checks them)
+    """Return the configuration of an engine whose KV connectors use the bridge `name`."""
+    transfer = KVTransferConfig(
+        kv_connector="TwofoldConnector",
+        kv_connector_module_path="twofold.engine.vllm.connector",
+        kv_role="kv_both",
+        kv_connector_extra_config={BRIDGE: name},
+    )
+    fixed: dict[str, Any] = {
+        "kv_transfer_config": transfer,
+        "kv_events_config": KVEventsConfig(enable_kv_cache_events=prefix_caching, publisher="null"),
+        # The last one, which selects the token.
+        "logits_processors": [*options.get("logits_processors", ()), "twofold.engine.vllm.sampling:KeyedSampling"],
+        "skip_tokenizer_init": True,
+        "async_scheduling": False,  # the next iteration needs a peer's first token
+        "enable_prefix_caching": prefix_caching,
+    }
+    return EngineArgs(**{"use_tqdm_on_load": False, **options, **fixed}).create_engine_config()
+
+
 class VllmCore:
     """Runs vLLM one iteration at a time."""
 
@@ -96,24 +116,8 @@ class VllmCore:
         """Start vLLM with the engine arguments `options`."""
         BRIDGES[name] = bridge  # for vLLM's KV connectors
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        transfer = KVTransferConfig(
-            kv_connector="TwofoldConnector",
-            kv_connector_module_path="twofold.engine.vllm.connector",
-            kv_role="kv_both",
-            kv_connector_extra_config={BRIDGE: name},
-        )
-        args = EngineArgs(
-            kv_transfer_config=transfer,
-            kv_events_config=KVEventsConfig(enable_kv_cache_events=prefix_caching, publisher="null"),
-            logits_processors=["twofold.engine.vllm.sampling:KeyedSampling"],
-            skip_tokenizer_init=True,
-            disable_log_stats=True,
-            use_tqdm_on_load=False,
-            async_scheduling=False,  # the next iteration needs a peer's first token
-            enable_prefix_caching=prefix_caching,
-            **options,
-        )
-        self._core = EngineCore(args.create_engine_config(), UniProcExecutor, log_stats=False)
+        self.config = engine_config(name, prefix_caching=prefix_caching, **options)
+        self._core = EngineCore(self.config, UniProcExecutor, log_stats=False)
         self._scheduler: Any = self._core.scheduler  # typed as Any: its interface has neither queues nor blocks
         self.prompt_blocks = CachedPromptBlocks()
         if prefix_caching:

@@ -2,25 +2,25 @@
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from pydantic import ValidationError
 from vllm.engine.arg_utils import EngineArgs
 
 from twofold.engine.base import KvLayout, OnLayer, Sampled, SequenceStep
 from twofold.engine.grammar import GrammarMatchers
 from twofold.engine.model_config import eos_token_ids
 from twofold.engine.tokenizer import tokenizer_json
-from twofold.engine.vllm.core import VllmCore
+from twofold.engine.vllm.core import VllmCore, engine_config
+from twofold.engine.vllm.options import check_phases, model_errors, parse_options
 from twofold.engine.vllm.sampling import vllm_sampling
-from twofold.errors import ModelError
+from twofold.instance import Role
 from twofold.request import SamplingParams
 from twofold.scheduling.batchers import BATCHERS
-from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
+from twofold.serving.config import ServiceConfig, WorkerConfig
 from twofold.serving.launch.memory_plan import DEFAULT_KV_CACHE_BYTES
 from twofold.serving.launch.model_source import model_fingerprint
 from twofold.serving.worker.engines import EngineFactory, RankPipes, ReportStage, WorkerDriver, WorkerParts
@@ -58,13 +58,20 @@ class VllmFactory(EngineFactory):
     def __init__(self, service: ServiceConfig) -> None:
         config = service.engine
         self._service, self._config = service, config
-        with _model_errors(config.model):
-            model = EngineArgs(**_options(config), skip_tokenizer_init=True).create_model_config()
+        self._given = {role: parse_options(flags) for role, flags in config.engine_args.items()}
+        check_phases(self._options(Role.PREFILL), self._options(Role.DECODE))
+        with model_errors(config.model):
+            common = EngineArgs(**self._options(Role.DECODE), skip_tokenizer_init=True)
+            model = common.create_model_config()
         self.model = model_fingerprint(Path(config.model))
         self.max_model_len = int(model.max_model_len)
         self.vocab_size = int(model.get_vocab_size())
         generation, text = model.try_get_generation_config(), model.hf_text_config
         self._eos = frozenset(eos_token_ids(generation.get("eos_token_id"), getattr(text, "eos_token_id", None)))
+        if any(self._given.values()):  # refuse options that vLLM cannot combine before a worker starts
+            for spec in {spec.role: spec for spec in service.workers}.values():
+                with model_errors(config.model):
+                    engine_config("checked", **self._arguments(spec))
 
     def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:
         config, service = self._config, self._service
@@ -75,17 +82,8 @@ class VllmFactory(EngineFactory):
                 KvCacheSpec(spec.instance, epoch, layout, num_blocks, device, service.network)
             )
         )
-        with _model_errors(config.model):
-            core = VllmCore(
-                f"{spec.instance}@{epoch}",
-                bridge,
-                prefix_caching=config.prefix_caching,
-                max_num_batched_tokens=_token_budget(config, spec, self.max_model_len),
-                max_num_seqs=config.max_num_seqs,
-                kv_cache_memory_bytes=config.kv_cache_bytes or DEFAULT_KV_CACHE_BYTES,
-                enforce_eager=torch.device(device).type == "cpu",
-                **_options(config),
-            )
+        with model_errors(config.model):
+            core = VllmCore(f"{spec.instance}@{epoch}", bridge, **self._arguments(spec))
         transport = bridge.transport
         layout, num_blocks = transport.descriptor.layout, transport.descriptor.num_blocks
         scheduler = VllmScheduler(
@@ -106,6 +104,25 @@ class VllmFactory(EngineFactory):
             driver=WorkerDriver(scheduler, lambda state: VllmLoop(state, scheduler, core, bridge, self._eos).run),
         )
 
+    def _options(self, role: Role) -> dict[str, Any]:
+        config = self._config
+        options: dict[str, Any] = {"model": config.model, "dtype": config.dtype, "block_size": config.block_size}
+        if config.max_model_len is not None:
+            options["max_model_len"] = config.max_model_len
+        return options | self._given.get(role, {})
+
+    def _arguments(self, spec: WorkerConfig) -> dict[str, Any]:
+        config, options = self._config, self._options(spec.role)
+        most = options.get("max_num_seqs", config.max_num_seqs)
+        usual: dict[str, Any] = {
+            "max_num_batched_tokens": _token_budget(spec, most, self.max_model_len),
+            "max_num_seqs": most,
+            "enforce_eager": torch.device(config.device).type == "cpu",
+        }
+        if config.kv_cache_bytes is not None or "gpu_memory_utilization" not in options:
+            usual["kv_cache_memory_bytes"] = config.kv_cache_bytes or DEFAULT_KV_CACHE_BYTES
+        return {"prefix_caching": config.prefix_caching, **usual, **options}
+
 
 def prepare(service: ServiceConfig, report: ReportStage) -> VllmFactory:
     """Return a factory of vLLM workers. Raises ModelError if vLLM cannot serve the model."""
@@ -114,27 +131,10 @@ def prepare(service: ServiceConfig, report: ReportStage) -> VllmFactory:
     return VllmFactory(service)
 
 
-def _options(config: EngineConfig) -> dict[str, object]:
-    options: dict[str, object] = {"model": config.model, "dtype": config.dtype, "block_size": config.block_size}
-    if config.max_model_len is not None:
-        options["max_model_len"] = config.max_model_len
-    return options
-
-
-def _token_budget(config: EngineConfig, spec: WorkerConfig, max_model_len: int) -> int:
+def _token_budget(spec: WorkerConfig, max_num_seqs: int, max_model_len: int) -> int:
     batcher = BATCHERS[spec.batcher]
     # Decode workers compute prompts only after a preemption. Other workers compute whole prompts unless their batcher
     # splits prompts, so that layers are complete and can be sent as early as possible.
     cuts = batcher.cuts_prompts or not batcher.prefills
     budget = spec.max_num_batched_tokens if cuts else max(spec.max_num_batched_tokens, max_model_len)
-    return max(budget, config.max_num_seqs)
-
-
-@contextmanager
-def _model_errors(model: str) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        reason = reason.strip().removeprefix("Value error, ").splitlines()[0].split(". ")[0]
-        raise ModelError(f"{model}: vLLM cannot serve it: {reason}") from error
+    return max(budget, max_num_seqs)

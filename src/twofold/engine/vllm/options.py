@@ -1,0 +1,97 @@
+"""vLLM's own options: parsed by vLLM's command-line parser, and refused where a hand-off cannot work with them."""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any, Final, NoReturn
+
+from pydantic import ValidationError
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from twofold.errors import ConfigurationError, ModelError
+
+_USUAL: Final = {each.name: each.default for each in fields(EngineArgs)}
+_REPLICAS: Final = " ".join(name for name in _USUAL if name.startswith("data_parallel_"))
+
+# Options that contradict the service or cannot be handed off, by the reason.
+_REASONS: Final = {
+    "give MODEL": "model",
+    "give --tokenizer": "tokenizer",
+    "give --served-model-name": "served_model_name",
+    "give --block-size, because the gateway divides prompts into the same blocks": "block_size",
+    "give --enable-prefix-caching": "enable_prefix_caching",
+    "give --reasoning-parser": "reasoning_parser",
+    "give --tp": "tensor_parallel_size",
+    "give --pp": "pipeline_parallel_size",
+    "give --prefill, --decode or --colocated: replicas are workers of the service": _REPLICAS,
+    "Twofold's own KV connector carries hand-offs": "kv_transfer_config kv_offloading_size",
+    "the worker collects these events itself and reports cached blocks to the router": "kv_events_config",
+    "the next iteration needs the first token of a prefill worker": "async_scheduling",
+    "the gateway tokenizes, so workers load no tokenizer": "skip_tokenizer_init",
+    "the KV of a hand-off is in one process": "distributed_executor_backend nnodes prefill_context_parallel_size "
+    "decode_context_parallel_size",
+    "a decode worker starts with one token that a prefill worker has computed": "speculative_config spec_method "
+    "spec_model spec_tokens diffusion_config",
+    "the service generates text": "runner convert",
+    "tokens are sampled by seed and position, not by vLLM, so that replays are exact": "watermark_config logprobs_mode",
+}
+REFUSED: Final[Mapping[str, str]] = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+
+# Values of refused options that work nevertheless, in place of vLLM's default.
+_ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {
+    "skip_tokenizer_init": (True,),
+    "async_scheduling": (False,),
+    "distributed_executor_backend": (None, "uni"),
+    "runner": ("auto", "generate"),
+    "logprobs_mode": ("raw_logprobs", "raw_logits"),
+}
+# Both ends of a hand-off must agree on these. A worker with another layout for other reasons cannot register.
+_LAYOUT: Final = "dtype kv_cache_dtype kv_cache_dtype_skip_layers max_model_len hf_overrides disable_sliding_window"
+
+
+class _OptionParser(FlexibleArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        said = " ".join(message.partition("[type=")[0].split())  # pydantic adds lines about the type of the error
+        raise ConfigurationError(f"vLLM's options: {said}")
+
+
+def parse_options(flags: Sequence[str]) -> dict[str, Any]:
+    """Return the engine arguments that `flags`, as on vLLM's command line, set.
+
+    Raise ConfigurationError for options that vLLM does not have, wrong types, and options that a service refuses.
+    """
+    if not flags:
+        return {}
+    parser = _OptionParser(add_help=False, allow_abbrev=False)
+    EngineArgs.add_cli_args(parser)
+    for action in parser._actions:  # noqa: SLF001  (argparse has no other way to leave out what is not given)
+        action.default = argparse.SUPPRESS
+    found: dict[str, Any] = vars(parser.parse_args(list(flags)))
+    for name, value in found.items():
+        if name in REFUSED and value not in _ALLOWED.get(name, (_USUAL[name],)):
+            raise ConfigurationError(f"vLLM's option {name} cannot be {value!r} in a worker: {REFUSED[name]}")
+    if found.get("max_model_len") == -1:
+        raise ConfigurationError("vLLM's option max_model_len cannot be auto in a worker: all workers need the same")
+    return found
+
+
+def check_phases(prefill: Mapping[str, object], decode: Mapping[str, object]) -> None:
+    """Raise ConfigurationError if prefill and decode workers would have KV caches of different layouts."""
+    for name in _LAYOUT.split():
+        if prefill.get(name, _USUAL[name]) != decode.get(name, _USUAL[name]):
+            raise ConfigurationError(
+                f"vLLM's option {name} differs between prefill and decode workers, which need the same KV layout"
+            )
+
+
+@contextmanager
+def model_errors(model: str) -> Iterator[None]:
+    """Raise errors of vLLM about a model and its options as ModelError, with one sentence."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        reason = reason.strip().removeprefix("Value error, ").splitlines()[0].split(". ")[0]
+        raise ModelError(f"{model}: vLLM cannot serve it: {reason}") from error

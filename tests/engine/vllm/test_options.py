@@ -1,0 +1,86 @@
+"""Options of vLLM: parsed by vLLM's own parser, and refused where a hand-off cannot work with them."""
+
+import pytest
+
+from twofold.engine.vllm.options import check_phases, parse_options
+from twofold.errors import ConfigurationError
+
+REFUSED = {
+    "--kv-transfer-config={}": "Twofold's own KV connector carries hand-offs",
+    "--kv-offloading-size=4": "Twofold's own KV connector carries hand-offs",
+    '--kv-events-config={"publisher":"zmq"}': "the worker collects these events itself",
+    "--async-scheduling": "the next iteration needs the first token of a prefill worker",
+    "--no-skip-tokenizer-init": "the gateway tokenizes",
+    "--distributed-executor-backend=mp": "the KV of a hand-off is in one process",
+    "--nnodes=2": "the KV of a hand-off is in one process",
+    "--decode-context-parallel-size=2": "the KV of a hand-off is in one process",
+    "-tp=2": "tensor_parallel_size cannot be 2 in a worker: give --tp",
+    "-pp=2": "give --pp",
+    "--data-parallel-size=2": "replicas are workers of the service",
+    "--data-parallel-rank=1": "replicas are workers of the service",
+    '-sc={"method":"ngram","num_speculative_tokens":2}': "a decode worker starts with one token",
+    "--spec-tokens=2": "a decode worker starts with one token",
+    '--diffusion-config={"canvas_length":4}': "a decode worker starts with one token",
+    "--runner=pooling": "the service generates text",
+    "--convert=embed": "the service generates text",
+    "--logprobs-mode=processed_logprobs": "tokens are sampled by seed and position",
+    "--model=other": "give MODEL",
+    "--tokenizer=other": "give --tokenizer",
+    "--served-model-name=other": "give --served-model-name",
+    "--block-size=64": "give --block-size",
+    "--no-enable-prefix-caching": "give --enable-prefix-caching",
+    "--max-model-len=auto": "all workers need the same",
+}
+
+
+@pytest.mark.parametrize("option", REFUSED)
+def test_refuses_what_a_hand_off_cannot_carry(option):
+    with pytest.raises(ConfigurationError, match=r"^vLLM's option \w+ cannot be .* in a worker: [^\n]+$") as refused:
+        parse_options([option])
+    assert REFUSED[option] in str(refused.value)
+
+
+def test_accepts_the_values_that_workers_have_anyway():
+    flags = ["-tp=1", "--no-async-scheduling", "--skip-tokenizer-init", "--runner=generate", "--data-parallel-size=1"]
+    assert parse_options(flags) == {
+        "tensor_parallel_size": 1,
+        "async_scheduling": False,
+        "skip_tokenizer_init": True,
+        "runner": "generate",
+        "data_parallel_size": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("--max-logprob=5", "unrecognized arguments: --max-logprob=5"),
+        ("--max-logprobs=few", "argument --max-logprobs: invalid int value: 'few'"),
+        ("--load-format", "argument --load-format: expected one argument"),
+        ("--scheduling-policy=lifo", "argument --scheduling-policy: invalid choice: 'lifo'"),
+        ('--compilation-config={"mode":"fast"}', "Invalid compilation mode: fast"),
+        ("stray", "unrecognized arguments: stray"),
+    ],
+)
+def test_refuses_unknown_names_and_wrong_types(option, reason):
+    with pytest.raises(ConfigurationError, match=r"^vLLM's options: [^\n]+$") as refused:
+        parse_options([option])
+    assert reason in str(refused.value)
+
+
+def test_later_options_override_earlier_ones():
+    flags = ["--max-num-seqs=4", "--attention-config.backend", "CPU_ATTN", "-O1", "--max-num-seqs=8"]
+    found = parse_options(flags)
+    assert (found.keys(), found["max_num_seqs"]) == ({"max_num_seqs", "attention_config", "optimization_level"}, 8)
+
+
+@pytest.mark.parametrize("option", ["--kv-cache-dtype=fp8", "--dtype=float16", "--max-model-len=512"])
+def test_phases_need_the_same_layout(option):
+    name = option[2:].partition("=")[0].replace("-", "_")
+    with pytest.raises(ConfigurationError, match=f"{name} differs between prefill and decode workers"):
+        check_phases(parse_options([option]), {})
+    check_phases(parse_options([option]), parse_options([option]))
+
+
+def test_phases_may_differ_otherwise():
+    check_phases(parse_options(["--max-num-seqs=4", "--kv-cache-dtype=auto"]), {})

@@ -49,6 +49,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""
     think_s: float = 0.0
     shared_tokens: int = 0  # leading prompt tokens that all sessions have in common
+    adapter: str = ""  # name of a LoRA adapter
 
 
 class ConstraintKind(StrEnum):

@@ -52,10 +52,8 @@ def _flags(group: ServeValues) -> Iterator[str]:
         flag = re.sub(r"(?=[A-Z])", "-", key).lower()
         if isinstance(value, bool):
             yield f"--{'' if value else 'no-'}{flag}"
-        elif isinstance(value, dict):
-            yield f"--{flag}={msgspec.json.encode(value).decode()}"
         elif value is not None and key != "extraArgs":
-            yield f"--{flag}={value}"
+            yield f"--{flag}={value if isinstance(value, str) else msgspec.json.encode(value).decode()}"
     yield from values["extraArgs"]
 
 

@@ -21,7 +21,7 @@ _SET_BY_PODS: Final = {
     *("prefill", "decode", "colocated", "listen_workers", "cluster_key", "pin_cores", "device"),
     *("host", "port", "api_key", "api_keys", "allow_anonymous"),
     *("launcher", "ray_address", "ray_resources", "ray_link_label"),
-    *("kv_cache_memory_bytes", "kv_store_dram", "kv_store_disk"),
+    *("kv_cache_memory_bytes", "kv_store_dram", "kv_store_disk", "lora_modules"),
 }
 
 
@@ -43,10 +43,8 @@ def _serve_fields() -> list[tuple[str, Any, Any]]:
             continue
         # A null value omits the flag.
         flag, kind = flags[field.name], hints[field.name]
-        if flag.metavar == MAPPING:
-            kind = Json
-        elif flag.parse is not None:
-            kind = int | str
+        if flag.parse is not None or flag.metavar == MAPPING:
+            kind = Json if flag.metavar == MAPPING else int | str
         elif flag.choices:
             kind = Literal[tuple(flag.choices)]
         elif Path in {kind, *get_args(kind)}:

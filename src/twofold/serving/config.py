@@ -43,8 +43,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     prefix_caching: bool = False  # keep prompt KV until its blocks are needed
     retained_share: float = 0.25  # of the blocks, which requests may pin
-    # Options of vLLM for the workers of each role, as flags of vLLM's command line.
-    engine_args: dict[Role, tuple[str, ...]] = {}
+    engine_args: dict[Role, tuple[str, ...]] = {}  # flags of vLLM for the workers of each role
+    adapters: dict[str, str] = {}  # directories of LoRA adapters by name
     eviction: str = "lru"  # policy of `kvcache.eviction`, for engine memory and host stores
 
     @property

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from twofold.cli.serve.engine_args import engine_args
+from twofold.cli.serve.engine_args import engine_args, lora_adapters
 from twofold.cli.serve.settings import ServeSettings
 from twofold.instance import Role
 
@@ -58,6 +58,17 @@ def test_options_of_vllm_become_its_flags(tmp_path):
     assert engine_args(given) == {Role.PREFILL: common, Role.DECODE: (*common, "--seed=3"), Role.MIXED: common}
 
 
+def test_adapters_enable_lora(tmp_path, refusal, monkeypatch):
+    """Every adapter has a slot, and one slot stays empty; other directories are refused."""
+    monkeypatch.setattr("twofold.engine.registry.EngineTraits.check_installed", lambda _: None)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    given = settings(lora_modules=(f"a={tmp_path}", f"b={tmp_path}"), engine_args=('{"max_loras": 4}',))
+    assert engine_args(given)[Role.DECODE] == ("--enable-lora", "--max-loras=3", "--max-loras=4")
+    assert lora_adapters(given) == {"a": str(tmp_path), "b": str(tmp_path)}
+    for wrong in ("a", f"={tmp_path}", f"a={tmp_path / 'other'}"):
+        assert f"--lora-modules {wrong} is not a new NAME=DIR" in refusal("--lora-modules", wrong)
+
+
 @pytest.mark.parametrize("config", ["engine-args: {seed: 3}", "engine-args: ['{\"seed\": 3}']"])
 def test_options_from_a_config_file_and_after_two_dashes(config, tmp_path, twofold, monkeypatch):
     """`--config` may contain a mapping; the command line after `--`, which overrides it, has flags of vLLM."""
@@ -73,7 +84,7 @@ def test_options_from_a_config_file_and_after_two_dashes(config, tmp_path, twofo
     ("flags", "reason"),
     [
         (("--engine-args", "nowhere.yaml"), "--engine-args nowhere.yaml cannot be read"),
-        (("--engine-args", "{a"), "--engine-args {a is not JSON"),
+        (("--engine-args", "{a"), "--engine-args {a is not a mapping of options"),
         (("--max-num-seqs", "4", "--", "--max-num-seqs", "8"), "sets max_num_seqs, as --max-num-seqs does: give one"),
         (("--dtype", "float32", "--decode-engine-args", '{"dtype": "float16"}'), "--decode-engine-args sets dtype"),
         (("--colocated", "1", "--prefill-engine-args", "{}"), "--prefill-engine-args is for a service with separate"),

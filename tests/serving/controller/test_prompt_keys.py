@@ -8,8 +8,8 @@ from twofold.serving.controller.prompt_keys import PromptKeys
 BLOCK = 4
 
 
-def keys(named, token_ids, tenant="", salt=""):
-    request = Request(id="r", arrival_s=0.0, prompt_tokens=len(token_ids), output_tokens=1)
+def keys(named, token_ids, tenant="", salt="", adapter=""):
+    request = Request(id="r", arrival_s=0.0, prompt_tokens=len(token_ids), output_tokens=1, adapter=adapter)
     sampling = SamplingParams(max_tokens=1)
     generation = Generation(request=request, prompt_token_ids=token_ids, sampling=sampling, key=tenant)
     made = named.name(msgspec.structs.replace(generation, cache_salt=salt))
@@ -39,6 +39,14 @@ def test_cache_salts_separate_the_users_of_a_tenant():
     made = [keys(named, prompt, tenant, salt) for tenant, salt in asked]
     assert len({key for each in made for key in each}) == 10 * len(asked)
     assert keys(named, prompt, "one", "x") == made[1]
+
+
+def test_adapters_have_different_keys():
+    named, prompt = PromptKeys(BLOCK), list(range(40))
+    adapters = ["", "x", "y"]
+    made = [keys(named, prompt, "one", salt, adapter) for salt in adapters for adapter in adapters]
+    assert len({key for each in made for key in each}) == 10 * len(made)
+    assert keys(named, prompt, "one", "x", adapters[1]) == made[4]
 
 
 def test_keys_differ_between_starts():

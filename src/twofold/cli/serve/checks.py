@@ -32,7 +32,7 @@ def check_use(settings: ServeSettings) -> None:
         why = "excludes --pipeline-chunk, which sets the tokens of an iteration"
         refuse(settings, "max_num_batched_tokens", why)
     if settings.engine != "vllm":
-        refuse(settings, f"engine_args {PHASE_ENGINE_ARGS}", "needs --engine vllm, whose options it contains")
+        refuse(settings, f"engine_args {PHASE_ENGINE_ARGS} lora_modules", "needs --engine vllm")
     if settings.emulated:
         _check_emulated(settings)
         return

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from twofold.cli.serve.checks import PHASE_SIZES, check_inline, check_repeats, check_reuse, check_store, check_use
-from twofold.cli.serve.engine_args import engine_args
+from twofold.cli.serve.engine_args import engine_args, lora_adapters
 from twofold.cli.serve.predictions import (
     DEFAULT_REPLAN_ROUTER,
     forecast_config,
@@ -163,6 +163,7 @@ def _model_engine(settings: ServeSettings, block_size: int, max_num_seqs: int, s
         kv_cache_bytes=settings.kv_cache_memory_bytes,
         swap_bytes=swap_bytes,
         engine_args=engine_args(settings),
+        adapters=lora_adapters(settings),
         max_model_len=settings.max_model_len,
         max_num_seqs=max_num_seqs,
         prefix_caching=settings.enable_prefix_caching is not False,

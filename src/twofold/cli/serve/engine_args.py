@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from twofold.cli.serve.settings import EngineSettings, ServeSettings
 from twofold.cli.settings import flag_name, flags_of, refuse
-from twofold.errors import ConfigurationError, require
+from twofold.errors import ConfigurationError
 from twofold.hardware.suggestions import read_yaml
 from twofold.instance import Role
 
@@ -16,48 +16,50 @@ PHASE_ENGINE_ARGS: Final = "prefill_engine_args decode_engine_args"
 
 
 def engine_args(settings: ServeSettings) -> dict[Role, tuple[str, ...]]:
-    """Return vLLM's options for the workers of each role, as flags of vLLM's command line.
-
-    Raise ConfigurationError if an option is unreadable, or set by a flag of `twofold serve` too.
-    """
+    """Return vLLM's options for the workers of each role, as flags of vLLM. Raises ConfigurationError."""
     if settings.colocated:
         refuse(settings, PHASE_ENGINE_ARGS, "is for a service with separate phases: with --colocated use --engine-args")
-    common, prefill, decode = (
-        tuple(_vllm_flags(settings, name)) for name in ("engine_args", *PHASE_ENGINE_ARGS.split())
-    )
-    return {Role.PREFILL: common + prefill, Role.DECODE: common + decode, Role.MIXED: common}
+    # One slot stays empty: vLLM's CPU kernels use the last slot for requests without adapter.
+    lora = ("--enable-lora", f"--max-loras={len(settings.lora_modules) + 1}") if settings.lora_modules else ()
+    phases = {Role.PREFILL: "prefill_engine_args", Role.DECODE: "decode_engine_args", Role.MIXED: ""}
+    return {role: (*lora, *_vllm_flags(settings, f"engine_args {name}")) for role, name in phases.items()}
 
 
-def _vllm_flags(settings: ServeSettings, name: str) -> Iterator[str]:
-    for text in getattr(settings, name):
-        given = _read(flag_name(name), text)
-        made = given if isinstance(given, list) else [each for item in given.items() for each in _as_flag(*item)]
-        for each in made:
+def lora_adapters(settings: ServeSettings) -> dict[str, str]:
+    """Return the directories of LoRA adapters by name. Raises ConfigurationError for others."""
+    adapters: dict[str, str] = {}
+    for text in settings.lora_modules:
+        name, _, path = text.partition("=")
+        if not name or name in adapters or not (Path(path) / "adapter_config.json").is_file():
+            raise ConfigurationError(f"--lora-modules {text} is not a new NAME=DIR with an adapter_config.json in DIR")
+        adapters[name] = str(Path(path).absolute())
+    return adapters
+
+
+def _vllm_flags(settings: ServeSettings, names: str) -> Iterator[str]:
+    for name, text in ((each, text) for each in names.split() for text in getattr(settings, each)):
+        for each in _read(flag_name(name), text):
             option = each.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
             if each.startswith("--") and option in flags_of(EngineSettings) and getattr(settings, option) is not None:
                 raise ConfigurationError(f"{flag_name(name)} sets {option}, as {flag_name(option)} does: give one")
             yield each
 
 
-def _read(flag: str, text: str) -> Any:  # noqa: ANN401  (a mapping, or vLLM's flags as a list)
-    inline = text.lstrip().startswith(("{", "["))
+def _read(flag: str, text: str) -> list[str]:
     try:
-        given = msgspec.yaml.decode(text) if inline else read_yaml(flag, Path(text))
+        given = msgspec.yaml.decode(text) if text.lstrip()[:1] in {"{", "["} else read_yaml(flag, Path(text))
+        if isinstance(given, list):  # of vLLM's flags
+            return msgspec.convert(given, list[str])
+        options = msgspec.convert(given, dict[str, object])
     except (msgspec.DecodeError, ValueError) as error:
-        raise ConfigurationError(f"{flag} {text} is not JSON: {' '.join(str(error).split())}") from error
-    require(inline or isinstance(given, dict), f"{flag} {text} is not a mapping of options, as in `max_logprobs: 5`")
-    return given
+        why = " ".join(str(error).split())
+        raise ConfigurationError(f"{flag} {text} is not a mapping of options: {why}") from error
+    return [each for name, value in options.items() for each in _as_flags(flag_name(name), value)]
 
 
-def _as_flag(name: object, value: object) -> Iterator[str]:
-    option = flag_name(str(name))
+def _as_flags(option: str, value: object) -> list[str]:
     if isinstance(value, bool):
-        yield option if value else f"--no-{option[2:]}"
-    elif isinstance(value, list):
-        yield from (option, *map(_as_text, value))
-    else:
-        yield f"{option}={_as_text(value)}"
-
-
-def _as_text(value: object) -> str:
-    return msgspec.json.encode(value).decode() if isinstance(value, dict | list) else str(value)
+        return [option if value else f"--no-{option[2:]}"]
+    values = value if isinstance(value, list) else [value]
+    texts = [msgspec.json.encode(each).decode() if isinstance(each, dict | list) else str(each) for each in values]
+    return [option, *texts] if isinstance(value, list) else [f"{option}={texts[0]}"]

@@ -120,11 +120,10 @@ class EngineSettings(Settings, panel="Engine"):
     )
     tokenizer: Path | None = flag("Tokenizer directory.", metavar="DIR", unset="that of the model")
     vocab_size: int | None = flag("Vocabulary size of an emulated model.", ge=2)
-    engine_args: tuple[str, ...] = flag(
-        "Options of vLLM; repeatable. Arguments after -- are further options, as flags of vLLM.", (), metavar=MAPPING
-    )
+    engine_args: tuple[str, ...] = flag("Options of vLLM; repeatable; or its flags after --.", (), metavar=MAPPING)
     prefill_engine_args: tuple[str, ...] = flag("Options of vLLM in prefill workers.", (), metavar=MAPPING)
     decode_engine_args: tuple[str, ...] = flag("Options of vLLM in decode workers.", (), metavar=MAPPING)
+    lora_modules: tuple[str, ...] = flag("LoRA adapter, with its name in the API; repeatable.", (), metavar="NAME=DIR")
 
     @property
     def emulated(self) -> bool:

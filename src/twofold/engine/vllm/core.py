@@ -3,12 +3,13 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, EventBatch, EventPublisher, KVEventBatch
 from vllm.engine.arg_utils import EngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams as VllmSampling
 from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
@@ -17,6 +18,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from twofold.engine.vllm.bridge import BRIDGES, ConnectorBridge, VllmBlockCounts
 from twofold.engine.vllm.connector import BRIDGE
+from twofold.errors import require
 from twofold.kvcache.cache import CacheObserver, RemovalReason
 from twofold.request import BlockKey
 
@@ -91,14 +93,13 @@ class CachedPromptBlocks(EventPublisher):
 
 def engine_config(name: str, *, prefix_caching: bool, **options: Any) -> VllmConfig:  # noqa: ANN401  (vLLM checks them)
     """Return the configuration of an engine whose KV connectors use the bridge `name`."""
-    transfer = KVTransferConfig(
-        kv_connector="TwofoldConnector",
-        kv_connector_module_path="twofold.engine.vllm.connector",
-        kv_role="kv_both",
-        kv_connector_extra_config={BRIDGE: name},
-    )
     fixed: dict[str, Any] = {
-        "kv_transfer_config": transfer,
+        "kv_transfer_config": KVTransferConfig(
+            kv_connector="TwofoldConnector",
+            kv_connector_module_path="twofold.engine.vllm.connector",
+            kv_role="kv_both",
+            kv_connector_extra_config={BRIDGE: name},
+        ),
         "kv_events_config": KVEventsConfig(enable_kv_cache_events=prefix_caching, publisher="null"),
         # The last one, which selects the token.
         "logits_processors": [*options.get("logits_processors", ()), "twofold.engine.vllm.sampling:KeyedSampling"],
@@ -130,8 +131,9 @@ class VllmCore:
         sampling: VllmSampling,
         cache_salt: str | None,  # requests share cached blocks only if they have the same salt
         keys: Sequence[BlockKey] = (),
+        adapter: str = "",
     ) -> None:
-        """Queue a request, whose prompt has the block keys `keys`."""
+        """Queue a request, whose prompt has the block keys `keys`, for the LoRA adapter with the name `adapter`."""
         request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=list(token_ids),
@@ -139,7 +141,7 @@ class VllmCore:
             sampling_params=sampling,
             pooling_params=None,
             arrival_time=time.time(),
-            lora_request=None,
+            lora_request=self._adapters[adapter] if adapter else None,
             cache_salt=cache_salt or None,
             data_parallel_rank=None,
         )
@@ -147,6 +149,15 @@ class VllmCore:
         if keys:
             self.prompt_blocks.expect(request_id, prepared.block_hashes, keys)
         self._core.add_request(prepared, wave)
+
+    def load(self, adapters: Mapping[str, str]) -> None:
+        """Load LoRA adapters from their directories, which are given by name. Raises ConfigurationError."""
+        lora, on_cpu = self.config.lora_config, self.config.device_config.device_type == "cpu"
+        few = on_cpu and lora is not None and lora.max_loras <= len(adapters)  # its last slot is for other requests
+        require(not few, f"vLLM's option max_loras must be more than the {len(adapters)} LoRA adapters on a CPU")
+        self._adapters = {name: LoRARequest(name, id_, path) for id_, (name, path) in enumerate(adapters.items(), 1)}
+        for adapter in self._adapters.values():
+            self._core.add_lora(adapter)
 
     def append_first_token(self, request_id: str, token_id: int) -> bool:
         """Append the first output token, which a prefill worker computed, to a waiting request. Return False if the

@@ -10,22 +10,15 @@ from pydantic import ValidationError
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from twofold.errors import ConfigurationError, ModelError
+from twofold.errors import ConfigurationError, ModelError, require
 
-_USUAL: Final = {each.name: each.default for each in fields(EngineArgs)}
-_REPLICAS: Final = " ".join(name for name in _USUAL if name.startswith("data_parallel_"))
-
+_USUAL: Final = {each.name: each.default for each in fields(EngineArgs)} | {"skip_tokenizer_init": True}
 # Options that contradict the service or cannot be handed off, by the reason.
 _REASONS: Final = {
-    "give MODEL": "model",
-    "give --tokenizer": "tokenizer",
-    "give --served-model-name": "served_model_name",
-    "give --block-size, because the gateway divides prompts into the same blocks": "block_size",
-    "give --enable-prefix-caching": "enable_prefix_caching",
-    "give --reasoning-parser": "reasoning_parser",
-    "give --tp": "tensor_parallel_size",
-    "give --pp": "pipeline_parallel_size",
-    "give --prefill, --decode or --colocated: replicas are workers of the service": _REPLICAS,
+    "give the argument of twofold serve instead": "model tokenizer served_model_name reasoning_parser",
+    "give --block-size or --enable-prefix-caching, which the gateway uses too": "block_size enable_prefix_caching",
+    "give --tp or --pp": "tensor_parallel_size pipeline_parallel_size",
+    "give --prefill, --decode or --colocated, whose workers are replicas": "data_parallel_size data_parallel_rank",
     "Twofold's own KV connector carries hand-offs": "kv_transfer_config kv_offloading_size",
     "the worker collects these events itself and reports cached blocks to the router": "kv_events_config",
     "the next iteration needs the first token of a prefill worker": "async_scheduling",
@@ -39,14 +32,8 @@ _REASONS: Final = {
 }
 REFUSED: Final[Mapping[str, str]] = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 
-# Values of refused options that work nevertheless, in place of vLLM's default.
-_ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {
-    "skip_tokenizer_init": (True,),
-    "async_scheduling": (False,),
-    "distributed_executor_backend": (None, "uni"),
-    "runner": ("auto", "generate"),
-    "logprobs_mode": ("raw_logprobs", "raw_logits"),
-}
+# Values of these options that work, besides vLLM's defaults.
+_ALLOWED: Final = "async_scheduling=False distributed_executor_backend=uni runner=generate logprobs_mode=raw_logits"
 # Both ends of a hand-off must agree on these. A worker with another layout for other reasons cannot register.
 _LAYOUT: Final = "dtype kv_cache_dtype kv_cache_dtype_skip_layers max_model_len hf_overrides disable_sliding_window"
 
@@ -58,10 +45,7 @@ class _OptionParser(FlexibleArgumentParser):
 
 
 def parse_options(flags: Sequence[str]) -> dict[str, Any]:
-    """Return the engine arguments that `flags`, as on vLLM's command line, set.
-
-    Raise ConfigurationError for options that vLLM does not have, wrong types, and options that a service refuses.
-    """
+    """Return the engine arguments that flags of vLLM's command line set. Raises ConfigurationError."""
     if not flags:
         return {}
     parser = _OptionParser(add_help=False, allow_abbrev=False)
@@ -70,20 +54,18 @@ def parse_options(flags: Sequence[str]) -> dict[str, Any]:
         action.default = argparse.SUPPRESS
     found: dict[str, Any] = vars(parser.parse_args(list(flags)))
     for name, value in found.items():
-        if name in REFUSED and value not in _ALLOWED.get(name, (_USUAL[name],)):
-            raise ConfigurationError(f"vLLM's option {name} cannot be {value!r} in a worker: {REFUSED[name]}")
-    if found.get("max_model_len") == -1:
-        raise ConfigurationError("vLLM's option max_model_len cannot be auto in a worker: all workers need the same")
+        works = name not in REFUSED or value == _USUAL[name] or f"{name}={value}" in _ALLOWED
+        require(works, f"vLLM's option {name} cannot be {value!r} in a worker: {REFUSED.get(name)}")
+    auto = found.get("max_model_len") == -1
+    require(not auto, "vLLM's option max_model_len cannot be auto in a worker: all workers need the same")
     return found
 
 
 def check_phases(prefill: Mapping[str, object], decode: Mapping[str, object]) -> None:
     """Raise ConfigurationError if prefill and decode workers would have KV caches of different layouts."""
     for name in _LAYOUT.split():
-        if prefill.get(name, _USUAL[name]) != decode.get(name, _USUAL[name]):
-            raise ConfigurationError(
-                f"vLLM's option {name} differs between prefill and decode workers, which need the same KV layout"
-            )
+        same = prefill.get(name, _USUAL[name]) == decode.get(name, _USUAL[name])
+        require(same, f"vLLM's option {name} differs between prefill and decode workers, which need one KV layout")
 
 
 @contextmanager

@@ -24,8 +24,8 @@ class PromptKeys:
         Prompts to score have none, because all of their tokens must be computed.
         """
         salt = tenant_salt(generation.key, secret=self._secret)
-        if generation.cache_salt:
-            salt = tenant_salt(generation.cache_salt, secret=salt)
+        if generation.cache_salt or generation.request.adapter:
+            salt = tenant_salt(generation.cache_salt, generation.request.adapter, salt)
         if generation.sampling.prompt_logprobs is not None:
             return msgspec.structs.replace(generation, cache_salt="")
         chain = BlockChain(root_key(salt), self._block_size)

@@ -16,13 +16,14 @@ from twofold.serving.telemetry.telemetry import Telemetry
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Name and properties of the served model. `created` is in Unix seconds."""
+    """Properties of the served model. `created` is in Unix seconds; `adapters` has directories by name, of LoRA."""
 
     name: str
     path: str
     max_model_len: int
     vocab_size: int
     created: int
+    adapters: dict[str, str] = {}
 
 
 class Service:

@@ -20,7 +20,7 @@ import twofold
 from twofold.engine.grammar import GrammarMatchers
 from twofold.errors import TwofoldError, UnsupportedError
 from twofold.instance import Role
-from twofold.serving.controller.service import Service
+from twofold.serving.controller.service import ServedModel, Service
 from twofold.serving.gateway.endpoints.chat import chat
 from twofold.serving.gateway.endpoints.completions import complete
 from twofold.serving.gateway.endpoints.messages import count_tokens, create_message
@@ -180,12 +180,13 @@ def _add_api(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return json_response(ModelList(data=[_card(gateway)]))
+        model = gateway.service.model
+        return json_response(ModelList(data=[_card(model, name) for name in (model.name, *model.adapters)]))
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         gateway.check_model(name)
-        return json_response(_card(gateway))
+        return json_response(_card(gateway.service.model, name))
 
 
 async def _forward(gateway: Gateway, forwarder: Forwarder, request: Request) -> Response:
@@ -261,12 +262,12 @@ def _add_operations(app: FastAPI, service: Service, bodies: BodyReader, *, keys:
         return dashboard.data()
 
 
-def _card(gateway: Gateway) -> ModelCard:
-    model = gateway.service.model
+def _card(model: ServedModel, name: str) -> ModelCard:
     return ModelCard(
-        id=model.name,
+        id=name,
         created=model.created,
-        root=model.path,
+        root=model.adapters.get(name, model.path),
+        parent=model.name if name in model.adapters else None,
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
     )

@@ -169,8 +169,9 @@ class Gateway:
         return limited and not (by_token or fields.include_stop_str_in_output)
 
     def check_model(self, name: str) -> None:
-        """Raise RequestError (404) unless `name` is the served model."""
-        check_served(name, self.service.model.name)
+        """Raise RequestError (404) unless `name` is the served model or one of its adapters."""
+        if name not in self.service.model.adapters:
+            check_served(name, self.service.model.name)
 
     def require_tokenizer(self, field: str) -> TextTokenizer:
         """Return the tokenizer. Raises RequestError if the model has no tokenizer."""

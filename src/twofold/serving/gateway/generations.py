@@ -45,8 +45,8 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters of a response: id, request arrival, deadline, lifetime of the prompt's KV cache, constraint, and the
-    request's fields that only servers behind the gateway know.
+    """Parameters of a response: id, request arrival, deadline, lifetime of the prompt's KV cache, constraint, LoRA
+    adapter, and the request's fields that only servers behind the gateway know.
 
     Times are in seconds; the deadline is a time of the monotonic clock.
     """
@@ -58,6 +58,7 @@ class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
     given: GivenConstraint | None = None
     format: AnswerFormat | None = None  # of a chat answer that may have reasoning or tool calls
     server_fields: dict[str, msgspec.Raw] = {}
+    adapter: str = ""
 
 
 class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +85,7 @@ def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFiel
         deadline_s=arrival.monotonic_s + _timeout_s(gateway.limits, request, fields),
         retain_s=min(_retention_s(fields), gateway.limits.longest_retention_s),
         given=given_constraint(fields),
+        adapter=fields.model if fields.model in gateway.service.model.adapters else "",
     )
 
 
@@ -147,6 +149,7 @@ def _generation(
         retain_s=spec.retain_s,
         # Requests without a cache key belong to no session. Keys of different tenants differ.
         session=f"{key} {fields.prompt_cache_key}" if fields.prompt_cache_key else "",
+        adapter=spec.adapter,
     )
     return Generation(
         request=request,

@@ -151,6 +151,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str = "twofold"
     root: str
+    parent: str | None = None  # of a LoRA adapter
     max_model_len: int
     vocab_size: int
 

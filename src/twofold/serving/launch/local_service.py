@@ -185,6 +185,7 @@ class LocalService:
             max_model_len=facts.max_model_len,
             vocab_size=facts.vocab_size,
             created=int(time.time()),
+            adapters=config.engine.adapters,
         )
         cluster = self._make_cluster()
         overload = self._make_overload(cluster)

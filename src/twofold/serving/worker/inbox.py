@@ -200,11 +200,7 @@ class InboxLoop:
         state, generation, request = self._state, message.generation, message.generation.request
         keys = request.prefix_blocks
         state.sequences[request.id] = TokenSequence(
-            generation.sampling,
-            token_ids=generation.prompt_token_ids,
-            block_keys=list(keys),
-            chain=generation.chain,
-            cache_salt=generation.cache_salt,
+            generation.sampling, token_ids=generation.prompt_token_ids, block_keys=list(keys), chain=generation.chain
         )
         if message.target is not None and message.mode is not None:
             state.sender.expect(request.id, message.target, message.mode)

@@ -94,7 +94,6 @@ class TokenSequence:
     block_keys: list[BlockKey] = field(default_factory=list)
     chain: BlockChain | None = None
     stored_blocks: int = 0  # leading blocks that were queued for the host's store
-    cache_salt: str = ""  # only requests with the same salt share blocks
     prompt_scores: list[TokenScore] = field(default_factory=list)  # of the chunks computed so far
     _stop_token_ids: frozenset[int] = field(init=False)
 

@@ -166,9 +166,10 @@ class VllmLoop:
             held.constrained = ConstrainedOutput(grammars, request.id, constraint)
         here = max(1, output - elsewhere)
         sampling = vllm_sampling(sequence.sampling, request.prompt_tokens, here, self._eos, held.constrained)
-        salt = request.id if held.source else sequence.cache_salt  # no sharing of blocks that a peer writes
+        # No sharing of blocks that a peer writes. The root of block keys differs by tenant, `cache_salt` and adapter.
+        salt = request.id if held.source or sequence.chain is None else sequence.chain.root.hex()
         keys = () if held.source else sequence.block_keys
-        self._core.add(request.id, sequence.token_ids, sampling, salt, keys)
+        self._core.add(request.id, sequence.token_ids, sampling, salt, keys, request.adapter)
 
     def _account(self, outputs: list[EngineCoreOutput], began: float) -> None:
         state, tokens, ended = self._state, list[tuple[str, TokenOutput]](), list[tuple[str, int | None]]()

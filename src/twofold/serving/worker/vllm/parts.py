@@ -61,17 +61,15 @@ class VllmFactory(EngineFactory):
         self._given = {role: parse_options(flags) for role, flags in config.engine_args.items()}
         check_phases(self._options(Role.PREFILL), self._options(Role.DECODE))
         with model_errors(config.model):
-            common = EngineArgs(**self._options(Role.DECODE), skip_tokenizer_init=True)
-            model = common.create_model_config()
+            model = EngineArgs(**self._options(Role.DECODE) | {"skip_tokenizer_init": True}).create_model_config()
         self.model = model_fingerprint(Path(config.model))
         self.max_model_len = int(model.max_model_len)
         self.vocab_size = int(model.get_vocab_size())
         generation, text = model.try_get_generation_config(), model.hf_text_config
         self._eos = frozenset(eos_token_ids(generation.get("eos_token_id"), getattr(text, "eos_token_id", None)))
-        if any(self._given.values()):  # refuse options that vLLM cannot combine before a worker starts
-            for spec in {spec.role: spec for spec in service.workers}.values():
-                with model_errors(config.model):
-                    engine_config("checked", **self._arguments(spec))
+        for spec in service.workers if any(self._given.values()) else ():  # before a worker starts
+            with model_errors(config.model):
+                engine_config("checked", **self._arguments(spec))
 
     def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:
         config, service = self._config, self._service
@@ -84,6 +82,7 @@ class VllmFactory(EngineFactory):
         )
         with model_errors(config.model):
             core = VllmCore(f"{spec.instance}@{epoch}", bridge, **self._arguments(spec))
+            core.load(config.adapters)
         transport = bridge.transport
         layout, num_blocks = transport.descriptor.layout, transport.descriptor.num_blocks
         scheduler = VllmScheduler(
@@ -105,11 +104,8 @@ class VllmFactory(EngineFactory):
         )
 
     def _options(self, role: Role) -> dict[str, Any]:
-        config = self._config
-        options: dict[str, Any] = {"model": config.model, "dtype": config.dtype, "block_size": config.block_size}
-        if config.max_model_len is not None:
-            options["max_model_len"] = config.max_model_len
-        return options | self._given.get(role, {})
+        common = {name: getattr(self._config, name) for name in ("model", "dtype", "block_size", "max_model_len")}
+        return common | self._given.get(role, {})
 
     def _arguments(self, spec: WorkerConfig) -> dict[str, Any]:
         config, options = self._config, self._options(spec.role)

@@ -84,7 +84,8 @@ def test_options_from_a_config_file_and_after_two_dashes(config, tmp_path, twofo
     ("flags", "reason"),
     [
         (("--engine-args", "nowhere.yaml"), "--engine-args nowhere.yaml cannot be read"),
-        (("--engine-args", "{a"), "--engine-args {a is not a mapping of options"),
+        (("--engine-args", "{a"), "--engine-args {a is not YAML"),
+        (("--engine-args", "[{}]"), "--engine-args [{}] is not a mapping of options: Expected `str`"),
         (("--max-num-seqs", "4", "--", "--max-num-seqs", "8"), "sets max_num_seqs, as --max-num-seqs does: give one"),
         (("--dtype", "float32", "--decode-engine-args", '{"dtype": "float16"}'), "--decode-engine-args sets dtype"),
         (("--colocated", "1", "--prefill-engine-args", "{}"), "--prefill-engine-args is for a service with separate"),

@@ -9,7 +9,7 @@ import msgspec
 from twofold.cli.serve.settings import EngineSettings, ServeSettings
 from twofold.cli.settings import flag_name, flags_of, refuse
 from twofold.errors import ConfigurationError
-from twofold.hardware.suggestions import read_yaml
+from twofold.hardware.suggestions import parse_yaml, read_yaml
 from twofold.instance import Role
 
 PHASE_ENGINE_ARGS: Final = "prefill_engine_args decode_engine_args"
@@ -46,14 +46,13 @@ def _vllm_flags(settings: ServeSettings, names: str) -> Iterator[str]:
 
 
 def _read(flag: str, text: str) -> list[str]:
+    given = parse_yaml(flag, text, text) if text.lstrip()[:1] in {"{", "["} else read_yaml(flag, Path(text))
     try:
-        given = msgspec.yaml.decode(text) if text.lstrip()[:1] in {"{", "["} else read_yaml(flag, Path(text))
         if isinstance(given, list):  # of vLLM's flags
             return msgspec.convert(given, list[str])
         options = msgspec.convert(given, dict[str, object])
-    except (msgspec.DecodeError, ValueError) as error:
-        why = " ".join(str(error).split())
-        raise ConfigurationError(f"{flag} {text} is not a mapping of options: {why}") from error
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{flag} {text} is not a mapping of options: {error}") from error
     return [each for name, value in options.items() for each in _as_flags(flag_name(name), value)]
 
 

@@ -30,9 +30,9 @@ pools:
 """
 
 
-def check(process, url, roles, *, constrains=True):
+def check(process, url, roles, *, constrains=True, rounds=None):
     """Inject worker faults under load; check that streams are unchanged and no resources leak."""
-    rounds = int(os.environ.get("TWOFOLD_CHAOS_ROUNDS", len(roles) * len(Fault)))
+    rounds = rounds or int(os.environ.get("TWOFOLD_CHAOS_ROUNDS", len(roles) * len(Fault)))
     chaos = Chaos(process, url, roles, constrains=constrains)
     asyncio.run(chaos.learn())
     before = holdings(process)

@@ -1,6 +1,5 @@
 """Hand-offs between instances that shard their KV differently."""
 
-import threading
 from multiprocessing import Pipe
 
 import msgspec
@@ -17,6 +16,7 @@ from twofold.transport.shared_memory import SharedMemoryTransport
 
 SHAPES = (LayerShape(4, 8, 4), LayerShape(4, 8, 4), LayerShape(2, 8, 8))  # the last layer has fewer heads
 LAYOUT = KvLayout(layers=SHAPES, block_size=4, dtype="float32", itemsize=4)
+HEADS_FIRST = msgspec.structs.replace(LAYOUT, heads_first=True)  # as in vLLM
 SPLITS = [UNSHARDED, Sharding(2, 1), Sharding(1, 2), Sharding(2, 3)]
 BLOCKS = 6
 ALL = range(len(SHAPES))
@@ -25,10 +25,10 @@ ALL = range(len(SHAPES))
 class Instance:
     """All ranks of an instance in one process."""
 
-    def __init__(self, name, split):
-        self.split = split
+    def __init__(self, name, split, layout=LAYOUT):
+        self.split, self.layout = split, layout
         self.ranks = [
-            SharedMemoryTransport(KvCacheSpec(name, 1, LAYOUT, BLOCKS), split, rank) for rank in range(split.ranks)
+            SharedMemoryTransport(KvCacheSpec(name, 1, layout, BLOCKS), split, rank) for rank in range(split.ranks)
         ]
         self.transport = self.ranks[0]
         if split != UNSHARDED:
@@ -37,38 +37,39 @@ class Instance:
 
     def _serve(self, own):
         ours, theirs = Pipe()
-        memory = RankServer(own, theirs)
-        threading.Thread(target=memory.serve, args=(lambda: None, 0.1), daemon=True).start()
+        RankServer(own, theirs).start(lambda: None)
         return ours
 
     def views(self, layer):
-        """For each rank with layer `layer`, yield the range of the rank's KV heads, and the rank's keys and values."""
+        """For each rank with layer `layer`, yield the index of its KV heads in blocks, and its keys and values."""
         for rank, own in enumerate(self.ranks):
             held = self.split.layers(rank, len(ALL))
             if layer in held:
                 pool, local = own.engine_pool, layer - held.start
                 heads = self.split.heads(rank, SHAPES[layer].kv_heads)
-                yield slice(heads.start, heads.stop), (pool.keys(local), pool.values(local))
+                tokens = () if self.layout.heads_first else (slice(None),)
+                place = (slice(None), *tokens, slice(heads.start, heads.stop))
+                yield place, (pool.keys(local), pool.values(local))
 
     def fill(self, whole):
         for layer in ALL:
-            for heads, parts in self.views(layer):
+            for place, parts in self.views(layer):
                 for part, everything in zip(parts, (whole.keys(layer), whole.values(layer)), strict=True):
-                    part.copy_(everything[:, :, heads])
+                    part.copy_(everything[place])
 
     def gather(self):
         """Return the KV of all ranks, merged into one unsharded pool."""
-        whole = KvPool(LAYOUT, BLOCKS)
+        whole = KvPool(self.layout, BLOCKS)
         for layer in ALL:
-            for heads, parts in self.views(layer):
+            for place, parts in self.views(layer):
                 for part, everything in zip(parts, (whole.keys(layer), whole.values(layer)), strict=True):
-                    everything[:, :, heads] = part
+                    everything[place] = part
         return whole
 
 
-def random_pool(seed):
+def random_pool(seed, layout):
     generator = torch.Generator().manual_seed(seed)
-    pool = KvPool(LAYOUT, BLOCKS)
+    pool = KvPool(layout, BLOCKS)
     for layer in ALL:
         for part in (pool.keys(layer), pool.values(layer)):
             part.copy_(torch.rand(part.shape, generator=generator))
@@ -78,7 +79,7 @@ def random_pool(seed):
 def check_moved(target, contents, sources, targets, layers):
     """Check that only the given blocks and layers were transferred."""
     found = target.gather()
-    expected = KvPool(LAYOUT, BLOCKS)
+    expected = KvPool(target.layout, BLOCKS)
     for layer in layers:
         for part, of in ((expected.keys, contents.keys), (expected.values, contents.values)):
             part(layer)[list(targets)] = of(layer)[list(sources)]
@@ -90,9 +91,10 @@ def check_moved(target, contents, sources, targets, layers):
 @pytest.mark.parametrize("source_split", SPLITS, ids=str)
 @pytest.mark.parametrize("target_split", SPLITS, ids=str)
 @pytest.mark.parametrize("pulled", [False, True])
-def test_every_byte_arrives_at_its_head_and_layer(source_split, target_split, pulled):
-    source, target = Instance("s", source_split), Instance("t", target_split)
-    contents = random_pool(1)
+@pytest.mark.parametrize("layout", [LAYOUT, HEADS_FIRST], ids=["tokens first", "heads first"])
+def test_every_byte_arrives_at_its_head_and_layer(source_split, target_split, pulled, layout):
+    source, target = Instance("s", source_split, layout), Instance("t", target_split, layout)
+    contents = random_pool(1, layout)
     source.fill(contents)
     sources, targets = [0, 1, 5], [3, 4, 2]
     if pulled:

@@ -22,13 +22,14 @@ class KvLayout(msgspec.Struct, frozen=True):
     """Layout of a KV cache in one contiguous memory of `num_blocks` blocks.
 
     For each layer, it has the keys [num_blocks, block_size, kv_heads, key_dim], followed by the values [num_blocks,
-    block_size, kv_heads, value_dim].
+    block_size, kv_heads, value_dim]. With `heads_first`, as in vLLM, the heads come before the tokens of a block.
     """
 
     layers: tuple[LayerShape, ...]
     block_size: int
     dtype: str  # a torch dtype's name, as in "float32"
     itemsize: int  # bytes of one number
+    heads_first: bool = False
 
     @property
     def bytes_per_token(self) -> int:

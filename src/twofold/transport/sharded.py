@@ -11,10 +11,11 @@ from operator import methodcaller
 
 import msgspec
 
+from twofold.engine.rank_link import RANK_HEARTBEAT_S
 from twofold.engine.torch.pool import copy_blocks
 from twofold.errors import InstanceLostError, TwofoldError
 from twofold.transport.base import Connection, MemoryDescriptor, Transport
-from twofold.transport.shared_memory import SharedMemoryTransport
+from twofold.transport.pooled import PooledTransport
 
 
 class OtherRanks:
@@ -74,7 +75,7 @@ class ShardedTransport(Transport):
     sends commands to the other ranks.
     """
 
-    def __init__(self, own: SharedMemoryTransport, ranks: OtherRanks) -> None:
+    def __init__(self, own: PooledTransport, ranks: OtherRanks) -> None:
         self.descriptor = msgspec.structs.replace(own.descriptor, others=ranks.addresses)
         self._own, self._ranks = own, ranks
         self._keys = 0
@@ -98,21 +99,21 @@ class ShardedTransport(Transport):
 class RankServer:
     """Server of a rank other than rank 0. It moves KV of its rank when rank 0 requests it."""
 
-    def __init__(self, own: SharedMemoryTransport, first: Pipe) -> None:
+    def __init__(self, own: PooledTransport, first: Pipe) -> None:
         self._own, self._first = own, first
         self._connections: dict[int, Connection] = {}
         self._first.send(own.descriptor.address)
 
-    def serve(self, beat: Callable[[], None], beat_s: float) -> None:
-        """Execute the requests that rank 0 sends, until rank 0 exits.
+    def start(self, heartbeat: Callable[[], None]) -> None:
+        """Start a thread that executes the requests of rank 0, and calls `heartbeat` in between."""
+        threading.Thread(target=self._serve, args=(heartbeat,), name="memory", daemon=True).start()
 
-        Calls the heartbeat function `beat` at least every `beat_s` seconds.
-        """
+    def _serve(self, heartbeat: Callable[[], None]) -> None:
         while True:
             try:
-                if self._first.poll(beat_s):
+                if self._first.poll(RANK_HEARTBEAT_S):
                     self._first.send(self._answer(self._first.recv()))
-                beat()
+                heartbeat()
             except (EOFError, ConnectionError):
                 return
 

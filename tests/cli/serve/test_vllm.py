@@ -19,8 +19,6 @@ def refusal(refused, model):
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--tp", "2"),
-        ("--decode-pp", "2"),
         ("--swap-space", "1GiB"),
         ("--kv-store-dram", "1GiB"),
         ("--kv-eviction", "lfu"),

@@ -69,7 +69,9 @@ def _check_emulated(settings: ServeSettings) -> None:
 
 def _check_vllm(settings: ServeSettings) -> None:
     own = "batcher swap_space kv_store_dram kv_eviction cache_retention_share journal pipeline_chunk inline_tbt"
-    refuse(settings, f"{own} {_SIZES}", "needs --engine torch: vLLM has its own scheduler and block pool")
+    refuse(settings, own, "needs --engine torch: vLLM has its own scheduler and block pool")
+    if settings.device not in {None, "cpu"}:
+        refuse(settings, _SIZES, "needs --device cpu with --engine vllm, whose ranks cannot hand off from accelerators")
     ENGINES["vllm"].check_installed()
 
 

@@ -40,11 +40,11 @@ class KvPool:
         self._stream = torch.cuda.Stream(self.device) if cuda else None  # type: ignore[no-untyped-call]
 
     def keys(self, layer: int) -> Tensor:
-        """Return the keys of a layer: [num_blocks, block_size, kv_heads, key_dim], in the dtype of the layout."""
+        """Return the keys of a layer, in the shape and dtype that the layout states."""
         return self._parts[layer][0]
 
     def values(self, layer: int) -> Tensor:
-        """Return the values of a layer: [num_blocks, block_size, kv_heads, value_dim], in the dtype of the layout."""
+        """Return the values of a layer, in the shape and dtype that the layout states."""
         return self._parts[layer][1]
 
     def index(self, numbers: Sequence[int]) -> Tensor:
@@ -94,9 +94,9 @@ class PoolHeads(NamedTuple):
         return len(self.heads) == self.pool.layout.layers[self.layer].kv_heads
 
     def parts(self) -> list[Tensor]:
-        """Return the heads' keys and values in all blocks of the pool, each as [num_blocks, block_size, heads, dim]."""
-        both = (self.pool.keys(self.layer), self.pool.values(self.layer))
-        return [part[:, :, self.heads.start : self.heads.stop] for part in both]
+        """Return the heads' keys and values in all blocks of the pool."""
+        both, dimension = (self.pool.keys(self.layer), self.pool.values(self.layer)), 2 - self.pool.layout.heads_first
+        return [part.narrow(dimension, self.heads.start, len(self.heads)) for part in both]
 
 
 def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
@@ -145,9 +145,9 @@ def _split(layout: KvLayout, num_blocks: int, memory: Tensor) -> list[tuple[Tens
     for layer in layout.layers:
         views = []
         for dim in (layer.key_dim, layer.value_dim):
-            shape = (num_blocks, layout.block_size, layer.kv_heads, dim)
+            rows = (layer.kv_heads, layout.block_size) if layout.heads_first else (layout.block_size, layer.kv_heads)
             count = num_blocks * layout.block_size * layer.kv_heads * dim
-            views.append(numbers[offset : offset + count].view(shape))
+            views.append(numbers[offset : offset + count].view(num_blocks, *rows, dim))
             offset += count
         parts.append((views[0], views[1]))
     return parts

@@ -19,7 +19,8 @@ def read_layout(caches: Mapping[str, torch.Tensor], kv_heads: int) -> tuple[KvLa
     # The last dimension is a token's key and value together, which counts as one key.
     layers = tuple(LayerShape(kv_heads=heads, key_dim=numbers, value_dim=0) for _, heads, _, numbers in shapes.values())
     dtype = next(iter(caches.values())).dtype
-    layout = KvLayout(layers, block_size=size, dtype=str(dtype).removeprefix("torch."), itemsize=dtype.itemsize)
+    name = str(dtype).removeprefix("torch.")
+    layout = KvLayout(layers, block_size=size, dtype=name, itemsize=dtype.itemsize, heads_first=True)
     return layout, num_blocks
 
 

@@ -3,7 +3,7 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
@@ -14,7 +14,7 @@ from vllm.sampling_params import SamplingParams as VllmSampling
 from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.executor import Executor
 
 from twofold.engine.vllm.bridge import BRIDGES, ConnectorBridge, VllmBlockCounts
 from twofold.engine.vllm.connector import BRIDGE
@@ -113,12 +113,20 @@ def engine_config(name: str, *, prefix_caching: bool, **options: Any) -> VllmCon
 class VllmCore:
     """Runs vLLM one iteration at a time."""
 
-    def __init__(self, name: str, bridge: ConnectorBridge, *, prefix_caching: bool, **options: Any) -> None:  # noqa: ANN401  (vLLM checks them)
+    def __init__(
+        self,
+        name: str,
+        bridge: ConnectorBridge,
+        *,
+        prefix_caching: bool,
+        executor: Callable[[VllmConfig], Executor],
+        **options: Any,  # noqa: ANN401  (vLLM checks them)
+    ) -> None:
         """Start vLLM with the engine arguments `options`."""
         BRIDGES[name] = bridge  # for vLLM's KV connectors
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         self.config = engine_config(name, prefix_caching=prefix_caching, **options)
-        self._core = EngineCore(self.config, UniProcExecutor, log_stats=False)
+        self._core = EngineCore(self.config, executor, log_stats=False)
         self._scheduler: Any = self._core.scheduler  # typed as Any: its interface has neither queues nor blocks
         self.prompt_blocks = CachedPromptBlocks()
         if prefix_caching:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from vllm.config import VllmConfig
@@ -19,18 +19,20 @@ SAMPLING = "twofold_sampling"  # key in a request's extra_args
 
 
 class ConstrainedOutput:
-    """The output of a constrained request in this worker."""
+    """The output of a constrained request. On each rank, it uses the `grammars` of that process."""
 
-    def __init__(self, grammars: GrammarMatchers, request_id: str, constraint: Constraint) -> None:
-        self._grammars, self._request_id, self._constraint = grammars, request_id, constraint
-        self.error: str | None = None  # why the request must fail
+    grammars: ClassVar[GrammarMatchers]
+    failures: ClassVar[dict[str, str]] = {}  # requests that must fail, with the reasons
+
+    def __init__(self, request_id: str, constraint: Constraint) -> None:
+        self._request_id, self._constraint = request_id, constraint
 
     def allowed(self, output: Sequence[int]) -> bytes | None:
         """Return the tokens that may follow, as `GrammarMatchers.allowed`, or None after an error."""
         try:
-            return self._grammars.allowed(self._request_id, self._constraint, output)
+            return self.grammars.allowed(self._request_id, self._constraint, output)
         except GrammarError as error:
-            self.error = f"the output cannot be constrained: {error}"
+            self.failures[self._request_id] = f"the output cannot be constrained: {error}"
             return None
 
 

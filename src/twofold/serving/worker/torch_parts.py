@@ -1,7 +1,6 @@
 """Parts of a worker that runs a model with torch, such as the engine and the transport."""
 
 import os
-import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -9,11 +8,12 @@ from pathlib import Path
 import torch
 
 from twofold.engine.grammar import GrammarMatchers
+from twofold.engine.rank_link import FirstRankLink
 from twofold.engine.tokenizer import tokenizer_json
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import LoadedModel, load_model
 from twofold.engine.torch.pool import KvPool, copy_blocks
-from twofold.engine.torch.ranks import RANK_HEARTBEAT_S, RankFollower, SplitEngine
+from twofold.engine.torch.ranks import RankIteration, SplitEngine, follow
 from twofold.engine.torch.split_model import RankGroup, check_split_model, split_model
 from twofold.errors import ConfigurationError
 from twofold.scheduling.batchers import can_swap
@@ -138,11 +138,9 @@ class TorchFactory(EngineFactory):
         pipe = pipes.of(rank)
         model = self._shard(spec, rank, pipes)
         own = self._cache(spec, rank, epoch=0)  # peers check only the epoch of rank 0
-        follower = RankFollower(pipe.steps)
-        memory = RankServer(own, pipe.memory)
-        arguments = (follower.heartbeat, RANK_HEARTBEAT_S)
-        threading.Thread(target=memory.serve, args=arguments, name="memory", daemon=True).start()
-        follower.follow(TorchEngine(model, own.engine_pool, self._grammars()))
+        link = FirstRankLink[RankIteration](pipe.steps, RankIteration)
+        RankServer(own, pipe.memory).start(link.heartbeat)
+        follow(link, TorchEngine(model, own.engine_pool, self._grammars()))
 
     def _shard(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> LoadedModel:
         torch.set_num_threads(max(1, spec.threads // spec.split.ranks))

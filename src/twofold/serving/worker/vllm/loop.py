@@ -85,8 +85,12 @@ class WorkerBridge:
         return hands_off and complete and state.sender.begin(request_id, blocks)
 
     def layer_computed(self, request_ids: Sequence[str], layer: int) -> None:
+        self._notifier.after(partial(self.report_layer, request_ids, layer))
+
+    def report_layer(self, request_ids: Sequence[str], layer: int) -> None:
+        """Report that a layer of these requests' prompts is in the KV cache."""
         if self._bound is not None:
-            self._notifier.after(partial(self._bound[0].sender.layer_computed, request_ids, layer))
+            self._bound[0].sender.layer_computed(request_ids, layer)
 
     def holds_blocks(self, request_id: str) -> bool:
         if self._bound is None:
@@ -121,12 +125,14 @@ class VllmLoop:
     ) -> None:
         self._state, self._instance, self._core, self._bridge = state, instance, core, bridge
         self._eos = eos_token_ids
+        self._failures: dict[str, str] = {}  # requests whose output could not be constrained in the last iteration
         self._idle = True  # the last iteration changed nothing, so another one would not either
         bridge.bind(state, instance)
 
     def run(self) -> None:
         while (began := self._begin()) is not None:
             outputs, ran = self._core.step()
+            self._failures, ConstrainedOutput.failures = ConstrainedOutput.failures, {}
             self._idle = not ran and not self._bridge.settled
             self._account(outputs, began)
 
@@ -161,11 +167,10 @@ class VllmLoop:
         request, sequence = held.request, self._state.sequences[held.request.id]
         output = request.output_tokens if held.decodes_here else 1
         elsewhere = 1 if held.source else 0  # output tokens that the source computed
-        constraint, grammars = sequence.sampling.constraint, self._state.grammars
-        if constraint is not None and grammars is not None:
-            held.constrained = ConstrainedOutput(grammars, request.id, constraint)
+        constraint = sequence.sampling.constraint
+        constrained = None if constraint is None else ConstrainedOutput(request.id, constraint)
         here = max(1, output - elsewhere)
-        sampling = vllm_sampling(sequence.sampling, request.prompt_tokens, here, self._eos, held.constrained)
+        sampling = vllm_sampling(sequence.sampling, request.prompt_tokens, here, self._eos, constrained)
         # No sharing of blocks that a peer writes. The root of block keys differs by tenant, `cache_salt` and adapter.
         salt = request.id if held.source or sequence.chain is None else sequence.chain.root.hex()
         keys = () if held.source else sequence.block_keys
@@ -202,8 +207,8 @@ class VllmLoop:
         if output.finish_reason in {VllmReason.ABORT, VllmReason.ERROR}:
             state.fail(request_id, f"vLLM ended the request: {output.finish_reason}")
             return
-        if held.constrained is not None and held.constrained.error is not None:
-            state.fail(request_id, held.constrained.error)
+        if request_id in self._failures:
+            state.fail(request_id, self._failures[request_id])
             return
         sequence, made = state.sequences[request_id], len(output.new_token_ids)
         if output.new_prompt_logprobs_tensors is not None:

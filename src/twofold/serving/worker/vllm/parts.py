@@ -2,22 +2,29 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.executor import Executor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from twofold.engine.base import KvLayout, OnLayer, Sampled, SequenceStep
 from twofold.engine.grammar import GrammarMatchers
 from twofold.engine.model_config import eos_token_ids
+from twofold.engine.rank_link import FirstRankLink
 from twofold.engine.tokenizer import tokenizer_json
 from twofold.engine.vllm.core import VllmCore, engine_config
 from twofold.engine.vllm.options import check_phases, model_errors, parse_options
-from twofold.engine.vllm.sampling import vllm_sampling
+from twofold.engine.vllm.ranks import OtherVllmRanks, SplitExecutor, run_rank
+from twofold.engine.vllm.sampling import ConstrainedOutput, vllm_sampling
 from twofold.instance import Role
+from twofold.kvcache.sharding import check_sharding
 from twofold.request import SamplingParams
 from twofold.scheduling.batchers import BATCHERS
 from twofold.serving.config import ServiceConfig, WorkerConfig
@@ -26,8 +33,10 @@ from twofold.serving.launch.model_source import model_fingerprint
 from twofold.serving.worker.engines import EngineFactory, RankPipes, ReportStage, WorkerDriver, WorkerParts
 from twofold.serving.worker.vllm.loop import VllmLoop, WorkerBridge
 from twofold.serving.worker.vllm.scheduler import VllmScheduler
+from twofold.serving.worker.vllm.split import RankBridge, SplitBridge, rank_cache
 from twofold.transport.base import KvCacheSpec
 from twofold.transport.pooled import load_transport
+from twofold.transport.sharded import OtherRanks, ShardedTransport
 
 
 class VllmEngine:
@@ -65,6 +74,10 @@ class VllmFactory(EngineFactory):
         self.model = model_fingerprint(Path(config.model))
         self.max_model_len = int(model.max_model_len)
         self.vocab_size = int(model.get_vocab_size())
+        self._num_layers = int(model.get_total_num_hidden_layers())
+        kv_heads = [1 if model.use_mla else model.get_total_num_kv_heads()] * self._num_layers
+        for worker in service.workers:
+            check_sharding(worker.split, kv_heads, model.hf_text_config.num_attention_heads, config.model)
         generation, text = model.try_get_generation_config(), model.hf_text_config
         self._eos = frozenset(eos_token_ids(generation.get("eos_token_id"), getattr(text, "eos_token_id", None)))
         for spec in service.workers if any(self._given.values()) else ():  # before a worker starts
@@ -72,16 +85,37 @@ class VllmFactory(EngineFactory):
                 engine_config("checked", **self._arguments(spec))
 
     def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:
-        config, service = self._config, self._service
-        torch.set_num_threads(spec.threads)
-        make, device = load_transport(service.transport), config.device
-        bridge = WorkerBridge(
-            lambda layout, num_blocks: make(
-                KvCacheSpec(spec.instance, epoch, layout, num_blocks, device, service.network)
+        make, device, network = load_transport(self._service.transport), self._config.device, self._service.network
+        if pipes is None:
+            bridge = WorkerBridge(
+                lambda layout, num_blocks: make(KvCacheSpec(spec.instance, epoch, layout, num_blocks, device, network))
             )
-        )
+            return self._parts(spec, epoch, bridge, UniProcExecutor)
+        steps, memory = zip(*pipes.of_first(), strict=True)
+        first = SplitBridge(rank_cache(spec, 0, epoch, self._num_layers), spec.split, self._num_layers)
+        others = OtherVllmRanks(steps, first.report_layer)
+        executor = partial(SplitExecutor, split=spec.split, others=others, store=pipes.store)
+        parts = self._parts(spec, epoch, first, executor)
+        transport = ShardedTransport(first.transport, OtherRanks(memory))
+        return replace(parts, transport=transport, ranks_alive=others.alive)
+
+    def run_rank(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> None:
+        torch.set_num_threads(max(1, spec.threads // spec.split.ranks))
+        self._load_grammars()
+        pipe = pipes.of(rank)
+        link = FirstRankLink[bytes](pipe.steps, bytes)
+        cache = rank_cache(spec, rank, 0, self._num_layers)  # peers check only the epoch of rank 0
+        bridge = RankBridge(cache, spec.split.layers(rank, self._num_layers).start, link, pipe.memory)
+        with model_errors(self._config.model):
+            run_rank(link, bridge, spec.split, rank, pipes.store)
+
+    def _parts(
+        self, spec: WorkerConfig, epoch: int, bridge: WorkerBridge, executor: Callable[[VllmConfig], Executor]
+    ) -> WorkerParts:
+        config = self._config
+        torch.set_num_threads(max(1, spec.threads // spec.split.ranks))
         with model_errors(config.model):
-            core = VllmCore(f"{spec.instance}@{epoch}", bridge, **self._arguments(spec))
+            core = VllmCore(f"{spec.instance}@{epoch}", bridge, executor=executor, **self._arguments(spec))
             core.load(config.adapters)
         transport = bridge.transport
         layout, num_blocks = transport.descriptor.layout, transport.descriptor.num_blocks
@@ -90,14 +124,12 @@ class VllmFactory(EngineFactory):
             layout.block_size,
             instance=spec.instance,
             epoch=epoch,
-            lease_s=service.lease_s,
+            lease_s=self._service.lease_s,
             watcher=transport,
         )
         return WorkerParts(
             engine=VllmEngine(core, layout, num_blocks),
-            grammars=GrammarMatchers(
-                partial(tokenizer_json, Path(config.tokenizer or config.model)), self.vocab_size, sorted(self._eos)
-            ),
+            grammars=self._load_grammars(),
             transport=transport,
             eos_token_ids=self._eos,
             driver=WorkerDriver(scheduler, lambda state: VllmLoop(state, scheduler, core, bridge, self._eos).run),
@@ -114,10 +146,18 @@ class VllmFactory(EngineFactory):
             "max_num_batched_tokens": _token_budget(spec, most, self.max_model_len),
             "max_num_seqs": most,
             "enforce_eager": torch.device(config.device).type == "cpu",
+            "tensor_parallel_size": spec.split.tensor,
+            "pipeline_parallel_size": spec.split.pipeline,
         }
         if config.kv_cache_bytes is not None or "gpu_memory_utilization" not in options:
-            usual["kv_cache_memory_bytes"] = config.kv_cache_bytes or DEFAULT_KV_CACHE_BYTES
+            usual["kv_cache_memory_bytes"] = (config.kv_cache_bytes or DEFAULT_KV_CACHE_BYTES) // spec.split.ranks
         return {"prefix_caching": config.prefix_caching, **usual, **options}
+
+    def _load_grammars(self) -> GrammarMatchers:
+        tokenizer = Path(self._config.tokenizer or self._config.model)
+        found = GrammarMatchers(partial(tokenizer_json, tokenizer), self.vocab_size, sorted(self._eos))
+        ConstrainedOutput.grammars = found
+        return found
 
 
 def prepare(service: ServiceConfig, report: ReportStage) -> VllmFactory:

@@ -5,16 +5,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 from twofold.engine.vllm.bridge import SettledTransfers, VllmBlockCounts
 from twofold.handoff import Lease, LeaseWatcher
 from twofold.kvcache.allocator import BlockAllocation, BlockAllocator, LeaseTable
 from twofold.request import Request
 from twofold.scheduling.instance.status import InstanceStatus
-
-if TYPE_CHECKING:
-    from twofold.engine.vllm.sampling import ConstrainedOutput
 
 
 class LeasedVllmBlocks(BlockAllocator):
@@ -72,7 +68,6 @@ class VllmRequest:
     stage: VllmRequestState = VllmRequestState.WAITING
     grant: BlockAllocation | None = None
     received: bool = False  # vLLM has all of its KV
-    constrained: "ConstrainedOutput | None" = None
 
 
 class VllmScheduler:

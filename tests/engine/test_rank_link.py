@@ -1,6 +1,6 @@
 """Layer-by-layer progress of a prefill that several ranks compute."""
 
-from twofold.engine.torch.ranks import LayerProgress
+from twofold.engine.rank_link import LayerProgress
 
 
 def test_a_layer_waits_for_all_ranks_and_earlier_layers():

@@ -1,13 +1,16 @@
 """The timeline of a request, and its recorder."""
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from twofold.events import Recorder
-from twofold.request import FinishReason, Request
+from twofold.request import FinishReason, Request, RequestTimings
 from twofold.slo import Slo
 from twofold.timeline import Moment
 
+TOKEN_MOMENTS = (Moment.FIRST_TOKEN, Moment.LAST_TOKEN)
 REQUEST = Request(id="r", arrival_s=1.0, prompt_tokens=10, output_tokens=3)
 
 
@@ -81,3 +84,40 @@ def test_incomplete_requests_miss_the_slo():
     timeline = recorder.end("r", FinishReason.ERROR)
     assert timeline is not None
     assert not Slo(ttft_s=3.0).met_by(timeline)
+
+
+def test_phases_of_a_split_request():
+    timings = recorded(
+        [4.0, 6.0, 7.0], routed=1.25, prefill_started=2.0, handoff_started=2.5, handoff_ended=4.5, decode_started=5.0
+    ).timings
+    assert (timings.gateway_queue_s, timings.prefill_queue_s, timings.prefill_s) == (0.25, 0.75, 2.0)
+    assert (timings.kv_transfer_hidden_s, timings.kv_transfer_visible_s) == (1.5, 0.5)
+    assert (timings.decode_queue_s, timings.first_decode_s) == (0.5, 1.0)
+
+
+def test_a_request_without_a_handoff_has_no_transfer():
+    timings = recorded([4.0, 6.0], routed=1.0, prefill_started=2.0, decode_started=5.0).timings
+    assert (timings.kv_transfer_hidden_s, timings.kv_transfer_visible_s) == (None, None)
+    assert (timings.decode_queue_s, timings.first_decode_s, timings.first_gap_s) == (1.0, 1.0, 2.0)
+
+
+def test_phases_are_unknown_before_their_tokens():
+    assert recorded([], routed=1.0).timings == RequestTimings()
+    first_only = recorded([4.0], routed=1.0).timings
+    assert (first_only.ttft_s, first_only.decode_queue_s, first_only.first_gap_s) == (3.0, None, None)
+
+
+@given(
+    tokens=st.lists(st.floats(1.0, 100.0), min_size=2, max_size=4).map(sorted),
+    moments=st.dictionaries(
+        st.sampled_from([each for each in Moment if each not in {Moment.ARRIVED, *TOKEN_MOMENTS}]),
+        st.floats(0.0, 110.0),
+    ),
+)
+def test_parts_sum_to_the_ttft_and_the_first_gap(tokens, moments):
+    """The sums hold with any recorded moments, even if the clocks of hosts disagree about their order."""
+    timeline = recorded(tokens, **moments)
+    parts = [value for value in msgspec.structs.asdict(timeline.timings).values() if value is not None]
+    assert min(parts) >= 0.0
+    assert timeline.timings.ttft_s == pytest.approx(timeline.ttft_s)
+    assert timeline.timings.first_gap_s == pytest.approx(timeline.itl_s[0])

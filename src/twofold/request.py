@@ -132,6 +132,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0  # lower values are served first, as in vLLM
     deadline_s: float | None = None  # on the clock of `arrival_s`; None selects the default timeout
     cache_salt: str = ""  # requests with different salts share no cached prompts
+    returns_timings: bool = False  # with each output token
     server_fields: dict[str, msgspec.Raw] = {}  # JSON fields of the request that only servers behind the gateway know
 
 
@@ -140,6 +141,35 @@ class TokenScore(msgspec.Struct, frozen=True, array_like=True):
 
     logprob: float  # natural logarithm, without temperature
     top_logprobs: tuple[tuple[int, float], ...] = ()  # (token id, log probability), most likely first
+
+
+class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a request by phase, up to its second token; None for a phase that it has not completed or not had.
+
+    Gateway queue, prefill queue and prefill are the parts of the TTFT. Visible transfer, decode queue and first decode
+    iteration are the parts of the first gap between tokens. The hidden transfer overlaps the prefill.
+    """
+
+    gateway_queue_s: float | None = None  # tokenizing, admission, and the wait for an instance
+    prefill_queue_s: float | None = None
+    prefill_s: float | None = None
+    kv_transfer_hidden_s: float | None = None
+    kv_transfer_visible_s: float | None = None
+    decode_queue_s: float | None = None
+    first_decode_s: float | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        return _sum(self.gateway_queue_s, self.prefill_queue_s, self.prefill_s)
+
+    @property
+    def first_gap_s(self) -> float | None:
+        return _sum(self.kv_transfer_visible_s or 0.0, self.decode_queue_s, self.first_decode_s)
+
+
+def _sum(*parts_s: float | None) -> float | None:
+    known = [part_s for part_s in parts_s if part_s is not None]
+    return sum(known) if len(known) == len(parts_s) else None
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,3 +184,4 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     prompt_scores: tuple[TokenScore, ...] = ()  # of the second prompt token and all after it, with the first token
     text: str | None = None  # that the token adds to the output, from a server that detokenizes
     prompt_tokens: int = 0  # length of a prompt that a server has tokenized, with the first token
+    timings: RequestTimings | None = None  # of the request up to this token, if it returns them

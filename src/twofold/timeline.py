@@ -21,6 +21,7 @@ layer during prefill.
     queue            = queue_prefill + queue_decode            time in queues, without transfer
     transfer         = HANDOFF_ENDED − HANDOFF_STARTED         transfer of the KV cache
     visible transfer = max(0, HANDOFF_ENDED − FIRST_TOKEN)     part of the transfer after the first token
+    first gap        = SECOND TOKEN − FIRST_TOKEN              see `RequestTimings` for the parts of TTFT and first gap
 
 Times are seconds on one monotonic clock. queue_decode starts at FIRST_TOKEN or HANDOFF_ENDED, whichever is
 later; without a hand-off, at FIRST_TOKEN.
@@ -30,7 +31,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 
-from twofold.request import FinishReason, Request
+import msgspec
+
+from twofold.request import FinishReason, Request, RequestTimings
 
 
 class Moment(StrEnum):
@@ -115,3 +118,36 @@ class Timeline:
         first = self.moments[Moment.FIRST_TOKEN]
         ready = max(first, self.moments.get(Moment.HANDOFF_ENDED, first))
         return max(0.0, self.moments[Moment.DECODE_STARTED] - ready)
+
+    @property
+    def timings(self) -> RequestTimings:
+        """Phases of the request so far. Their parts sum up exactly, although the clocks of hosts differ a little."""
+        at = self.moments.get
+        arrived, first = self.moments[Moment.ARRIVED], at(Moment.FIRST_TOKEN)
+        sent, received = at(Moment.HANDOFF_STARTED), at(Moment.HANDOFF_ENDED)
+        if first is None:
+            return RequestTimings()
+        routed = _between(arrived, at(Moment.ROUTED), first)
+        started = _between(routed, at(Moment.PREFILL_STARTED), first)
+        prefill = RequestTimings(
+            gateway_queue_s=routed - arrived,
+            prefill_queue_s=started - routed,
+            prefill_s=first - started,
+            kv_transfer_hidden_s=None if sent is None or received is None else max(0.0, min(first, received) - sent),
+        )
+        if len(self.token_times_s) < 2:
+            return prefill
+        second = self.token_times_s[1]
+        ready = _between(first, received, second)
+        decoding = _between(ready, at(Moment.DECODE_STARTED), second)
+        return msgspec.structs.replace(
+            prefill,
+            kv_transfer_visible_s=None if received is None else ready - first,
+            decode_queue_s=decoding - ready,
+            first_decode_s=second - decoding,
+        )
+
+
+def _between(earliest: float, moment: float | None, latest: float) -> float:
+    """Return a moment between two others, the earlier one if it was not recorded."""
+    return earliest if moment is None else min(max(earliest, moment), latest)

@@ -13,7 +13,7 @@ from twofold.bench.endpoint import Endpoint, authorization
 from twofold.bench.prompts import Prompt
 from twofold.errors import TwofoldError
 from twofold.events import Recorder
-from twofold.request import FinishReason, Request
+from twofold.request import FinishReason, Request, RequestTimings
 from twofold.timeline import Timeline
 
 DONE = b"[DONE]"
@@ -65,6 +65,7 @@ class StreamUsage(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: StreamPromptDetails | None = None
+    timings: list[RequestTimings] = []
 
     @property
     def cached_tokens(self) -> int | None:
@@ -188,6 +189,7 @@ class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     chunks: int
     cached_tokens: int | None = None  # None if the server does not report it
+    timings: RequestTimings | None = None  # None if the server does not report them
     error: str | None = None
     detail: str | None = None
 
@@ -233,6 +235,8 @@ class Client:
         }
         if self._config.ignore_eos:
             fields["ignore_eos"] = True
+        if self._endpoint.returns_timings:
+            fields["return_timings"] = True
         if self._config.chat:
             fields["messages"] = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         else:
@@ -258,9 +262,14 @@ class Client:
         finally:
             self._record(timeline, reply, reason)
         why, detail = (None, None) if failure is None else (failure.reason, failure.detail)
-        cached = None if reply.usage is None else reply.usage.cached_tokens
+        usage = reply.usage or StreamUsage()
         return RequestOutcome(
-            request_id=request.id, chunks=len(reply.chunk_times_s), cached_tokens=cached, error=why, detail=detail
+            request_id=request.id,
+            chunks=len(reply.chunk_times_s),
+            cached_tokens=usage.cached_tokens,
+            timings=next(iter(usage.timings), None),
+            error=why,
+            detail=detail,
         )
 
     def _record(self, timeline: Timeline, reply: Reply, reason: FinishReason) -> None:

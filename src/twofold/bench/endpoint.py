@@ -16,6 +16,12 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     vocab_size: int | None = None
     root: str | None = None  # directory or id from which vLLM loaded the model
+    owned_by: str | None = None
+
+    @property
+    def returns_timings(self) -> bool:
+        """Whether the server can return the phases of each request, as Twofold's services do."""
+        return self.owned_by == "twofold"
 
 
 class _Card(msgspec.Struct, frozen=True):
@@ -23,6 +29,7 @@ class _Card(msgspec.Struct, frozen=True):
     max_model_len: int | None = None
     vocab_size: int | None = None
     root: str | None = None
+    owned_by: str | None = None
 
 
 class _Cards(msgspec.Struct, frozen=True):
@@ -86,12 +93,7 @@ def _unlisted(root: str, model: str | None, why: str) -> Endpoint:
 def _chosen(root: str, model: str | None, cards: list[_Card]) -> Endpoint:
     for card in cards:
         if model in (None, card.id):
-            return Endpoint(
-                base_url=root,
-                model=card.id,
-                max_model_len=card.max_model_len,
-                vocab_size=card.vocab_size,
-                root=card.root,
-            )
+            facts = msgspec.structs.asdict(card)
+            return Endpoint(base_url=root, model=facts.pop("id"), **facts)
     served = ", ".join(card.id for card in cards) or "no model"
     raise ConfigurationError(f"{root} serves {served}" + (f", not {model}" if model else ""))

@@ -17,7 +17,7 @@ from twofold.bench.prompts import PromptMaker
 from twofold.bench.sessions import Dialogue
 from twofold.errors import ConfigurationError, require
 from twofold.events import Recorder
-from twofold.request import Request
+from twofold.request import Request, RequestTimings
 from twofold.timeline import Moment, Timeline
 
 
@@ -80,6 +80,13 @@ class LoadResult:
         first = min(self.timelines, key=lambda timeline: timeline.request.arrival_s, default=None)
         cached = {outcome.request_id: outcome.cached_tokens for outcome in self.outcomes}
         return 0 if first is None else cached.get(first.request.id) or 0
+
+    @property
+    def timings(self) -> list[tuple[RequestTimings, float]]:
+        """Phases of each completed request that the server reports, with the TTFT of the client in seconds."""
+        ttft_s = {timeline.request.id: timeline.ttft_s for timeline in self.timelines if timeline.complete}
+        reported = ((each.timings, ttft_s.get(each.request_id)) for each in self.outcomes)
+        return [(timings, seconds) for timings, seconds in reported if timings is not None and seconds is not None]
 
     @property
     def packed_tokens(self) -> int:
@@ -227,6 +234,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     token_times_s: list[float]  # since the request was sent
     chunks: int | None
     cached_tokens: int | None
+    timings: RequestTimings | None
     error: str | None
     detail: str | None
 
@@ -251,6 +259,7 @@ def records(result: LoadResult) -> list[RequestRecord]:
                 token_times_s=[time_s - sent_s for time_s in timeline.token_times_s],
                 chunks=None if outcome is None else outcome.chunks,
                 cached_tokens=None if outcome is None else outcome.cached_tokens,
+                timings=None if outcome is None else outcome.timings,
                 error=None if outcome is None else outcome.error,
                 detail=None if outcome is None else outcome.detail,
             )

@@ -20,8 +20,8 @@ from twofold.cli.options import DURATION, JSON, NUM_REQUESTS, RATE, SLO_BOUNDS, 
 from twofold.cli.progress import load_progress
 from twofold.cli.settings import Settings, command, flag, refuse
 from twofold.cli.workload import ArrivalSettings, nonempty
-from twofold.reporting.output import JsonReport
-from twofold.reporting.summary import LatencyDistribution, Summary, seconds, summarize, summary_table
+from twofold.reporting.output import JsonReport, table
+from twofold.reporting.summary import STATISTICS, LatencyDistribution, Summary, seconds, summarize, summary_table
 from twofold.request import Request
 from twofold.slo import Slo
 from twofold.workload.source import is_named, workload
@@ -29,6 +29,20 @@ from twofold.workload.source import is_named, workload
 DEFAULT_REQUESTS: Final = 100
 DEFAULT_RATE: Final = 1.0
 _INTERRUPTED: Final = 130
+BEYOND: Final = "client_s"
+_SUMS: Final = ("ttft_s", "first_gap_s")
+PHASES: Final = {
+    "Gateway queue": "gateway_queue_s",
+    "Prefill queue": "prefill_queue_s",
+    "Prefill": "prefill_s",
+    "= TTFT of the service": "ttft_s",
+    "Network and client": BEYOND,
+    "KV transfer, visible": "kv_transfer_visible_s",
+    "Decode queue": "decode_queue_s",
+    "First decode iteration": "first_decode_s",
+    "= First gap": "first_gap_s",
+    "KV transfer, hidden": "kv_transfer_hidden_s",
+}
 PROMPT_FORMS: Final = {
     PromptForm.TOKENS.value: "Token ids, of exact length.",
     PromptForm.TEXT.value: "Text of about that length, for endpoints that take no token ids.",
@@ -104,6 +118,7 @@ class BenchReport(JsonReport, frozen=True, kw_only=True):
     send_lag_s: LatencyDistribution | None
     packed_tokens: int
     cached_share: float | None
+    timings: dict[str, LatencyDistribution]  # by phase, in seconds; empty if the endpoint reports none
     interrupted: bool
     requests: list[RequestRecord] | None = None
 
@@ -119,6 +134,7 @@ class BenchReport(JsonReport, frozen=True, kw_only=True):
             send_lag_s=LatencyDistribution.of(result.send_lags_s),
             packed_tokens=result.packed_tokens,
             cached_share=result.cached_share,
+            timings=_timings(result),
             interrupted=result.interrupted,
             requests=records(result) if per_request else None,
         )
@@ -133,6 +149,24 @@ class BenchReport(JsonReport, frozen=True, kw_only=True):
         endpoint = self.config.endpoint
         title = f"{endpoint.model} at {endpoint.base_url}, {self.workload}"
         Console().print(summary_table(self.summary, title, notes))
+        if self.timings:
+            phases = table(
+                "Phases of a request", ("", *(name for name, _ in STATISTICS)), range(1, 1 + len(STATISTICS))
+            )
+            for label, attribute in PHASES.items():
+                found = self.timings.get(attribute)
+                values = (None if found is None else getattr(found, field) for _, field in STATISTICS)
+                phases.add_row(label, *map(seconds, values), end_section=attribute in (*_SUMS, BEYOND))
+            Console().print(phases)
+
+
+def _timings(result: LoadResult) -> dict[str, LatencyDistribution]:
+    """Return the distribution of each phase, and of the part of the client's TTFT that the service does not see."""
+    reported = result.timings
+    values = {name: [getattr(timings, name) for timings, _ in reported] for name in PHASES.values() if name != BEYOND}
+    values[BEYOND] = [ttft_s - timings.ttft_s for timings, ttft_s in reported if timings.ttft_s is not None]
+    found = {name: LatencyDistribution.of(seconds) for name, seconds in values.items()}
+    return {name: each for name, each in found.items() if each is not None}
 
 
 @command

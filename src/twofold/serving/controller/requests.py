@@ -263,6 +263,7 @@ class LiveRequests:
         elif output.index == 1:
             self.events.decode_started(attempt_id, started_s)
             self._place_on_resumed()
+        timeline = self.recorder.get(live.id) if live.generation.returns_timings else None
         arrived = live.push(output)
         for ordered in arrived:
             self.recorder.token(live.id, now)
@@ -271,7 +272,9 @@ class LiveRequests:
                 unused = live.placed.route.splits and live.next_index == live.first_index + 1
                 self.end(live, ordered.finish_reason, abort=unused)
         for ordered in arrived:  # the request has ended before its last token is delivered
-            live.sink.output(ordered)
+            live.sink.output(
+                ordered if timeline is None else msgspec.structs.replace(ordered, timings=timeline.timings)
+            )
 
     def _rejects_decode(self, live: LiveRequest, placed: PlacedRequest, output: TokenOutput, now: float) -> bool:
         """Reject a request after its prefill if decode is overloaded; return whether it was rejected."""

@@ -160,6 +160,7 @@ def _generation(
         priority=fields.priority or 0,
         deadline_s=spec.deadline_s,
         cache_salt=fields.cache_salt or "",
+        returns_timings=bool(fields.return_timings),
         server_fields=spec.server_fields,
     )
 

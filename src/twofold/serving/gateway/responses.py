@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from twofold.errors import InstanceLostError, RequestError
+from twofold.request import RequestTimings
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    timings: list[RequestTimings] | UnsetType = UNSET  # by choice, with `return_timings`
 
 
 MaybeUsage = Usage | None | UnsetType

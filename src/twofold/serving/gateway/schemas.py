@@ -175,6 +175,7 @@ class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    return_timings: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**63), le=MAX_INT)] | None = None
     cache_salt: CacheSalt | None = None
     prompt_cache_key: CacheKey | None = None

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from twofold.errors import InstanceLostError, TwofoldError
-from twofold.request import FinishReason, TokenOutput
+from twofold.request import FinishReason, RequestTimings, TokenOutput
 from twofold.serving.controller.live_request import deadline_error
 from twofold.serving.gateway.gateway import Gateway, RequestRunner
 from twofold.serving.gateway.generations import PlannedChoice, ResponseSpec, plan
@@ -89,12 +89,15 @@ class UsageCounter:
         self._prompts = [each.prompt for each in planned]
         self._completion_tokens = 0
         self._cached: dict[int, int] = {}  # by prompt
+        self._timings: dict[int, RequestTimings] = {}  # by choice
 
     def add(self, delta: Delta) -> None:
         """Count one output token."""
         if delta.of_prompt:
             return
         self._completion_tokens += 1
+        if delta.token.timings is not None:
+            self._timings[delta.choice] = delta.token.timings
         if delta.token.index == 0:
             # Each prompt counts once, with the fewest cached tokens among its choices.
             prompt, cached = self._prompts[delta.choice], delta.token.reused_tokens
@@ -109,6 +112,7 @@ class UsageCounter:
             completion_tokens=self._completion_tokens,
             total_tokens=prompt_tokens + self._completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached.values())),
+            timings=[each for _, each in sorted(self._timings.items())] or UNSET,
         )
 
 

@@ -25,14 +25,22 @@ TOKEN_BUCKETS = tuple(float(2**power) for power in range(18))
 _SPANS = (
     ("time_to_first_token", "From arrival to the first token.", TTFT_BUCKETS, "ttft_s"),
     ("request_queue_time", "From arrival to the start of prefill.", SPAN_BUCKETS, "queue_prefill_s"),
-    ("request_prefill_time", "From the start of prefill to the first token.", SPAN_BUCKETS, "prefill_s"),
-    ("request_decode_queue_time", "From KV transfer to the start of decode.", SPAN_BUCKETS, "queue_decode_s"),
     ("kv_transfer", "Duration of a KV hand-off.", TRANSFER_BUCKETS, "transfer_s"),
-    ("kv_transfer_visible", "Part of a hand-off after first token.", TRANSFER_BUCKETS, "visible_transfer_s"),
 )
 _COMPLETE_SPANS = (
     ("e2e_request_latency", "From arrival to the last token.", E2E_BUCKETS, "e2e_s"),
     ("request_time_per_output_token", "Mean gap between a request's tokens.", ITL_BUCKETS, "tpot_s"),
+)
+# The parts of the TTFT and of the first gap.
+_TIMINGS = (
+    ("gateway_queue_time", "From arrival to placement on an instance.", SPAN_BUCKETS, "gateway_queue_s"),
+    ("prefill_queue_time", "From placement to the start of prefill.", SPAN_BUCKETS, "prefill_queue_s"),
+    ("request_prefill_time", "From the start of prefill to the first token.", SPAN_BUCKETS, "prefill_s"),
+    ("kv_transfer_hidden", "Part of a hand-off before first token.", TRANSFER_BUCKETS, "kv_transfer_hidden_s"),
+    ("kv_transfer_visible", "Part of a hand-off after first token.", TRANSFER_BUCKETS, "kv_transfer_visible_s"),
+    ("request_decode_queue_time", "From KV transfer to the start of decode.", SPAN_BUCKETS, "decode_queue_s"),
+    ("first_decode_time", "Of the first decode iteration.", SPAN_BUCKETS, "first_decode_s"),
+    ("first_token_gap", "Gap between the first and the second token.", SPAN_BUCKETS, "first_gap_s"),
 )
 HELD = "held"
 _MAX_REQUESTS = 200  # live requests, and finished ones, in a snapshot
@@ -47,6 +55,7 @@ class RequestTelemetry:
         self._itl = histogram("inter_token_latency_seconds", "Gap between two tokens.", ITL_BUCKETS)
         self._spans = _histograms(registry, _SPANS)
         self._complete_spans = _histograms(registry, _COMPLETE_SPANS)
+        self._timings = _histograms(registry, _TIMINGS)
         self._decode = histogram("request_decode_time_seconds", "From the first to the last token.", SPAN_BUCKETS)
         self._prompt = histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKEN_BUCKETS)
         self._output = histogram("request_generation_tokens", "Output tokens of a request.", TOKEN_BUCKETS)
@@ -95,9 +104,10 @@ class RequestTelemetry:
         self._prompt.observe([each.request.prompt_tokens for each in complete])
         self._output.observe([each.output_tokens for each in complete])
         self._decode.observe(_known(each.span(Moment.FIRST_TOKEN, Moment.LAST_TOKEN) for each in complete))
-        for spans, timelines in ((self._spans, ended), (self._complete_spans, complete)):
+        timings = [each.timings for each in ended]
+        for spans, timed in ((self._spans, ended), (self._complete_spans, complete), (self._timings, timings)):
             for attribute, histogram in spans.items():
-                histogram.observe(_known(map(attrgetter(attribute), timelines)))
+                histogram.observe(_known(map(attrgetter(attribute), timed)))
 
     def latencies(self, live: Collection[Timeline]) -> LatencyWindow:
         """Return the recent latencies, with those of the tokens of live requests so far."""
@@ -137,6 +147,7 @@ def _snapshot(timeline: Timeline, ended_s: float | None = None) -> RequestSnapsh
         max_tokens=timeline.request.output_tokens,
         finish_reason=timeline.finish_reason,
         stages=stages_of(timeline, ended_s),
+        timings=timeline.timings,
     )
 
 

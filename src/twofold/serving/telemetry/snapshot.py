@@ -8,7 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from twofold.instance import Role
-from twofold.request import FinishReason
+from twofold.request import FinishReason, RequestTimings
 from twofold.slo import Slo
 from twofold.timeline import Moment, Timeline
 
@@ -164,6 +164,7 @@ class RequestSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     finish_reason: FinishReason | None
     stages: tuple[Stage, ...]
+    timings: RequestTimings
 
 
 class LatencySummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -119,12 +119,22 @@ class _ErrorBody(msgspec.Struct, frozen=True):
     message: str = "no message"
 
 
+class _Metrics(msgspec.Struct, frozen=True):
+    queue_time_ms: float | None = None
+
+
 class UpstreamCompletion(msgspec.Struct, frozen=True):
     """Completion from a server: a complete response, or one event of a stream."""
 
     choices: list[UpstreamChoice] = []
     error: _ErrorBody | None = None
     kv_transfer_params: dict[str, object] | None = None
+    metrics: _Metrics | None = None  # of vLLM servers with --enable-per-request-metrics
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds that the request waited on the server; 0 if the server does not tell."""
+        return 0.0 if self.metrics is None else (self.metrics.queue_time_ms or 0.0) / 1e3
 
     @property
     def reused_tokens(self) -> int:

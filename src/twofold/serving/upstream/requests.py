@@ -110,8 +110,8 @@ class UpstreamRequest:
 
     async def run(self) -> None:
         """Run the request until its last token. Raises AttemptLostError or RejectedError."""
-        self._listener.prefill_started(self._id, time.monotonic())
         if self.prefill is self.decode or self._generation.sampling.max_tokens == 1:
+            self._listener.prefill_started(self._id, time.monotonic())
             await self._stream(self.prefill, None, None)
         else:
             await self._split()
@@ -120,7 +120,9 @@ class UpstreamRequest:
         body = completion_body(
             self._generation, self.prefill.model, self._seed, stream=False, max_tokens=1, kv=REMOTE_DECODE
         )
+        requested_s = time.monotonic()
         answer = await self._response(self.prefill, self.prefill.client.complete(body))
+        self._listener.prefill_started(self._id, requested_s + answer.queue_s)
         kv = answer.kv_transfer_params
         if kv is None:
             name = self.prefill.instance

@@ -221,8 +221,9 @@ class Recorder(RequestSubscriber):
         self.mark(request_id, Moment.PREFILL_STARTED, now)
 
     def handed_off(self, request_id: str, started: float, now: float) -> None:
-        self.mark(request_id, Moment.HANDOFF_STARTED, started)
-        self.mark(request_id, Moment.HANDOFF_ENDED, now)
+        if started < now:  # otherwise nobody has measured the transfer
+            self.mark(request_id, Moment.HANDOFF_STARTED, started)
+            self.mark(request_id, Moment.HANDOFF_ENDED, now)
 
     def decode_started(self, request_id: str, now: float) -> None:
         self.mark(request_id, Moment.DECODE_STARTED, now)

@@ -144,32 +144,17 @@ class TokenScore(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of a request by phase, up to its second token; None for a phase that it has not completed or not had.
-
-    Gateway queue, prefill queue and prefill are the parts of the TTFT. Visible transfer, decode queue and first decode
-    iteration are the parts of the first gap between tokens. The hidden transfer overlaps the prefill.
-    """
+    """Seconds of a request by phase, up to its second token; None for a phase that it has not completed or not had."""
 
     gateway_queue_s: float | None = None  # tokenizing, admission, and the wait for an instance
     prefill_queue_s: float | None = None
     prefill_s: float | None = None
-    kv_transfer_hidden_s: float | None = None
+    ttft_s: float | None = None  # sum of the three
     kv_transfer_visible_s: float | None = None
     decode_queue_s: float | None = None
-    first_decode_s: float | None = None
-
-    @property
-    def ttft_s(self) -> float | None:
-        return _sum(self.gateway_queue_s, self.prefill_queue_s, self.prefill_s)
-
-    @property
-    def first_gap_s(self) -> float | None:
-        return _sum(self.kv_transfer_visible_s or 0.0, self.decode_queue_s, self.first_decode_s)
-
-
-def _sum(*parts_s: float | None) -> float | None:
-    known = [part_s for part_s in parts_s if part_s is not None]
-    return sum(known) if len(known) == len(parts_s) else None
+    first_decode_s: float | None = None  # first decode iteration
+    first_gap_s: float | None = None  # sum of the three: gap between the first and the second token
+    kv_transfer_hidden_s: float | None = None  # part of the transfer that overlaps the prefill
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):

@@ -133,6 +133,7 @@ class Timeline:
             gateway_queue_s=routed - arrived,
             prefill_queue_s=started - routed,
             prefill_s=first - started,
+            ttft_s=first - arrived,
             kv_transfer_hidden_s=None if sent is None or received is None else max(0.0, min(first, received) - sent),
         )
         if len(self.token_times_s) < 2:
@@ -145,6 +146,7 @@ class Timeline:
             kv_transfer_visible_s=None if received is None else ready - first,
             decode_queue_s=decoding - ready,
             first_decode_s=second - decoding,
+            first_gap_s=second - first,
         )
 
 

@@ -235,7 +235,7 @@ class Client:
         }
         if self._config.ignore_eos:
             fields["ignore_eos"] = True
-        if self._endpoint.returns_timings:
+        if self._endpoint.owned_by == "twofold":
             fields["return_timings"] = True
         if self._config.chat:
             fields["messages"] = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]

@@ -18,11 +18,6 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     root: str | None = None  # directory or id from which vLLM loaded the model
     owned_by: str | None = None
 
-    @property
-    def returns_timings(self) -> bool:
-        """Whether the server can return the phases of each request, as Twofold's services do."""
-        return self.owned_by == "twofold"
-
 
 class _Card(msgspec.Struct, frozen=True):
     id: str

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import msgspec
 
@@ -239,6 +240,10 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     detail: str | None
 
 
+_LATENCIES = ("output_tokens", "finish_reason", "ttft_s", "tpot_s", "e2e_s")
+_OUTCOMES = ("chunks", "cached_tokens", "timings", "error", "detail")
+
+
 def records(result: LoadResult) -> list[RequestRecord]:
     """Return one record per request, in the order in which the requests were sent."""
     outcomes = {outcome.request_id: outcome for outcome in result.outcomes}
@@ -251,17 +256,9 @@ def records(result: LoadResult) -> list[RequestRecord]:
                 id=timeline.request.id,
                 sent_s=sent_s - result.started_s,
                 prompt_tokens=timeline.request.prompt_tokens,
-                output_tokens=timeline.output_tokens,
-                finish_reason=timeline.finish_reason,
-                ttft_s=timeline.ttft_s,
-                tpot_s=timeline.tpot_s,
-                e2e_s=timeline.e2e_s,
                 token_times_s=[time_s - sent_s for time_s in timeline.token_times_s],
-                chunks=None if outcome is None else outcome.chunks,
-                cached_tokens=None if outcome is None else outcome.cached_tokens,
-                timings=None if outcome is None else outcome.timings,
-                error=None if outcome is None else outcome.error,
-                detail=None if outcome is None else outcome.detail,
+                **{name: getattr(timeline, name) for name in _LATENCIES},
+                **dict[str, Any]((name, getattr(outcome, name, None)) for name in _OUTCOMES),
             )
         )
     return sorted(made, key=lambda record: record.sent_s)

@@ -22,27 +22,15 @@ from twofold.cli.settings import Settings, command, flag, refuse
 from twofold.cli.workload import ArrivalSettings, nonempty
 from twofold.reporting.output import JsonReport, table
 from twofold.reporting.summary import STATISTICS, LatencyDistribution, Summary, seconds, summarize, summary_table
-from twofold.request import Request
+from twofold.request import Request, RequestTimings
 from twofold.slo import Slo
 from twofold.workload.source import is_named, workload
 
 DEFAULT_REQUESTS: Final = 100
 DEFAULT_RATE: Final = 1.0
 _INTERRUPTED: Final = 130
-BEYOND: Final = "client_s"
-_SUMS: Final = ("ttft_s", "first_gap_s")
-PHASES: Final = {
-    "Gateway queue": "gateway_queue_s",
-    "Prefill queue": "prefill_queue_s",
-    "Prefill": "prefill_s",
-    "= TTFT of the service": "ttft_s",
-    "Network and client": BEYOND,
-    "KV transfer, visible": "kv_transfer_visible_s",
-    "Decode queue": "decode_queue_s",
-    "First decode iteration": "first_decode_s",
-    "= First gap": "first_gap_s",
-    "KV transfer, hidden": "kv_transfer_hidden_s",
-}
+BEYOND: Final = "network_and_client_s"
+PHASES: Final = (*RequestTimings.__struct_fields__, BEYOND)
 PROMPT_FORMS: Final = {
     PromptForm.TOKENS.value: "Token ids, of exact length.",
     PromptForm.TEXT.value: "Text of about that length, for endpoints that take no token ids.",
@@ -150,20 +138,18 @@ class BenchReport(JsonReport, frozen=True, kw_only=True):
         title = f"{endpoint.model} at {endpoint.base_url}, {self.workload}"
         Console().print(summary_table(self.summary, title, notes))
         if self.timings:
-            phases = table(
-                "Phases of a request", ("", *(name for name, _ in STATISTICS)), range(1, 1 + len(STATISTICS))
-            )
-            for label, attribute in PHASES.items():
-                found = self.timings.get(attribute)
-                values = (None if found is None else getattr(found, field) for _, field in STATISTICS)
-                phases.add_row(label, *map(seconds, values), end_section=attribute in (*_SUMS, BEYOND))
+            names, columns = [name for name, _ in STATISTICS], range(1, 1 + len(STATISTICS))
+            phases = table("Phases of a request", ("", *names), columns)
+            for name in filter(self.timings.get, PHASES):
+                values = (seconds(getattr(self.timings[name], field)) for _, field in STATISTICS)
+                phases.add_row(name.removesuffix("_s"), *values, end_section=name in {"ttft_s", "first_gap_s"})
             Console().print(phases)
 
 
 def _timings(result: LoadResult) -> dict[str, LatencyDistribution]:
     """Return the distribution of each phase, and of the part of the client's TTFT that the service does not see."""
     reported = result.timings
-    values = {name: [getattr(timings, name) for timings, _ in reported] for name in PHASES.values() if name != BEYOND}
+    values = {name: [getattr(timings, name, None) for timings, _ in reported] for name in PHASES}
     values[BEYOND] = [ttft_s - timings.ttft_s for timings, ttft_s in reported if timings.ttft_s is not None]
     found = {name: LatencyDistribution.of(seconds) for name, seconds in values.items()}
     return {name: each for name, each in found.items() if each is not None}

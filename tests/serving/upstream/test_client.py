@@ -3,18 +3,12 @@
 import asyncio
 import json
 
+import msgspec
 import pytest
 
 from twofold.request import FinishReason, Generation, Request, SamplingParams
-from twofold.serving.upstream.client import (
-    REMOTE_DECODE,
-    ServerError,
-    UnavailableError,
-    UpstreamChoice,
-    VllmClient,
-    completion_body,
-    read_completion,
-)
+from twofold.serving.upstream.client import ServerError, UnavailableError, UpstreamChoice, VllmClient, read_completion
+from twofold.serving.upstream.vllm import VllmKind
 
 FIRST = (
     b'{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" POP","logprobs":'
@@ -34,8 +28,8 @@ def generation(**sampling):
     return Generation(request=request, prompt_token_ids=[1, 2, 3], sampling=params)
 
 
-def asked(sampling=None, **fields):
-    return json.loads(completion_body(generation(**(sampling or {})), "m", 5, **{"stream": True, **fields}))
+def asked(sampling=None):
+    return json.loads(msgspec.json.encode(VllmKind().fields(generation(**(sampling or {})), "m", 5, None)))
 
 
 def test_reads_a_prefill_response():
@@ -106,13 +100,6 @@ def test_seed_is_sent_for_sampled_output_only():
     assert "seed" not in asked({"temperature": 0.0})
 
 
-def test_a_prefill_requests_one_token():
-    """A prefill request sets both `max_tokens` and `min_tokens` to 1."""
-    fields = asked({"min_tokens": 6}, max_tokens=1, kv=REMOTE_DECODE)
-    assert (fields["max_tokens"], fields["min_tokens"]) == (1, 1)  # vLLM requires min_tokens <= max_tokens
-    assert fields["kv_transfer_params"] == {"do_remote_decode": True, "do_remote_prefill": False}
-
-
 def test_logprobs_are_requested_by_token_id():
     """Log probabilities are requested by token id, because different tokens can have the same text."""
     fields = asked({"logprobs": 2})
@@ -181,7 +168,7 @@ def test_redirects_are_not_followed():
             with pytest.raises(UnavailableError, match="HTTP 307"):
                 await client.complete(b"{}")
             with pytest.raises(UnavailableError, match="HTTP 307"):
-                await client.check_health(600)
+                await client.get("/health", 600)
         return visits
 
     assert asyncio.run(scenario()) == []

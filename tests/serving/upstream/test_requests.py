@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from contextlib import ExitStack
 
 import msgspec
@@ -43,7 +44,7 @@ class Events:
         self.prompt = (json.loads(bytes(prompt_ids)), tokens)
 
     def prefill_started(self, attempt_id, at_s):
-        pass
+        self.started_s = at_s
 
     def token(self, attempt_id, output, instance, started_s, now):
         self.tokens.append((output.index, output.token_id, instance))
@@ -111,6 +112,24 @@ def test_the_first_token_comes_from_the_prefill(attempt):
     assert (asked[0]["max_tokens"], asked[0]["kv_transfer_params"]["do_remote_decode"]) == (1, True)
     assert (fetched[0]["max_tokens"], fetched[0]["kv_transfer_params"]) == (4, KV)
     assert asked[0]["seed"] == fetched[0]["seed"], "so that both draw the same token"
+
+
+def test_a_prefill_requests_one_token(attempt):
+    """A prefill request sets both `max_tokens` and `min_tokens` to 1."""
+    _, _, (asked, fetched) = attempt(whole(7), stream(chunk(7), chunk(8, 9), chunk(10, finish="length")), min_tokens=3)
+    assert (asked[0]["max_tokens"], asked[0]["min_tokens"]) == (1, 1)  # vLLM requires min_tokens <= max_tokens
+    assert asked[0]["kv_transfer_params"] == {"do_remote_decode": True, "do_remote_prefill": False}
+    assert fetched[0]["min_tokens"] == 3
+
+
+def test_a_prefill_server_reports_its_queue(attempt):
+    """The prefill begins after the time in the queue that vLLM reports with --enable-per-request-metrics."""
+    answer = json.loads(whole(7)[0].data) | {"metrics": {"queue_time_ms": 5e8, "speculative_decoding": None}}
+    heard, raised, _ = attempt(
+        [Send(json.dumps(answer).encode())], stream(chunk(7), chunk(8, 9), chunk(10, finish="length"))
+    )
+    assert raised is None
+    assert heard.started_s - time.monotonic() > 4e5
 
 
 def test_a_different_first_token_on_decode_loses_the_attempt(attempt):

@@ -16,6 +16,7 @@ from twofold.serving.telemetry.telemetry import make_telemetry
 from twofold.serving.upstream.config import RouteConfig, parse_servers
 from twofold.serving.upstream.service import RoutedGateway
 
+USUAL_CONTEXT: Final = 8192  # tokens
 SERVER_KEY_VARIABLE: Final = "TWOFOLD_SERVER_API_KEY"
 
 
@@ -56,6 +57,7 @@ def route_config(settings: RouteSettings) -> RouteConfig:
     return RouteConfig(
         model=str(model),
         vocab_size=vocabulary_of(model),
+        context=context_of(model),
         servers=servers,
         router=settings.router,
         early_ttft_s=early_ttft_s,
@@ -90,6 +92,12 @@ def vocabulary_of(model: Path) -> int:
     if not isinstance(size, int) or size < 1:
         raise ModelError(f"{model}/config.json has an invalid vocab_size: {size!r}")
     return size
+
+
+def context_of(model: Path) -> int:
+    """Return the context length in the model's `config.json`, in tokens; a usual one if it has none."""
+    config = json.loads((model / "config.json").read_bytes())
+    return int({**config, **config.get("text_config", {})}.get("max_position_embeddings", USUAL_CONTEXT))
 
 
 def public_name(model: str) -> str:

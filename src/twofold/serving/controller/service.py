@@ -24,6 +24,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     created: int
     adapters: dict[str, str] = {}
+    returns_ids: bool = True  # whether it knows the token ids of its outputs
 
 
 class Service:

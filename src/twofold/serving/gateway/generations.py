@@ -76,6 +76,8 @@ def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFiel
     RequestError.
     """
     _check_fields(gateway, fields, prompts)
+    if not gateway.service.model.returns_ids and (fields.return_token_ids or fields.wanted_logprobs is not None):
+        raise unsupported("return_token_ids", "a server behind this gateway returns text alone, as for logprobs")
     arrival: Arrival = request.state.arrival
     if arrival.key is not None:
         _check_key(arrival.key, fields.generated * prompts)

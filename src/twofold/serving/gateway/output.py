@@ -178,6 +178,8 @@ class OutputProcessor:
         )
 
     def _text_of(self, token: TokenOutput) -> str:
+        if token.token_id < 0:  # of a server that returns text alone
+            return token.text or ""
         if token.text is not None and (token.finish_reason is None or not self._ends_within_character(token)):
             self._unread.append(token.token_id)
             self._silent = not token.text

@@ -7,12 +7,13 @@ import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, TypeVar
+from zlib import crc32
 
 import msgspec
 from msgspec import Meta
 
 from twofold.errors import TwofoldError
-from twofold.request import ConstraintKind, FinishReason, Generation, TokenOutput
+from twofold.request import FinishReason, TokenOutput
 from twofold.serving.upstream.connection import ConnectionPool, ServerConnection
 
 T = TypeVar("T")
@@ -61,7 +62,8 @@ class ServerModel(msgspec.Struct, frozen=True):
     """Name of the model on a server (`id`), and its context length in tokens."""
 
     id: str
-    max_model_len: int
+    max_model_len: int | None = None  # None if the server does not tell
+    owned_by: str = ""
 
 
 class _Cards(msgspec.Struct, frozen=True):
@@ -114,6 +116,19 @@ class UpstreamChoice(msgspec.Struct, frozen=True):
             for place, token_id in enumerate(tokens)
         ]
 
+    def text_outputs(self, index: int) -> list[TokenOutput]:
+        """Return the text of this choice as one output, with a negative checksum in place of its token id.
+
+        The checksum tells whether another server repeats the output. Raises ServerError for invalid data.
+        """
+        reason, text = self.finish_reason, self.text or ""
+        if reason is not None and reason not in _FINISH:
+            raise ServerError(f"the output ended with {reason!r}")
+        if not text and reason is None:
+            return []
+        finish = None if reason is None else _FINISH[reason]
+        return [TokenOutput(index=index, token_id=-1 - crc32(text.encode()), text=text, finish_reason=finish)]
+
 
 class _ErrorBody(msgspec.Struct, frozen=True):
     message: str = "no message"
@@ -164,68 +179,6 @@ def error_text(body: bytes) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         error = None
     return body[:300].decode(errors="replace") if error is None else error.message
-
-
-def completion_body(
-    generation: Generation,
-    model: str,
-    seed: int,
-    *,
-    stream: bool,
-    max_tokens: int | None = None,
-    kv: KvParams | None = None,
-    prompt_ids: msgspec.Raw | None = None,
-) -> bytes:
-    """Return the body of a completion request. `max_tokens`, if set, overrides the limit in `generation`, and
-    `prompt_ids` (a JSON list) its prompt.
-    """
-    # All sampling fields are sent, because the defaults in `generation_config.json` may differ between servers.
-    sampling, prompt = generation.sampling, generation.prompt_text
-    tokens = sampling.max_tokens if max_tokens is None else max_tokens
-    fields: dict[str, object] = {
-        **generation.server_fields,
-        "model": model,
-        "request_id": generation.request.id,
-        "prompt": generation.prompt_token_ids if prompt is None else prompt.text,
-        "max_tokens": tokens,
-        "min_tokens": min(sampling.min_tokens, tokens),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "ignore_eos": sampling.ignore_eos,
-        "stop_token_ids": sampling.stop_token_ids,
-        "stream": stream,
-        "return_token_ids": True,
-    }
-    if prompt_ids is not None:
-        fields["prompt"] = prompt_ids
-    if prompt is not None:
-        fields["add_special_tokens"] = prompt.add_special_tokens
-        fields["skip_special_tokens"] = prompt.skip_special_tokens
-    if not sampling.greedy:
-        fields["seed"] = seed
-    if sampling.logit_bias:
-        fields["logit_bias"] = dict(sampling.logit_bias)
-    if sampling.bad_words:
-        fields["bad_words"] = sampling.bad_words
-    if sampling.logprobs is not None:
-        fields["logprobs"] = sampling.logprobs
-        fields["return_tokens_as_token_ids"] = True
-    constraint = sampling.constraint
-    if constraint is not None:
-        lists = constraint.kind is ConstraintKind.CHOICE
-        text = constraint.text
-        kind = ConstraintKind.GRAMMAR if constraint.kind is ConstraintKind.LARK else constraint.kind
-        fields["structured_outputs"] = {kind: msgspec.json.decode(text) if lists else text}
-    if generation.cache_salt:
-        fields["cache_salt"] = generation.cache_salt
-    if kv is not None:
-        fields["kv_transfer_params"] = kv
-    return msgspec.json.encode(fields)
 
 
 def rejected_decode_body(model: str, kv: KvParams) -> bytes:
@@ -301,21 +254,18 @@ class VllmClient:
 
     async def card(self, timeout_s: float) -> ServerModel:
         """Return the description of the server's model; raises UnavailableError."""
-        body = await self._get("/v1/models", timeout_s)
+        body = await self.get("/v1/models", timeout_s)
         try:
             return msgspec.json.decode(body, type=_Cards).data[0]
         except (msgspec.DecodeError, IndexError) as error:
             raise UnavailableError(f"{self.url} returned no model list") from error
 
-    async def check_health(self, timeout_s: float) -> None:
-        """Raise UnavailableError unless the server is healthy within `timeout_s`."""
-        await self._get("/health", timeout_s)
-
     async def metrics(self, timeout_s: float) -> str:
         """Return the server's metrics in the Prometheus text format; raises UnavailableError."""
-        return (await self._get("/metrics", timeout_s)).decode(errors="replace")
+        return (await self.get("/metrics", timeout_s)).decode(errors="replace")
 
-    async def _get(self, path: str, timeout_s: float) -> bytes:
+    async def get(self, path: str, timeout_s: float) -> bytes:
+        """Return the answer of a GET request; raises UnavailableError."""
         try:
             async with self._answer("GET", path, b"", timeout_s) as connection:
                 return await connection.read_all()

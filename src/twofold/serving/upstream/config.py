@@ -28,6 +28,7 @@ class RouteConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     vocab_size: int
+    context: int  # tokens, for servers that do not tell
     servers: tuple[ServerConfig, ...]
     router: str
     early_ttft_s: float | None = None  # requests with a longer predicted TTFT are rejected
@@ -57,6 +58,4 @@ def _parse(instance: str, role: Role, text: str) -> ServerConfig:
         addresses[name] = address
     if "replay" in addresses and "events" not in addresses:
         raise ConfigurationError(f"{text!r}: replay needs the address of events too")
-    return ServerConfig(
-        instance=instance, role=role, url=root, events=addresses.get("events"), replay=addresses.get("replay")
-    )
+    return ServerConfig(instance=instance, role=role, url=root, **addresses)

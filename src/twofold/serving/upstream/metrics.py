@@ -9,7 +9,7 @@ from twofold.instance import InstanceLoad
 from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.instance.status import InstanceStatus
 
-_LINE = re.compile(r"^vllm:(?P<name>\w+)\{(?P<labels>.*)\} (?P<value>\S+)$", re.MULTILINE)
+_LINE = re.compile(r"^(?P<engine>\w+):(?P<name>\w+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _USAGE, _CONFIG = "kv_cache_usage_perc", "cache_config_info"
 
@@ -40,14 +40,14 @@ class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
     `mean_prompt` the mean prompt length in tokens.
     """
 
-    steps: int  # completed iterations
-    running: int  # requests
-    waiting: int  # requests
-    blocks: int  # of KV
-    used: float
-    block_tokens: int
-    mean_prompt: float
-    prefills: PrefillTotals
+    steps: int = 0  # completed iterations, or another measure of progress
+    running: int = 0  # requests
+    waiting: int = 0  # requests
+    blocks: int = 0  # of KV
+    used: float = 0.0
+    block_tokens: int = 1
+    mean_prompt: float = 0.0
+    prefills: PrefillTotals = PrefillTotals()
 
     @property
     def capacity_tokens(self) -> int | None:
@@ -73,21 +73,28 @@ class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def metric_sums(engine: str, text: str) -> defaultdict[str, float]:
+    """Return the values of an engine's metrics, summed over labels, by name without prefix; 0 if missing."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for line in _LINE.finditer(text):
+        if line["engine"] == engine:
+            sums[line["name"]] += float(line["value"])
+    return sums
+
+
 def read_metrics(text: str) -> ServerMetrics:
     """Parse vLLM's metrics in the Prometheus text format. A missing metric counts as 0."""
-    sums: defaultdict[str, float] = defaultdict(float)
+    sums = metric_sums("vllm", text)
     shares: list[float] = []
     blocks, block_tokens = 0, 0
     for line in _LINE.finditer(text):
-        name = line["name"]
+        name = line["name"] if line["engine"] == "vllm" else ""
         if name == _USAGE:
             shares.append(float(line["value"]))
         elif name == _CONFIG:
             labels = dict(_LABEL.findall(line["labels"]))
             blocks += _number(labels.get("num_gpu_blocks"))
             block_tokens = block_tokens or _number(labels.get("block_size"))
-        else:
-            sums[name] += float(line["value"])
     return ServerMetrics(
         steps=round(sums["iteration_tokens_total_count"]),
         running=round(sums["num_requests_running"]),

@@ -7,8 +7,9 @@ first token, the decode server's output is discarded, and the remaining tokens a
 
 import asyncio
 import logging
+import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -29,7 +30,6 @@ from twofold.serving.upstream.client import (
     UnavailableError,
     UpstreamChoice,
     UpstreamCompletion,
-    completion_body,
     rejected_decode_body,
 )
 from twofold.serving.upstream.servers import Server, ServerRegistry, refusal_error
@@ -96,7 +96,11 @@ class UpstreamRequest:
         self._id = generation.request.id
         # Known tokens that the servers generate again, because they cannot continue after them.
         self._again: list[int] = []
-        if first_index and not continues(generation):
+        begun, begun_as_text = first_index > 0, first_index > 0 and generation.prompt_token_ids[-1] < 0
+        self._misplaced = prefill.kind is not decode.kind or (
+            begun and not begun_as_text and not decode.kind.returns_ids
+        )
+        if begun_as_text or (begun and not continues(generation)):
             self._again = generation.prompt_token_ids[-first_index:]
             generation = from_the_start(generation, first_index)
         self._generation = generation
@@ -110,16 +114,21 @@ class UpstreamRequest:
 
     async def run(self) -> None:
         """Run the request until its last token. Raises AttemptLostError or RejectedError."""
-        if self.prefill is self.decode or self._generation.sampling.max_tokens == 1:
+        if self._misplaced:
+            name = self.prefill.instance
+            raise AttemptLostError(name, f"{name} is of another kind than the servers that the request needs")
+        if self.prefill is not self.decode and self.prefill.kind.concurrent:
+            await self._split_concurrently()
+        elif self.prefill is self.decode or self._generation.sampling.max_tokens == 1:
             self._listener.prefill_started(self._id, time.monotonic())
-            await self._stream(self.prefill, None, None)
+            await self._stream(self.prefill, {}, None)
         else:
             await self._split()
 
     async def _split(self) -> None:
-        body = completion_body(
-            self._generation, self.prefill.model, self._seed, stream=False, max_tokens=1, kv=REMOTE_DECODE
-        )
+        fewest = min(self._generation.sampling.min_tokens, 1)
+        one = {"stream": False, "max_tokens": 1, "min_tokens": fewest, "kv_transfer_params": REMOTE_DECODE}
+        body = self.prefill.body(self._generation, self._seed, one)
         requested_s = time.monotonic()
         answer = await self._response(self.prefill, self.prefill.client.complete(body))
         self._listener.prefill_started(self._id, requested_s + answer.queue_s)
@@ -133,10 +142,27 @@ class UpstreamRequest:
             self._emit(first, self.prefill, time.monotonic())
             if first.finish_reason is None:
                 fetched = True  # from here on the decode server reports a failed fetch itself
-                await self._stream(self.decode, kv, first)
+                await self._stream(self.decode, {"kv_transfer_params": kv}, first)
         finally:
             if not fetched:
                 self._later(self._release(kv))
+
+    async def _split_concurrently(self) -> None:
+        """Send the request to both servers, which find each other. The decode server's output has the first token."""
+        meeting = {**self.prefill.handshake, "bootstrap_room": secrets.randbits(63)}
+        self._listener.prefill_started(self._id, time.monotonic())
+        body = self.prefill.body(self._generation, self._seed, {"stream": False, **meeting})
+        prefill = asyncio.create_task(self._response(self.prefill, self.prefill.client.complete(body)))
+        decode = asyncio.create_task(self._stream(self.decode, meeting, None))
+        try:
+            await asyncio.wait({prefill, decode}, return_when=asyncio.FIRST_EXCEPTION)
+            if not self.handed_off and prefill.done():
+                await prefill  # raises its error, which is often the cause of the decode server's
+            await decode
+        finally:
+            for task in (prefill, decode):
+                task.cancel()
+            await asyncio.gather(prefill, decode, return_exceptions=True)
 
     def _first(self, answer: UpstreamCompletion) -> TokenOutput:
         outputs = self._outputs(self.prefill, answer, 0)
@@ -148,9 +174,10 @@ class UpstreamRequest:
             output = msgspec.structs.replace(output, finish_reason=None)  # a prefill requests one token only
         return output
 
-    async def _stream(self, server: Server, kv: KvParams | None, first: TokenOutput | None) -> None:
-        known = self._prompt_ids  # since the prefill, if a server has tokenized the prompt
-        body = completion_body(self._generation, server.model, self._seed, stream=True, kv=kv, prompt_ids=known)
+    async def _stream(self, server: Server, more: Mapping[str, object], first: TokenOutput | None) -> None:
+        # A server that has tokenized the prompt in a prefill has told its ids.
+        known = {} if self._prompt_ids is None else {"prompt": self._prompt_ids}
+        body = server.body(self._generation, self._seed, {"stream": True, **known, **more})
         progress = _Progress(requested_s=time.monotonic())
         try:
             arrived = partial(self._arrived, server, first, progress)
@@ -178,6 +205,9 @@ class UpstreamRequest:
         if first is not None and output.index == 0:
             self._fetched(first, output, progress.requested_s, time.monotonic())
         else:
+            if server is self.decode and not self.handed_off:  # of a concurrent split, with an unknown transfer time
+                self.handed_off, now = True, time.monotonic()
+                self._listener.handed_off(self._id, now, now)
             self._emit(output, server, progress.requested_s)
         progress.index += 1
         progress.ended = output.finish_reason is not None
@@ -221,13 +251,16 @@ class UpstreamRequest:
             raise AttemptLostError(server.instance, f"{server.instance}: {error}") from error
 
     def _outputs(self, server: Server, answer: UpstreamCompletion, index: int) -> list[TokenOutput]:
-        text = self._generation.prompt_text is not None
+        if not answer.choices:
+            return []
+        text, ids = self._generation.prompt_text is not None, server.kind.returns_ids
         try:
-            outputs = answer.choices[0].outputs(index, text=text) if answer.choices else []
+            choice = answer.choices[0]
+            outputs = choice.outputs(index, text=text) if ids else choice.text_outputs(index)
         except ServerError as error:
             raise AttemptLostError(server.instance, f"{server.instance}: {error}") from error
-        if text and outputs and self._prompt_ids is None:
-            outputs[0] = self._tokenized(server, answer.choices[0], outputs[0])
+        if text and ids and outputs and self._prompt_ids is None:
+            outputs[0] = self._tokenized(server, choice, outputs[0])
         return outputs
 
     def _tokenized(self, server: Server, choice: UpstreamChoice, first: TokenOutput) -> TokenOutput:

@@ -4,10 +4,14 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import msgspec
+
 from twofold.errors import ConfigurationError, RequestError
+from twofold.instance import Role
+from twofold.request import Generation
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.status import InstanceStatus
 from twofold.serving.controller.health import Worker, WorkerGroup, WorkerHealth, WorkerState
@@ -16,11 +20,18 @@ from twofold.serving.messages import Abort, Message, Prefill
 from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.serving.upstream.client import ServerModel, UnavailableError, VllmClient
 from twofold.serving.upstream.config import ServerConfig
-from twofold.serving.upstream.metrics import ExternalLoads, ServerMetrics, read_metrics
+from twofold.serving.upstream.metrics import ExternalLoads, ServerMetrics
+from twofold.serving.upstream.openai import OpenAIKind
+from twofold.serving.upstream.sglang import SglangKind
+from twofold.serving.upstream.vllm import Decode, VllmKind
 
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
+# Kinds of servers by the owner of the model that they list. Twofold's services, and proxies that name no owner, have
+# vLLM's API.
+KINDS = {"": (VLLM := VllmKind()), "vllm": VLLM, "twofold": VLLM, "sglang": SglangKind()}
+OTHER = OpenAIKind()
 # URLs, IPv4 and IPv6 addresses
 _ADDRESS = (
     r"\b[a-z][\w+.-]{0,15}://[^\s\"'<>\\]+",
@@ -40,9 +51,13 @@ class AttemptRunner(Protocol):
 class Server(Worker):
     """External vLLM server, which this service cannot start or stop."""
 
-    def __init__(self, config: ServerConfig, client: VllmClient, longest_s: float) -> None:
+    def __init__(
+        self, config: ServerConfig, client: VllmClient, longest_s: float, decode: Decode | None = None
+    ) -> None:
         super().__init__(config.instance, config.role, longest_s)
-        self.config, self.client = config, client
+        self.config, self.client, self._decode = config, client, decode
+        self.kind: VllmKind = VLLM
+        self.handshake: Mapping[str, object] = {}  # fields by which a decode server finds this prefill server
         self.card: ServerModel | None = None  # None until first healthy
 
     @property
@@ -53,6 +68,10 @@ class Server(Worker):
     def model(self) -> str:
         """Name of the model on this server."""
         return "" if self.card is None else self.card.id
+
+    def body(self, generation: Generation, seed: int, more: Mapping[str, object]) -> bytes:
+        """Return the body of a completion request, with further fields. Raises RejectedError."""
+        return msgspec.json.encode({**self.kind.fields(generation, self.model, seed, self._decode), **more})
 
 
 class ServerRegistry(WorkerGroup):
@@ -169,10 +188,15 @@ class HealthProbe:
         if not server.up and time.monotonic() < server.start_s:
             return
         client, timeout_s = server.client, self._timeout_s
-        await client.check_health(timeout_s)
-        metrics = read_metrics(await client.metrics(timeout_s))
+        card = server.card
+        if not server.up or card is None:
+            card = await client.card(timeout_s)
+            server.kind = KINDS.get(card.owned_by, OTHER)
+        await client.get(server.kind.health, timeout_s)
+        metrics = await server.kind.metrics(client, timeout_s)
         if not server.up:
-            self._bring_up(server, await client.card(timeout_s), metrics)
+            server.handshake = await server.kind.handshake(client, timeout_s)
+            self._bring_up(server, card, metrics)
         if server.up:
             self._statuses[server.instance] = metrics.status
             self._telemetry.instances.status(server.instance, metrics.status)
@@ -184,6 +208,7 @@ class HealthProbe:
         instance = server.instance
         try:
             check(server.instance, card, self._servers.card, self.model)
+            check_kind(server, self.model)
         except ConfigurationError as error:
             if self._rejected.get(instance) != str(error):  # logged once
                 self._rejected[instance] = str(error)
@@ -210,11 +235,21 @@ def check(instance: str, card: ServerModel, other: ServerModel | None, model: Se
             f"{instance} serves {card.id!r} and others serve {other.id!r}: start all servers with the same model "
             "and --served-model-name"
         )
-    if model is not None and card.max_model_len < model.max_model_len:
+    if model is not None and card.max_model_len is not None and card.max_model_len < model.max_model_len:
         raise ConfigurationError(
             f"{instance} has a context of {card.max_model_len} tokens, less than this service's "
             f"{model.max_model_len}: restart it with a longer one, or restart twofold route"
         )
+
+
+def check_kind(server: Server, model: ServedModel | None) -> None:
+    """Raise ConfigurationError if a server is of the wrong kind for its role, or for requests of this service."""
+    if server.role is not Role.MIXED and not server.kind.splits:
+        raise ConfigurationError(f"{server.instance} is neither vLLM nor SGLang: give its address as --colocated")
+    if server.role is Role.PREFILL and server.kind.concurrent and not server.handshake:
+        raise ConfigurationError(f"{server.instance} has no bootstrap server: use --disaggregation-mode prefill")
+    if model is not None and model.returns_ids and not server.kind.returns_ids:
+        raise ConfigurationError(f"{server.instance} returns no token ids, unlike the others: restart twofold route")
 
 
 def refusal_error(instance: str, status: int) -> RequestError:

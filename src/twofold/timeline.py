@@ -31,8 +31,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 
-import msgspec
-
 from twofold.request import FinishReason, Request, RequestTimings
 
 
@@ -122,32 +120,24 @@ class Timeline:
     @property
     def timings(self) -> RequestTimings:
         """Phases of the request so far. Their parts sum up exactly, although the clocks of hosts differ a little."""
-        at = self.moments.get
-        arrived, first = self.moments[Moment.ARRIVED], at(Moment.FIRST_TOKEN)
-        sent, received = at(Moment.HANDOFF_STARTED), at(Moment.HANDOFF_ENDED)
+        at, second = self.moments.get, self.token_times_s[1] if len(self.token_times_s) > 1 else None
+        first, sent, received = at(Moment.FIRST_TOKEN), at(Moment.HANDOFF_STARTED), at(Moment.HANDOFF_ENDED)
         if first is None:
             return RequestTimings()
+        arrived = self.moments[Moment.ARRIVED]
         routed = _between(arrived, at(Moment.ROUTED), first)
         started = _between(routed, at(Moment.PREFILL_STARTED), first)
-        prefill = RequestTimings(
-            gateway_queue_s=routed - arrived,
-            prefill_queue_s=started - routed,
-            prefill_s=first - started,
-            ttft_s=first - arrived,
-            kv_transfer_hidden_s=None if sent is None or received is None else max(0.0, min(first, received) - sent),
-        )
-        if len(self.token_times_s) < 2:
-            return prefill
-        second = self.token_times_s[1]
-        ready = _between(first, received, second)
-        decoding = _between(ready, at(Moment.DECODE_STARTED), second)
-        return msgspec.structs.replace(
-            prefill,
-            kv_transfer_visible_s=None if received is None else ready - first,
-            decode_queue_s=decoding - ready,
-            first_decode_s=second - decoding,
-            first_gap_s=second - first,
-        )
+        parts: dict[str, float] = {"gateway_queue_s": routed - arrived, "prefill_queue_s": started - routed}
+        parts |= {"prefill_s": first - started, "ttft_s": first - arrived}
+        if sent is not None and received is not None:
+            parts["kv_transfer_hidden_s"] = max(0.0, min(first, received) - sent)
+        if second is not None:
+            ready = _between(first, received, second)
+            decoding = _between(ready, at(Moment.DECODE_STARTED), second)
+            parts |= {"kv_transfer_visible_s": ready - first} if received is not None else {}
+            parts |= {"decode_queue_s": decoding - ready, "first_decode_s": second - decoding}
+            parts["first_gap_s"] = second - first
+        return RequestTimings(**parts)
 
 
 def _between(earliest: float, moment: float | None, latest: float) -> float:

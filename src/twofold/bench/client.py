@@ -4,7 +4,7 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 import msgspec
@@ -263,14 +263,9 @@ class Client:
             self._record(timeline, reply, reason)
         why, detail = (None, None) if failure is None else (failure.reason, failure.detail)
         usage = reply.usage or StreamUsage()
-        return RequestOutcome(
-            request_id=request.id,
-            chunks=len(reply.chunk_times_s),
-            cached_tokens=usage.cached_tokens,
-            timings=next(iter(usage.timings), None),
-            error=why,
-            detail=detail,
-        )
+        timings, chunks = next(iter(usage.timings), None), len(reply.chunk_times_s)
+        told: dict[str, Any] = {"cached_tokens": usage.cached_tokens, "error": why, "detail": detail}
+        return RequestOutcome(request_id=request.id, chunks=chunks, timings=timings, **told)
 
     def _record(self, timeline: Timeline, reply: Reply, reason: FinishReason) -> None:
         request = timeline.request

@@ -29,7 +29,7 @@ def generation(**sampling):
 
 
 def asked(sampling=None):
-    return json.loads(msgspec.json.encode(VllmKind().fields(generation(**(sampling or {})), "m", 5, None)))
+    return json.loads(msgspec.json.encode(VllmKind().fields(generation(**(sampling or {})), "m", 5)))
 
 
 def test_reads_a_prefill_response():

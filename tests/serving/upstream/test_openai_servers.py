@@ -9,9 +9,7 @@ import pytest
 from support.api_client import metric
 from support.running_service import ROUTE, running_service
 from support.scripted_endpoint import DONE, Drop, Refuse, Send, endpoint, event
-from twofold.request import Constraint, ConstraintKind, Generation, PromptText, Request, SamplingParams
-from twofold.serving.upstream.client import RejectedError, ServerError, UpstreamChoice
-from twofold.serving.upstream.openai import OpenAIKind
+from twofold.serving.upstream.client import ServerError, UpstreamChoice
 
 CARD = ({"id": "tiny", "object": "model", "owned_by": "me"},)  # as llama-cpp-python lists its model
 STANDARD = {
@@ -77,11 +75,11 @@ def test_fields_that_a_request_sets_are_sent(plain):
     assert (server.bodies[-1]["top_k"], server.bodies[-1]["min_p"]) == (3, 0.1)
 
 
-def test_token_ids_are_sent_as_text(plain, tiny_model_dir):
-    url, (server,) = plain
-    ids = httpx.post(f"{url}/tokenize", json={"model": "tiny", "prompt": "Say hello.", "add_special_tokens": False})
-    assert post(url, prompt=ids.json()["tokens"]).status_code == 200
-    assert server.bodies[-1]["prompt"] == "Say hello."
+def test_prompts_of_token_ids_are_refused(plain):
+    url, _ = plain
+    answer = post(url, prompt=[5, 6, 7])
+    assert answer.status_code == 400
+    assert "takes no token ids" in answer.json()["error"]["message"]
 
 
 def test_chats_without_a_limit_are_answered(plain):
@@ -97,10 +95,13 @@ def test_stop_strings_are_found(plain):
     assert post(url, stop=["lo"]).json()["choices"][0]["text"] == "Hel"
 
 
-def test_a_request_for_token_ids_goes_to_a_server_as_it_is(plain):
+@pytest.mark.parametrize(
+    "field", [{"return_token_ids": True}, {"logprobs": 1}, {"response_format": {"type": "json_object"}}]
+)
+def test_requests_for_more_than_text_go_to_a_server_as_they_are(plain, field):
     url, (server,) = plain
-    post(url, return_token_ids=True, stream=True)
-    assert server.bodies[-1]["return_token_ids"] is True
+    post(url, stream=True, **field)
+    assert server.bodies[-1].items() >= field.items()
 
 
 def lost_once(then):
@@ -134,28 +135,6 @@ def test_a_refusal_is_the_clients(tiny_model_dir):
     with routed(tiny_model_dir("llama"), lambda _: [refusal]) as (url, _):
         answer = post(url, top_k=3)
         assert (answer.status_code, answer.json()["error"]["message"]) == (422, "extra fields not permitted")
-
-
-def fields(**sampled):
-    request = Request(id="a~0", arrival_s=0.0, prompt_tokens=1, output_tokens=4)
-    text = PromptText(text="a", add_special_tokens=True, skip_special_tokens=True)
-    sampling = SamplingParams(max_tokens=4, **sampled)
-    generation = Generation(request=request, prompt_token_ids=[], prompt_text=text, sampling=sampling)
-    return OpenAIKind().fields(generation, "m", 5, None)
-
-
-def test_json_schemas_become_response_formats():
-    made = fields(constraint=Constraint(ConstraintKind.JSON, '{"type":"object"}'))
-    assert bytes(made["response_format"]["json_schema"]["schema"]) == b'{"type":"object"}'
-    with pytest.raises(RejectedError, match="regex"):
-        fields(constraint=Constraint(ConstraintKind.REGEX, "a+"))
-
-
-def test_token_ids_need_a_tokenizer():
-    request = Request(id="a~0", arrival_s=0.0, prompt_tokens=1, output_tokens=4)
-    generation = Generation(request=request, prompt_token_ids=[5], sampling=SamplingParams(max_tokens=4))
-    with pytest.raises(RejectedError, match="tokenizer"):
-        OpenAIKind().fields(generation, "m", 5, None)
 
 
 def test_text_counts_as_one_output():

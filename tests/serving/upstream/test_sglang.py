@@ -144,7 +144,7 @@ def generation(**sampled):
     ],
 )
 def test_constraints_have_sglangs_names(kind, text, field, value):
-    fields = SglangKind().fields(generation(constraint=Constraint(kind, text)), "m", 5, None)
+    fields = SglangKind().fields(generation(constraint=Constraint(kind, text)), "m", 5)
     assert fields[field] == value
     assert "structured_outputs" not in fields
 
@@ -154,7 +154,7 @@ def test_constraints_have_sglangs_names(kind, text, field, value):
 )
 def test_requests_that_sglang_cannot_run_are_refused(sampled):
     with pytest.raises(RejectedError, match=r"SGLang"):
-        SglangKind().fields(generation(**sampled), "m", 5, None)
+        SglangKind().fields(generation(**sampled), "m", 5)
 
 
 def test_metrics_of_a_server():

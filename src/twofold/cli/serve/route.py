@@ -1,4 +1,4 @@
-"""`twofold route`: run a gateway in front of vLLM servers that already run."""
+"""`twofold route`: run a gateway in front of servers that already run."""
 
 from twofold.cli.serve.route_settings import RouteSettings
 from twofold.cli.settings import command
@@ -6,10 +6,10 @@ from twofold.cli.settings import command
 
 @command
 def route(settings: RouteSettings) -> None:
-    """Put the OpenAI API of Twofold in front of vLLM servers.
+    """Put the OpenAI API of Twofold in front of running servers of vLLM, SGLang or other engines.
 
-    `--prefill` servers compute prompts and `--decode` servers generate output; vLLM's NixlConnector moves the KV
-    cache from prefill to decode servers. `--colocated` servers run both phases. Nothing is installed on the servers.
+    `--prefill` servers compute prompts and `--decode` servers generate output; the servers move the KV
+    cache themselves. `--colocated` servers run both phases. Nothing is installed on the servers.
     The servers' API key, if any, is read from TWOFOLD_SERVER_API_KEY. The routers splitwise and jsq-planned change
     the roles of servers, and need servers with vLLM's kv_role set to kv_both.
     """

@@ -14,7 +14,7 @@ _URL: Final = "URL[,events=ADDRESS]"
 
 
 class ServerSettings(Settings, panel="Servers"):
-    """Flags for the vLLM servers and the routing of requests to them."""
+    """Flags for the servers and the routing of requests to them."""
 
     model: str = flag(
         "Model directory or hub id, for the tokenizer, chat template and vocabulary.", ..., metavar="MODEL"

@@ -165,7 +165,9 @@ class Gateway:
             return False
         by_token = fields.wanted_logprobs is not None or fields.echoes or fields.return_token_ids
         # Without a limit, the length of the prompt decides how long the output may be.
-        limited = fields.token_limit is not None or fields.default_max_tokens < MAX_INT
+        limited = (
+            fields.token_limit is not None or fields.default_max_tokens < MAX_INT or not self.service.model.returns_ids
+        )
         return limited and not (by_token or fields.include_stop_str_in_output)
 
     def check_model(self, name: str) -> None:

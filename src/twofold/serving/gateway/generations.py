@@ -76,8 +76,11 @@ def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFiel
     RequestError.
     """
     _check_fields(gateway, fields, prompts)
-    if not gateway.service.model.returns_ids and (fields.return_token_ids or fields.wanted_logprobs is not None):
-        raise unsupported("return_token_ids", "a server behind this gateway returns text alone, as for logprobs")
+    given = given_constraint(fields)
+    if not gateway.service.model.returns_ids and (
+        fields.return_token_ids or fields.wanted_logprobs is not None or given
+    ):
+        raise unsupported("model", "its servers return text alone, and take such a request as it is")
     arrival: Arrival = request.state.arrival
     if arrival.key is not None:
         _check_key(arrival.key, fields.generated * prompts)
@@ -86,7 +89,7 @@ def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFiel
         arrival=arrival,
         deadline_s=arrival.monotonic_s + _timeout_s(gateway.limits, request, fields),
         retain_s=min(_retention_s(fields), gateway.limits.longest_retention_s),
-        given=given_constraint(fields),
+        given=given,
         adapter=fields.model if fields.model in gateway.service.model.adapters else "",
     )
 

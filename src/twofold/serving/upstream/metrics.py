@@ -11,7 +11,8 @@ from twofold.scheduling.instance.status import InstanceStatus
 
 _LINE = re.compile(r"^(?P<engine>\w+):(?P<name>\w+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_USAGE, _CONFIG = "kv_cache_usage_perc", "cache_config_info"
+_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+_USAGE = re.compile(r"^vllm:kv_cache_usage_perc\b", re.MULTILINE)  # a line for each engine
 
 
 class PrefillTotals(msgspec.Struct, frozen=True):
@@ -84,24 +85,14 @@ def metric_sums(engine: str, text: str) -> defaultdict[str, float]:
 
 def read_metrics(text: str) -> ServerMetrics:
     """Parse vLLM's metrics in the Prometheus text format. A missing metric counts as 0."""
-    sums = metric_sums("vllm", text)
-    shares: list[float] = []
-    blocks, block_tokens = 0, 0
-    for line in _LINE.finditer(text):
-        name = line["name"] if line["engine"] == "vllm" else ""
-        if name == _USAGE:
-            shares.append(float(line["value"]))
-        elif name == _CONFIG:
-            labels = dict(_LABEL.findall(line["labels"]))
-            blocks += _number(labels.get("num_gpu_blocks"))
-            block_tokens = block_tokens or _number(labels.get("block_size"))
+    sums, configs = metric_sums("vllm", text), [dict(_LABEL.findall(labels)) for labels in _CONFIG.findall(text)]
     return ServerMetrics(
         steps=round(sums["iteration_tokens_total_count"]),
         running=round(sums["num_requests_running"]),
         waiting=round(sums["num_requests_waiting"]),
-        blocks=blocks,
-        used=sum(shares) / len(shares) if shares else 0.0,
-        block_tokens=block_tokens,
+        blocks=sum(_number(config.get("num_gpu_blocks")) for config in configs),
+        used=_ratio(sums["kv_cache_usage_perc"], len(_USAGE.findall(text))),
+        block_tokens=next((_number(config.get("block_size")) for config in configs), 0),
         mean_prompt=_ratio(sums["request_prompt_tokens_sum"], sums["request_prompt_tokens_count"]),
         prefills=PrefillTotals(
             sums["request_prefill_time_seconds_sum"],

@@ -96,11 +96,10 @@ class UpstreamRequest:
         self._id = generation.request.id
         # Known tokens that the servers generate again, because they cannot continue after them.
         self._again: list[int] = []
-        begun, begun_as_text = first_index > 0, first_index > 0 and generation.prompt_token_ids[-1] < 0
-        self._misplaced = prefill.kind is not decode.kind or (
-            begun and not begun_as_text and not decode.kind.returns_ids
-        )
-        if begun_as_text or (begun and not continues(generation)):
+        as_text = first_index > 0 and generation.prompt_token_ids[-1] < 0  # so far
+        lacks_text = first_index > 0 and not as_text and not decode.kind.returns_ids
+        self._misplaced = prefill.kind is not decode.kind or lacks_text
+        if as_text or (first_index and not continues(generation)):
             self._again = generation.prompt_token_ids[-first_index:]
             generation = from_the_start(generation, first_index)
         self._generation = generation

@@ -23,13 +23,12 @@ from twofold.serving.upstream.config import ServerConfig
 from twofold.serving.upstream.metrics import ExternalLoads, ServerMetrics
 from twofold.serving.upstream.openai import OpenAIKind
 from twofold.serving.upstream.sglang import SglangKind
-from twofold.serving.upstream.vllm import Decode, VllmKind
+from twofold.serving.upstream.vllm import VllmKind
 
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
-# Kinds of servers by the owner of the model that they list. Twofold's services, and proxies that name no owner, have
-# vLLM's API.
+# By the owner of the model that a server lists. Twofold's services, and servers that name none, have vLLM's API.
 KINDS = {"": (VLLM := VllmKind()), "vllm": VLLM, "twofold": VLLM, "sglang": SglangKind()}
 OTHER = OpenAIKind()
 # URLs, IPv4 and IPv6 addresses
@@ -51,11 +50,9 @@ class AttemptRunner(Protocol):
 class Server(Worker):
     """External vLLM server, which this service cannot start or stop."""
 
-    def __init__(
-        self, config: ServerConfig, client: VllmClient, longest_s: float, decode: Decode | None = None
-    ) -> None:
+    def __init__(self, config: ServerConfig, client: VllmClient, longest_s: float) -> None:
         super().__init__(config.instance, config.role, longest_s)
-        self.config, self.client, self._decode = config, client, decode
+        self.config, self.client = config, client
         self.kind: VllmKind = VLLM
         self.handshake: Mapping[str, object] = {}  # fields by which a decode server finds this prefill server
         self.card: ServerModel | None = None  # None until first healthy
@@ -71,7 +68,7 @@ class Server(Worker):
 
     def body(self, generation: Generation, seed: int, more: Mapping[str, object]) -> bytes:
         """Return the body of a completion request, with further fields. Raises RejectedError."""
-        return msgspec.json.encode({**self.kind.fields(generation, self.model, seed, self._decode), **more})
+        return msgspec.json.encode({**self.kind.fields(generation, self.model, seed), **more})
 
 
 class ServerRegistry(WorkerGroup):

@@ -4,7 +4,6 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import zmq.asyncio
@@ -18,7 +17,7 @@ from twofold.serving.controller.service import ServedModel, Service
 from twofold.serving.fronts.door import open_door, prepare_door
 from twofold.serving.fronts.process import DoorConfig
 from twofold.serving.gateway.app import create_app
-from twofold.serving.gateway.tokenizer import TextTokenizer, load_tokenizer
+from twofold.serving.gateway.tokenizer import load_tokenizer
 from twofold.serving.launch.local_service import HttpConfig, end_requests, ready_line, unless_set
 from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.serving.upstream.client import VllmClient
@@ -36,20 +35,13 @@ class RouteService(Service):
     """Service of `twofold route`, with external vLLM servers as workers."""
 
     def __init__(
-        self,
-        config: RouteConfig,
-        http: HttpConfig,
-        context: "zmq.asyncio.Context",
-        telemetry: Telemetry,
-        tokenizer: TextTokenizer | None,
+        self, config: RouteConfig, http: HttpConfig, context: "zmq.asyncio.Context", telemetry: Telemetry
     ) -> None:
         self._config, self._name = config, http.served_model_name
         # NixlConnector: the decode server pulls the KV after the prefill has finished.
         cluster = ClusterScheduler(ROUTERS[config.router](), FixedHandoff(HandoffMode.PULL))
-        decode = None if tokenizer is None else partial(tokenizer.decode, skip_special_tokens=False)
-        longest_s, key = config.max_restart_delay_s, config.api_key
         self._servers = servers = ServerRegistry(
-            [Server(each, VllmClient(each.url, key), longest_s, decode) for each in config.servers]
+            [Server(each, VllmClient(each.url, config.api_key), config.max_restart_delay_s) for each in config.servers]
         )
         limits, ttft_s = http.admission, config.early_ttft_s
         prompt_keys = self._prompt_keys = UpstreamPromptKeys()
@@ -179,7 +171,7 @@ class RoutedGateway:
         tokenizer = await asyncio.to_thread(load_tokenizer, Path(self._config.model))
         context = zmq.asyncio.Context()
         try:
-            service = RouteService(self._config, self._http, context, self._telemetry, tokenizer)
+            service = RouteService(self._config, self._http, context, self._telemetry)
             service.start()
             try:
                 self._on_progress("waiting for the servers")

@@ -15,7 +15,7 @@ import msgspec
 from twofold.request import ConstraintKind, Generation
 from twofold.serving.upstream.client import RejectedError, StatusError, UnavailableError, VllmClient
 from twofold.serving.upstream.metrics import ServerMetrics, metric_sums
-from twofold.serving.upstream.vllm import Decode, VllmKind
+from twofold.serving.upstream.vllm import VllmKind
 
 _CONSTRAINTS = {ConstraintKind.JSON: "json_schema", ConstraintKind.REGEX: "regex", ConstraintKind.GRAMMAR: "ebnf"}
 
@@ -30,12 +30,14 @@ class SglangKind(VllmKind):
 
     concurrent = True
 
-    def fields(self, generation: Generation, model: str, seed: int, decode: Decode | None) -> dict[str, Any]:
+    def fields(self, generation: Generation, model: str, seed: int) -> dict[str, Any]:
         sampling = generation.sampling
-        if sampling.bad_words or sampling.logprobs:
-            what = "bad_words" if sampling.bad_words else "logprobs: the ids of other tokens"
-            raise RejectedError(400, f"{what}: not supported by the SGLang servers behind this gateway")
-        fields = super().fields(generation, model, seed, decode)
+        lark = sampling.constraint is not None and sampling.constraint.kind is ConstraintKind.LARK
+        if lark or sampling.bad_words or sampling.logprobs:
+            raise RejectedError(
+                400, "SGLang has no bad_words, no Lark grammars and no token ids of top log probabilities"
+            )
+        fields = super().fields(generation, model, seed)
         fields["rid"] = fields.pop("request_id")
         fields["top_k"] = sampling.top_k or -1
         for name in ("add_special_tokens", "return_tokens_as_token_ids", "structured_outputs"):
@@ -44,8 +46,6 @@ class SglangKind(VllmKind):
         if constraint is not None and constraint.kind is ConstraintKind.CHOICE:
             fields["regex"] = "|".join(map(re.escape, msgspec.json.decode(constraint.text, type=list[str])))
         elif constraint is not None:
-            if constraint.kind not in _CONSTRAINTS:
-                raise RejectedError(400, f"grammar: SGLang takes no {constraint.kind.value} grammar")
             fields[_CONSTRAINTS[constraint.kind]] = constraint.text
         return fields
 

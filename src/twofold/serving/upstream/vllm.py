@@ -3,7 +3,7 @@
 Base class of the other kinds of servers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -16,7 +16,6 @@ _SAMPLING = """
     max_tokens min_tokens temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty
     ignore_eos stop_token_ids
 """
-Decode = Callable[[list[int]], str]  # text of token ids
 
 
 class VllmKind:
@@ -27,11 +26,8 @@ class VllmKind:
     concurrent = False  # whether both phases get a request at the same time
     health = "/health"
 
-    def fields(self, generation: Generation, model: str, seed: int, decode: Decode | None) -> dict[str, Any]:
-        """Return the JSON fields of a completion request. Raises RejectedError for one that such servers cannot run.
-
-        `decode` is used if a server takes text only.
-        """
+    def fields(self, generation: Generation, model: str, seed: int) -> dict[str, Any]:
+        """Return the JSON fields of a completion request. Raises RejectedError for one that such servers cannot run."""
         # All sampling fields are sent, because the defaults in `generation_config.json` may differ between servers.
         sampling, prompt = generation.sampling, generation.prompt_text
         fields: dict[str, Any] = {

@@ -7,15 +7,11 @@ probabilities or structured output do not get here: a server gets them as they a
 from typing import Any
 
 from twofold.request import Generation, SamplingParams
-from twofold.serving.upstream.client import RejectedError, VllmClient
+from twofold.serving.upstream.client import RejectedError, StatusError, VllmClient
 from twofold.serving.upstream.metrics import ServerMetrics
 from twofold.serving.upstream.vllm import VllmKind
 
-_UNKNOWN = (
-    "request_id return_token_ids return_tokens_as_token_ids add_special_tokens skip_special_tokens cache_salt "
-    "structured_outputs"
-)
-_NEUTRAL = SamplingParams(max_tokens=0)
+_UNKNOWN = "request_id return_token_ids add_special_tokens skip_special_tokens cache_salt"
 _SENT_IF_SET = ("min_tokens", "top_k", "min_p", "repetition_penalty", "ignore_eos", "stop_token_ids")
 
 
@@ -23,17 +19,20 @@ class OpenAIKind(VllmKind):
     """How requests are written for servers that have OpenAI's API alone."""
 
     returns_ids = splits = False
-    health = "/v1/models"
 
     def fields(self, generation: Generation, model: str, seed: int) -> dict[str, Any]:
         fields = super().fields(generation, model, seed)
         if generation.prompt_text is None:
             raise RejectedError(400, "prompt: send text, because a server behind this gateway takes no token ids")
-        unset = (name for name in _SENT_IF_SET if fields[name] == getattr(_NEUTRAL, name))
+        unset = (name for name in _SENT_IF_SET if fields[name] == getattr(SamplingParams(max_tokens=0), name))
         for name in (*_UNKNOWN.split(), *unset):
             fields.pop(name, None)
         return fields
 
     async def metrics(self, client: VllmClient, timeout_s: float) -> ServerMetrics:
-        del client, timeout_s
+        try:
+            await client.get("/health", timeout_s)
+        except StatusError as error:
+            if error.status != 404:  # of llama-cpp-python, which ends an output when it lists its model
+                raise
         return ServerMetrics()

@@ -189,7 +189,6 @@ class HealthProbe:
         if not server.up or card is None:
             card = await client.card(timeout_s)
             server.kind = KINDS.get(card.owned_by, OTHER)
-        await client.get(server.kind.health, timeout_s)
         metrics = await server.kind.metrics(client, timeout_s)
         if not server.up:
             server.handshake = await server.kind.handshake(client, timeout_s)

@@ -59,6 +59,7 @@ class SglangKind(VllmKind):
         return {"bootstrap_host": urlsplit(client.url).hostname, "bootstrap_port": info.disaggregation_bootstrap_port}
 
     async def metrics(self, client: VllmClient, timeout_s: float) -> ServerMetrics:
+        await client.get("/health", timeout_s)
         try:
             text = await client.metrics(timeout_s)
         except StatusError:  # started without --enable-metrics

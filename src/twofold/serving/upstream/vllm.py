@@ -19,12 +19,11 @@ _SAMPLING = """
 
 
 class VllmKind:
-    """How requests are written for vLLM servers, and which paths tell their state."""
+    """How requests are written for vLLM servers, and how their state is read."""
 
     returns_ids = True  # of the tokens of prompt and output
     splits = True  # into prefill and decode
     concurrent = False  # whether both phases get a request at the same time
-    health = "/health"
 
     def fields(self, generation: Generation, model: str, seed: int) -> dict[str, Any]:
         """Return the JSON fields of a completion request. Raises RejectedError for one that such servers cannot run."""
@@ -61,7 +60,8 @@ class VllmKind:
         return fields
 
     async def metrics(self, client: VllmClient, timeout_s: float) -> ServerMetrics:
-        """Return the load of a server. Raises UnavailableError."""
+        """Return the load of a healthy server. Raises UnavailableError."""
+        await client.get("/health", timeout_s)
         return read_metrics(await client.metrics(timeout_s))
 
     async def handshake(self, client: VllmClient, timeout_s: float) -> Mapping[str, object]:

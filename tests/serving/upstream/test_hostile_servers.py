@@ -121,7 +121,8 @@ def test_a_request_that_is_always_refused_takes_no_server_out_of_service(hostile
         assert said["type"] == ("rate_limit_error" if status == 429 else "server_error")
         times = sorted(arrivals[0].times[token] + arrivals[1].times[token])
         assert [len(each.times[token]) for each in arrivals] == [4, 4]
-        assert all(after - before >= 0.1 * 2**number for number, (before, after) in enumerate(pairwise(times)))
+        # The delays are 0.1 s · 2ⁿ from the start of an iteration of the event loop, which may be long on a busy host.
+        assert all(after - before >= 0.05 * 2**number for number, (before, after) in enumerate(pairwise(times)))
     for number in range(2):
         assert metric(url, f'instance_state{{instance="mixed-{number}",state="up"}}') == 1
         assert metric(url, f'worker_restarts_total{{instance="mixed-{number}"}}') == 0

@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 import twofold
 from support.running_service import running_service
@@ -29,6 +30,7 @@ from twofold.scheduling.batchers.mixed import MixedContinuous
 class AddedBatcher(MixedContinuous):
     \"\"\"Whole prompts beside decodes, for a test.\"\"\"
 """
+GUIDE = Path(__file__).parents[2] / "docs/how-to/add-a-policy.md"
 CLUSTER = """
 model: llama2-70b
 router: last-first
@@ -77,6 +79,8 @@ def package(tmp_path_factory):
         "ROUTERS",
         '    "last-first": RegisteredRouter(LastFirst, "an added router"),',
     )
+    router, line = (token.content for token in MarkdownIt().parse(GUIDE.read_text()) if token.info == "python")
+    add(scheduling / "routers", "by_length", router, "ROUTERS", line)
     add(scheduling / "batchers", "added", BATCHER, "BATCHERS", '    "added": AddedBatcher,')
     return root
 
@@ -113,6 +117,15 @@ def test_added_policies_are_simulated(run):
     cluster = ("--cluster", "2xh100:mixed", "--rate", 2, "--num-requests", 20)
     report = json.loads(run("simulate", *WORKLOAD, *cluster, *POLICIES, "--json"))
     assert report["counts"]["completed"] == 20
+
+
+def test_the_router_of_the_guide_keeps_long_prompts_apart(run):
+    """With only short prompts, the second prefill instance computes nothing."""
+    cluster = ("--cluster", "2xh100@8:prefill,1xh100@8:decode", "--rate", 2, "--num-requests", 20)
+    run("simulate", *WORKLOAD, *cluster, "--router", "by-length", "--event-log", "events.jsonl")
+    events = Path("events.jsonl").read_text()
+    assert '"event":"run","instance":"prefill-0"' in events
+    assert '"event":"run","instance":"prefill-1"' not in events
 
 
 def test_added_policies_are_planned_with(run):

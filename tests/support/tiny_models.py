@@ -22,6 +22,24 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 20.0,
         "query_pre_attn_scalar": 24,
     },
+    "gemma3_text": {
+        **_GROUPED,
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "sliding_window": SLIDING_WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "query_pre_attn_scalar": 24,
+    },
+    # State-space layers (M), attention (*) and a multilayer perceptron (-).
+    "nemotron_h": {
+        **_GROUPED,
+        "hybrid_override_pattern": "M*M-",
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 32,
+        "ssm_state_size": 64,
+        "n_groups": 1,
+        "chunk_size": 64,
+    },
     "mixtral": {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {
         **_GROUPED,

@@ -4,30 +4,39 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from twofold.engine.registry import ENGINES
 
 _SCRIPT = """
-import json, sys
+import json, os, sys
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
+from twofold.engine.vllm.sampling import vllm_sampling
+from twofold.request import SamplingParams as KeyedParams
 asked = json.load(sys.stdin)
 llm = LLM(
-    asked["model"], dtype="float32", enforce_eager=True, skip_tokenizer_init=True, block_size=32,
-    kv_cache_memory_bytes=64 << 20, max_num_seqs=16, enable_lora=asked["adapter"] is not None,
+    asked["model"], dtype="float32", enforce_eager=True, skip_tokenizer_init=True, kv_cache_memory_bytes=64 << 20,
+    enable_lora=asked["adapter"] is not None, logits_processors=["twofold.engine.vllm.sampling:KeyedSampling"],
+    **asked["engine"],
 )
 bias = {int(token): value for token, value in asked["sampling"].pop("logit_bias", {}).items()}
 how = SamplingParams(
     temperature=0, max_tokens=asked["output"], ignore_eos=True, detokenize=False, logit_bias=bias or None,
     **asked["sampling"],
 )
-lora = None if asked["adapter"] is None else LoRARequest("adapter", 1, asked["adapter"])
 prompts = [{"prompt_token_ids": prompt} for prompt in asked["prompts"]]
-made = llm.generate(prompts, how, use_tqdm=False, lora_request=lora)
-print("made", json.dumps([list(each.outputs[0].token_ids) for each in made]))
+lora = None if asked["adapter"] is None else LoRARequest("adapter", 1, asked["adapter"])
+def made(how):
+    done = llm.generate(prompts, how, use_tqdm=False, lora_request=lora)
+    return [list(each.outputs[0].token_ids) for each in done]
+keyed = KeyedParams(max_tokens=asked["output"], ignore_eos=True, **asked["keyed"])
+drawn = [vllm_sampling(keyed, len(prompt), asked["output"], frozenset()) for prompt in asked["prompts"]]
+print("made", json.dumps([made(how), made(drawn) if asked["keyed"] else []]), flush=True)
+os._exit(0)
 """
+ENGINE = {"block_size": 32, "max_num_seqs": 16, "enable_prefix_caching": False}
 
 
 def greedy_by_vllm(
@@ -37,9 +46,34 @@ def greedy_by_vllm(
 
     `adapter` is the directory of a LoRA adapter. `sampling` has further sampling parameters of vLLM.
     """
-    lora = None if adapter is None else str(adapter)
-    given = {"model": str(model_dir), "adapter": lora, "prompts": list(prompts), "output": output, "sampling": sampling}
-    asked = json.dumps(given)
+    return outputs_by_vllm(model_dir, prompts, output, sampling, adapter=adapter)[0]
+
+
+def outputs_by_vllm(
+    model_dir: Path,
+    prompts: Sequence[list[int]],
+    output: int,
+    sampling: Mapping[str, object] | None = None,
+    keyed: Mapping[str, object] | None = None,
+    *,
+    adapter: Path | None = None,
+    **engine: object,
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the greedy outputs of one vLLM engine, and those with Twofold's keyed sampling by the parameters `keyed`.
+
+    `engine` replaces engine arguments.
+    """
+    asked = json.dumps(
+        {
+            "model": str(model_dir),
+            "prompts": list(prompts),
+            "output": output,
+            "sampling": sampling or {},
+            "keyed": keyed or {},
+            "adapter": None if adapter is None else str(adapter),
+            "engine": ENGINE | engine,
+        }
+    )
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT],
         input=asked,
@@ -50,5 +84,5 @@ def greedy_by_vllm(
     )
     assert done.returncode == 0, done.stderr[-2000:]
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("made "))
-    made: list[list[int]] = json.loads(line.removeprefix("made "))
-    return made
+    greedy, drawn = json.loads(line.removeprefix("made "))
+    return greedy, drawn

@@ -18,6 +18,16 @@ class LayerShape(msgspec.Struct, frozen=True):
     value_dim: int
 
 
+class KvGroup(msgspec.Struct, frozen=True):
+    """Layers of one kind in vLLM's KV cache, which have their own blocks for a request."""
+
+    kind: str  # as in "sliding_window"
+    block_size: int
+    window: int  # tokens of a window or chunk; 0 if unlimited
+    stored_as: str  # number formats, and the order of dimensions
+    layers: tuple[str, ...]  # none if it is the only group
+
+
 class KvLayout(msgspec.Struct, frozen=True):
     """Layout of a KV cache in one contiguous memory of `num_blocks` blocks.
 
@@ -30,6 +40,7 @@ class KvLayout(msgspec.Struct, frozen=True):
     dtype: str  # a torch dtype's name, as in "float32"
     itemsize: int  # bytes of one number
     heads_first: bool = False
+    groups: tuple[KvGroup, ...] = ()  # if layers have different blocks; a layer of `layers` then has one of each group
 
     @property
     def bytes_per_token(self) -> int:

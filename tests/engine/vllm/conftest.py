@@ -3,7 +3,8 @@
 import warnings
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("vllm") else ["test_sampling.py", "test_options.py", "test_prompt_blocks.py"]
+WITH_VLLM = ["test_cache.py", "test_options.py", "test_prompt_blocks.py", "test_sampling.py"]
+collect_ignore = [] if find_spec("vllm") else WITH_VLLM
 if find_spec("vllm"):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

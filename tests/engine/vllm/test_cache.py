@@ -1,42 +1,95 @@
-"""vLLM's KV cache tensors, allocated in Twofold's KV memory."""
+"""vLLM's KV cache: its layout, its move into Twofold's KV memory, and the blocks that a hand-off moves."""
+
+from itertools import count
 
 import pytest
 import torch
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, MambaManager, SlidingWindowManager
+from vllm.v1.kv_cache_interface import (
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 
 from twofold.engine.torch.pool import KvPool, copy_blocks
-from twofold.engine.vllm.cache import move_caches, read_layout
-from twofold.errors import ModelError
+from twofold.engine.vllm.cache import blocks_to_hand_off, cache_regions, move_caches, read_layout
+from twofold.errors import ConfigurationError, ModelError
+from twofold.transport.base import MemoryDescriptor, check_layout
 
-LAYERS, BLOCKS, HEADS, SIZE, NUMBERS = 3, 5, 2, 4, 6
-
-
-def caches():
-    """Return one KV cache per layer, all views of one tensor as in vLLM."""
-    memory = torch.zeros(LAYERS * BLOCKS * HEADS * SIZE * NUMBERS)
-    shape = (LAYERS, BLOCKS, HEADS, SIZE, NUMBERS)
-    return {f"layer {k}": view for k, view in enumerate(memory.view(shape))}
-
-
-def moved():
-    made = caches()
-    layout, num_blocks = read_layout(made, HEADS)
-    others = [cache.view(cache.shape) for cache in made.values()]
-    memory = torch.zeros(layout.pool_bytes(num_blocks) + 64, dtype=torch.uint8)
-    move_caches(memory, layout, num_blocks, list(zip(made.values(), others, strict=True)))
-    return list(made.values()), others, KvPool(layout, num_blocks, memory)
+BLOCKS, HEADS, SIZE, DIM = 5, 2, 4, 3
+NUMBERS = 2 * DIM
+PAGE = HEADS * SIZE * NUMBERS * 4
+SHAPE = {"block_size": SIZE, "num_kv_heads": HEADS, "head_size": DIM, "dtype": torch.float32}
+FULL, WINDOW = FullAttentionSpec(**SHAPE), SlidingWindowSpec(**SHAPE, sliding_window=8)
+STATE = MambaSpec(block_size=64, shapes=((3, 4), (2, 5)), dtypes=(torch.float32, torch.float32), page_size_padded=PAGE)
 
 
-def test_the_layout_counts_every_byte():
-    layout, num_blocks = read_layout(caches(), HEADS)
-    assert num_blocks == BLOCKS
+def config(*specs, layers=2):
+    """Return vLLM's configuration of a cache with `layers` layers of each spec, alternating."""
+    names = [
+        [f"layers.{place}" for place in range(first, layers * len(specs), len(specs))] for first in range(len(specs))
+    ]
+    size, stride = layers * BLOCKS * PAGE, BLOCKS * PAGE
+    tensors = [KVCacheTensor(size, each, layer_stride=stride, block_stride=PAGE) for each in names]
+    groups = [KVCacheGroupSpec(each, spec) for each, spec in zip(names, specs, strict=True)]
+    return KVCacheConfig(BLOCKS, tensors, groups)
+
+
+def caches(made):
+    """Return the KV cache of each layer as in vLLM: views of one memory, which groups share."""
+    memory = torch.zeros(made.kv_cache_tensors[0].size, dtype=torch.int8).view(torch.float32)
+    return [
+        memory[place * BLOCKS * PAGE // 4 :][: BLOCKS * PAGE // 4].view(BLOCKS, HEADS, SIZE, NUMBERS)
+        for tensor in made.kv_cache_tensors
+        for place in range(len(tensor.layers))
+    ]
+
+
+def moved(made):
+    tensors = caches(made)
+    others = [cache.view(cache.shape) for cache in tensors]
+    layout = read_layout(made, "auto")
+    memory = torch.zeros(layout.pool_bytes(BLOCKS) + 128, dtype=torch.uint8)[64:]
+    move_caches(memory, [*tensors, others])
+    return tensors, others, KvPool(layout, BLOCKS, memory)
+
+
+@pytest.mark.parametrize("specs", [(FULL,), (WINDOW, FULL), (STATE, FULL)], ids=["full", "windows", "states"])
+def test_the_layout_counts_every_byte(specs):
+    made = config(*specs)
+    layout = read_layout(made, "auto")
     assert layout.block_size == SIZE
-    assert layout.layer_bytes_per_block(0) == HEADS * SIZE * NUMBERS * 4
-    assert layout.pool_bytes(num_blocks) == sum(cache.nbytes for cache in caches().values())
+    assert [layout.layer_bytes_per_block(layer) for layer in range(2)] == [PAGE, PAGE]
+    assert layout.pool_bytes(BLOCKS) == made.kv_cache_tensors[0].size
+    assert [group.kind for group in layout.groups] == [
+        {FULL: "full_attention", WINDOW: "sliding_window", STATE: "mamba"}[spec] for spec in specs
+    ]
+    assert layout.kv_heads == ([1, 1] if STATE in specs else [HEADS, HEADS])
+
+
+def test_layers_of_different_groups_share_regions():
+    regions = cache_regions(config(WINDOW, WINDOW, FULL))
+    assert [region.layers for region in regions] == [
+        [f"layers.{n}" for n in (0, 1, 2)],
+        [f"layers.{n}" for n in (3, 4, 5)],
+    ]
+
+
+def test_blocks_with_all_layers_are_one_region():
+    made = config(FULL)
+    packed = KVCacheTensor(2 * BLOCKS * PAGE, ["layers.0", "layers.1"], layer_stride=PAGE, block_stride=2 * PAGE)
+    made.kv_cache_tensors = [packed]
+    assert [layer.key_dim for layer in read_layout(made, "auto").layers] == [2 * NUMBERS]
 
 
 def test_all_views_write_to_the_pool():
     """After `move_caches`, a write through any view of a KV cache tensor changes the memory of the `KvPool`."""
-    tensors, others, pool = moved()
+    tensors, others, pool = moved(config(FULL))
     for layer, (one, other) in enumerate(zip(tensors, others, strict=True)):
         one[3].fill_(float(layer + 1))
         assert torch.equal(one, other)
@@ -46,30 +99,68 @@ def test_all_views_write_to_the_pool():
 
 
 def test_copies_blocks_between_moved_caches():
-    source, _, source_pool = moved()
-    target, _, target_pool = moved()
-    for layer, cache in enumerate(source):
-        cache.copy_(torch.rand_like(cache))
-        copy_blocks(source_pool, range(layer, layer + 1), [4, 1, 2], target_pool, [0, 3, 2])
-        assert torch.equal(target[layer][[0, 3, 2]], cache[[4, 1, 2]])
-        assert (target[layer][[1, 4]] == 0).all()
+    source, _, source_pool = moved(config(WINDOW, FULL))
+    target, _, target_pool = moved(config(WINDOW, FULL))
+    values = count(1)
+    for cache in source:
+        cache[[4, 1, 2]] = float(next(values))
+    for region in range(2):
+        copy_blocks(source_pool, range(region, region + 1), [4, 1, 2], target_pool, [0, 3, 2])
+    for ours, theirs in zip(source, target, strict=True):
+        assert torch.equal(theirs[[0, 3, 2]], ours[[4, 1, 2]])
+        assert (theirs[[1, 4]] == 0).all()
+
+
+def test_refuses_views_that_stay_behind():
+    made = config(FULL)
+    tensors = caches(made)
+    memory = torch.zeros(read_layout(made, "auto").pool_bytes(BLOCKS), dtype=torch.uint8)
+    with pytest.raises(ModelError, match="references to its KV cache"):
+        move_caches(memory, tensors[:1])
+
+
+def test_refuses_other_memory_layouts():
+    made = config(FULL)
+    made.kv_cache_tensors = [KVCacheTensor(2 * BLOCKS * PAGE, ["layers.0", "layers.1"], BLOCKS * PAGE, PAGE // HEADS)]
+    with pytest.raises(ModelError, match="one after the other"):
+        read_layout(made, "auto")
+
+
+def test_refuses_kinds_that_need_other_blocks():
+    with pytest.raises(ModelError, match="kind cross_attention"):
+        read_layout(config(CrossAttentionSpec(**SHAPE)), "auto")
 
 
 @pytest.mark.parametrize(
-    "cache",
-    [
-        torch.zeros(2, BLOCKS, SIZE, HEADS, NUMBERS),
-        torch.zeros(BLOCKS, SIZE, HEADS, NUMBERS).transpose(1, 2),
-        torch.zeros(BLOCKS, HEADS + 1, SIZE, NUMBERS),
-    ],
-    ids=["keys and values apart", "not one run of bytes", "other heads"],
+    "other",
+    [config(FULL, FULL), config(SlidingWindowSpec(**SHAPE, sliding_window=16), FULL), config(FULL, WINDOW)],
+    ids=["no window", "wider window", "other layers"],
 )
-def test_refuses_other_memory_layouts(cache):
-    with pytest.raises(ModelError, match="is laid out as"):
-        read_layout({"layer 0": cache}, HEADS)
+def test_ends_with_different_groups_do_not_connect(other):
+    ours, theirs = (
+        MemoryDescriptor(instance=name, epoch=0, address="", num_blocks=BLOCKS, layout=read_layout(made, "auto"))
+        for name, made in (("ours", config(WINDOW, FULL)), ("theirs", other))
+    )
+    check_layout(ours, ours)
+    with pytest.raises(ConfigurationError, match="different KV layouts"):
+        check_layout(ours, theirs)
 
 
-def test_refuses_layers_with_different_blocks():
-    first, second = torch.zeros(BLOCKS, HEADS, SIZE, NUMBERS), torch.zeros(BLOCKS + 1, HEADS, SIZE, NUMBERS)
-    with pytest.raises(ModelError, match="another number or size of blocks"):
-        read_layout({"layer 0": first, "layer 1": second}, HEADS)
+def test_layouts_differ_by_number_format_and_order():
+    made, other = config(FULL), config(FULL)
+    other.kv_cache_layout = "LBNHC"
+    formats = [read_layout(made, "fp8_e4m3"), read_layout(made, "fp8_e5m2"), read_layout(other, "fp8_e5m2")]
+    assert len(set(formats)) == 3
+
+
+@pytest.mark.parametrize(
+    ("computed", "window"), [(1, [0]), (4, [0]), (8, [0, 1]), (11, [1, 2]), (12, [1, 2]), (13, [1, 2, 3])]
+)
+def test_hands_off_the_blocks_that_the_next_token_needs(computed, window):
+    """A full group hands off all blocks, a window its last ones, and a state one; blocks allocated ahead stay."""
+    pool = BlockPool(64, enable_caching=False, hash_block_size=SIZE)
+    made = {"block_pool": pool, "enable_caching": False, "kv_cache_group_id": 0, "scheduler_block_size": SIZE}
+    managers = [FullAttentionManager(FULL, **made), SlidingWindowManager(WINDOW, **made), MambaManager(STATE, **made)]
+    full, windowed, state = [*range(10, 16)], [*range(20, 26)], [30]
+    blocks = blocks_to_hand_off(managers, [full, windowed, state], computed)
+    assert blocks == [*full[: -(-computed // SIZE)], *(windowed[place] for place in window), 30]

@@ -1,6 +1,8 @@
 """KV connector by which vLLM reports allocated blocks and computed layers to Twofold's worker."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -17,8 +19,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
 from twofold.engine.vllm.bridge import BRIDGES
-from twofold.engine.vllm.cache import move_caches, read_layout
-from twofold.errors import ModelError
+from twofold.engine.vllm.cache import blocks_to_hand_off, cache_regions, move_caches, read_layout
 
 BRIDGE = "twofold_bridge"  # key in kv_connector_extra_config for the bridge's name
 
@@ -37,27 +38,23 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        if len(kv_cache_config.kv_cache_groups) != 1:
-            kinds = len(kv_cache_config.kv_cache_groups)
-            raise ModelError(
-                f"this model has {kinds} kinds of KV cache (sliding windows, or states), and a hand-off supports one"
-            )
-        self._groups = tuple(range(len(kv_cache_config.kv_cache_groups)))
+        self._config = kv_cache_config
         self._bridge = BRIDGES[vllm_config.kv_transfer_config.kv_connector_extra_config[BRIDGE]]
-        self._layers: dict[str, int] = {}  # layer index by name
+        self._places: dict[str, int] = {}  # place of each layer in the order of computation
+        self._last_places: list[int] = []  # for each region, the place at which it and all previous ones are computed
+        self._reported = 0  # regions that were reported in this iteration
 
     # -- model runner -----------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Move vLLM's KV cache, which is still empty, into memory that peers can access."""
         context = self._vllm_config.compilation_config.static_forward_context
-        self._layers = {name: place for place, name in enumerate(kv_caches)}
-        heads = self._vllm_config.model_config.get_num_kv_heads(self._vllm_config.parallel_config)
-        layout, num_blocks = read_layout(kv_caches, heads)
-        views = [(cache, context[name].kv_cache) for name, cache in kv_caches.items()]
-        if not all(one.data_ptr() == other.data_ptr() for one, other in views):
-            raise ModelError("a layer uses other memory than vLLM has registered for it")
-        move_caches(self._bridge.place_cache(layout, num_blocks), layout, num_blocks, views)
+        self._places = {name: place for place, name in enumerate(context)}
+        regions = cache_regions(self._config)
+        self._last_places = list(accumulate((max(self._places[name] for name in each.layers) for each in regions), max))
+        layout = read_layout(self._config, self._vllm_config.cache_config.cache_dtype)
+        memory = self._bridge.place_cache(layout, self._config.num_blocks)
+        move_caches(memory, [*kv_caches.values(), *(context[name].kv_cache for name in kv_caches)])
 
     def start_load_kv(self, forward_context: object, **kwargs: Any) -> None:
         """Do nothing: the worker's threads start transfers."""
@@ -66,12 +63,19 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         """Do nothing: vLLM runs a request only when all KV of the request has arrived."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: object, **kwargs: Any) -> None:
-        metadata = self._get_connector_metadata()
-        if isinstance(metadata, CompletingPrefills) and metadata.request_ids:
-            self._bridge.layer_computed(metadata.request_ids, self._layers[layer_name])
+        self._computed(bisect_right(self._last_places, self._places[layer_name]))
 
     def wait_for_save(self) -> None:
-        """Do nothing: transfers may continue after the iteration."""
+        """Report the rest, because vLLM reports no layers with states. Transfers may continue after the iteration."""
+        self._computed(len(self._last_places))
+        self._reported = 0
+
+    def _computed(self, regions: int) -> None:
+        metadata = self._get_connector_metadata()
+        if isinstance(metadata, CompletingPrefills) and metadata.request_ids:
+            for region in range(self._reported, regions):
+                self._bridge.layer_computed(metadata.request_ids, region)
+        self._reported = max(self._reported, regions)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         settled = self._bridge.settle()
@@ -81,7 +85,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
         """Return the ids of all KV cache groups, because a KV transfer loads every group."""
-        return self._groups  # vLLM would clear the blocks of other groups
+        return tuple(range(len(self._config.kv_cache_groups)))  # vLLM would clear the blocks of other groups
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         if not self._bridge.is_remote(request.request_id):
@@ -90,7 +94,8 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         if num_external_tokens:
-            self._bridge.allocated(request.request_id, blocks.get_block_ids()[0])
+            handed = self._to_hand_off(blocks.get_block_ids(), request.num_prompt_tokens)
+            self._bridge.allocated(request.request_id, handed)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> CompletingPrefills:
         output, cached = scheduler_output, scheduler_output.scheduled_cached_reqs
@@ -104,8 +109,12 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
     def _follows(self, request_id: str, computed: int) -> bool:
         manager = self._kv_cache_manager
         assert manager is not None  # noqa: S101  (vLLM binds it before scheduling)
-        blocks = manager.get_block_ids(request_id)[0]
+        blocks = self._to_hand_off(manager.get_block_ids(request_id), computed)
         return self._bridge.prompt_completes(request_id, computed, blocks)
+
+    def _to_hand_off(self, block_ids: Sequence[Sequence[int]], computed: int) -> list[int]:
+        assert self._kv_cache_manager is not None  # noqa: S101  (as above)
+        return blocks_to_hand_off(self._kv_cache_manager.coordinator.single_type_managers, block_ids, computed)
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]

@@ -128,6 +128,7 @@ class VllmCore:
         self.config = engine_config(name, prefix_caching=prefix_caching, **options)
         self._core = EngineCore(self.config, executor, log_stats=False)
         self._scheduler: Any = self._core.scheduler  # typed as Any: its interface has neither queues nor blocks
+        self._block_size = options["block_size"]  # of `keys`
         self.prompt_blocks = CachedPromptBlocks()
         if prefix_caching:
             self._scheduler.kv_event_publisher = self.prompt_blocks
@@ -154,7 +155,7 @@ class VllmCore:
             data_parallel_rank=None,
         )
         prepared, wave = self._core.preprocess_add_request(request)
-        if keys:
+        if keys and self._scheduler.hash_block_size == self._block_size:  # vLLM enlarges blocks of models with states
             self.prompt_blocks.expect(request_id, prepared.block_hashes, keys)
         self._core.add_request(prepared, wave)
 

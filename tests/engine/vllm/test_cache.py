@@ -19,7 +19,7 @@ from vllm.v1.kv_cache_interface import (
 from twofold.engine.torch.pool import KvPool, copy_blocks
 from twofold.engine.vllm.cache import blocks_to_hand_off, cache_regions, move_caches, read_layout
 from twofold.errors import ConfigurationError, ModelError
-from twofold.transport.base import MemoryDescriptor, check_layout
+from twofold.transport.base import MemoryDescriptor, Transport
 
 BLOCKS, HEADS, SIZE, DIM = 5, 2, 4, 3
 NUMBERS = 2 * DIM
@@ -141,9 +141,11 @@ def test_ends_with_different_groups_do_not_connect(other):
         MemoryDescriptor(instance=name, epoch=0, address="", num_blocks=BLOCKS, layout=read_layout(made, "auto"))
         for name, made in (("ours", config(WINDOW, FULL)), ("theirs", other))
     )
-    check_layout(ours, ours)
+    assert ours.layout == read_layout(config(WINDOW, FULL), "auto")
+    transport = Transport()
+    transport.descriptor = ours
     with pytest.raises(ConfigurationError, match="different KV layouts"):
-        check_layout(ours, theirs)
+        transport.connect(theirs)
 
 
 def test_layouts_differ_by_number_format_and_order():

@@ -133,9 +133,9 @@ def test_files_of_texts_are_refused(row, write):
     [
         ({"input_length": 0}, "input_length is 0, and a prompt has at least one token"),
         ({"output_length": -1}, "output_length is -1, and an output has no negative length"),
-        ({"output_length": None}, '"output_length" is null where a whole number is expected'),
+        ({"output_length": None}, "output_length: expected int, got null"),
         ({"delay": -5}, "delay is -5, which is not a time in ms from 0 on"),
-        ({"delay": "5"}, '"delay" is a text where a number or null is expected'),
+        ({"delay": "5"}, "delay: expected float or null, got str"),
         ({"hash_ids": [1, 2, 3, 4]}, "hash_ids has 4 blocks of 512 tokens, more than input_length 1500"),
         ({"session_id": "c", "timestamp": None}, "either the first turn of every session has a timestamp, or none has"),
         (

@@ -29,12 +29,15 @@ def unknown_name(kind: str, name: str, known: Iterable[str], *, also: Iterable[s
     return ConfigurationError(f"unknown {kind} {name!r}{hint}; choose from {', '.join(names)}")
 
 
-def explain_validation(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Return the location of the invalid value in a msgspec error, and a readable reason."""
+def explain_validation(error: msgspec.ValidationError, mapping: str = "table") -> tuple[str, str]:
+    """Return the location of the invalid value in a msgspec error, and a readable reason.
+
+    The reason calls a mapping by its name in the format of the file: `table` in TOML, `object` in JSON.
+    """
     found = _PLACE.fullmatch(str(error))
     # The place is empty if the whole value is wrong.
     place, what = (found["place"] or "", found["what"]) if found else ("", str(error))
-    what = what.replace("`", "").replace("Object ", "").replace("object", "table")
+    what = what.replace("`", "").replace(" | ", " or ").replace("Object ", "").replace("object", mapping)
     return place, what[:1].lower() + what[1:]
 
 

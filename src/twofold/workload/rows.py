@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from twofold.errors import WorkloadError
+from twofold.hardware.suggestions import explain_validation
 
 MAX_LINE_BYTES = 16 * 2**20  # bounds memory for files without line ends
 MAX_BLANK_BYTES = 2**20  # bounds the time for compressed blank lines, of which a kilobyte may hold a megabyte
@@ -147,20 +148,6 @@ def parse_seconds(lines: Lines, column: str, text: str) -> float:
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_MISSING = re.compile(r"Object missing required field `(?P<key>[^`]*)`")
-_WRONG = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<found>[^`]*)` - at `\$\.?(?P<key>[^`]*)`")
-_NOT_AN_OBJECT = re.compile(r"Expected `object`, got `(?P<found>[^`]*)`")
-_RANGE = re.compile(r"(?:Number|Integer value) out of range - at `\$\.?(?P<key>[^`]*)`")
-_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "a text",
-    "bool": "true or false",
-    "null": "null",
-    "array": "a list",
-    "object": "an object",
-}
-
 
 def json_rows(lines: Lines, kind: type[T]) -> Iterator[T]:
     """Decode each line as a struct of type `kind`. Raises WorkloadError for an invalid line."""
@@ -169,7 +156,7 @@ def json_rows(lines: Lines, kind: type[T]) -> Iterator[T]:
         try:
             yield decoder.decode(line)
         except msgspec.DecodeError as error:
-            raise lines.error(explain_json_error(str(error))) from error
+            raise lines.error(_json_error(error)) from error
         except RecursionError as error:
             raise lines.error("the JSON is nested too deeply for a trace") from error
 
@@ -179,23 +166,12 @@ def json_keys(lines: Lines, line: str) -> tuple[str, ...]:
     try:
         return tuple(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
     except msgspec.DecodeError as error:
-        raise lines.error(explain_json_error(str(error))) from error
+        raise lines.error(_json_error(error)) from error
 
 
-def explain_json_error(message: str) -> str:
-    """Convert a msgspec error message to a message for users."""
-    if "truncated" in message:
-        return "the JSON is cut off"
-    if match := _MISSING.match(message):
-        return f'missing key "{match["key"]}"'
-    if match := _WRONG.match(message):
-        return f'"{match["key"]}" is {_words(match["found"])} where {_words(match["wanted"])} is expected'
-    if match := _NOT_AN_OBJECT.match(message):
-        return f"{_words(match['found'])} where a JSON object is expected"
-    if match := _RANGE.match(message):
-        return f'"{match["key"]}" is a number out of range'
-    return f"not valid JSON: {message.removeprefix('JSON is malformed: ')}"
-
-
-def _words(kind: str) -> str:
-    return " or ".join(_WORDS.get(part, part) for part in kind.split(" | "))
+def _json_error(error: msgspec.DecodeError) -> str:
+    """Return the reason for a msgspec error as a message for users."""
+    if isinstance(error, msgspec.ValidationError):
+        return ": ".join(filter(None, explain_validation(error, "object")))
+    message = str(error).removeprefix("JSON is malformed: ")
+    return "the JSON is cut off" if "truncated" in message else f"not valid JSON: {message}"

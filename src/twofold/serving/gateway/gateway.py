@@ -1,7 +1,6 @@
 """State shared by all endpoints, and decoding of request bodies."""
 
 import asyncio
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from starlette.responses import Response
 
 from twofold.engine.grammar import GrammarMatchers
 from twofold.errors import RequestError
+from twofold.hardware.suggestions import explain_validation
 from twofold.request import Generation
 from twofold.serving.controller.live_request import OutputSink
 from twofold.serving.controller.service import ServedModel
@@ -23,9 +23,6 @@ from twofold.serving.gateway.tokenizer import TextTokenizer
 from twofold.serving.gateway.tools.families import BY_CHECKPOINT, AnswerParsers
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-_PLACE = re.compile(r" - at `\$\.?(?P<place>.*)`$")
-_MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]+)`")
 
 _INLINE_BYTES = 256 * 1024  # decoding them takes a few ms at most
 _SLICE_BYTES = 64 * 1024  # the event loop may run between two slices of a body
@@ -244,7 +241,7 @@ def _decode(body: bytes, kind: type[T], limits: RequestLimits) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _type_error(str(error)) from error
+        raise _type_error(error) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
 
@@ -262,15 +259,12 @@ def _check_size(body: bytes, limits: RequestLimits) -> None:
             raise RequestError(f"the body has about {count} {what}, more than the limit of {most}")
 
 
-def _type_error(message: str) -> RequestError:
-    found = _PLACE.search(message)
-    place = found["place"] if found else ""
-    reason = _PLACE.sub("", message)
-    missing = _MISSING.match(reason)
+def _type_error(error: msgspec.ValidationError) -> RequestError:
+    place, reason = explain_validation(error, "object")
+    _, missing, name = reason.partition("missing required field ")
     if missing:
-        field = ".".join(filter(None, (place, missing["name"])))
+        field = ".".join(filter(None, (place, name)))
         return invalid(field, "this field is required", code="missing_required_parameter")
-    reason = reason.replace("`", "").replace(" | ", " or ").replace("Expected", "expected", 1)
     if not place:
         return RequestError(f"the body must be a JSON object: {reason}")
     return invalid(place, reason, code="invalid_type_or_value")

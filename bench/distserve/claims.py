@@ -38,7 +38,7 @@ from twofold.planning.evaluation import Trial
 from twofold.planning.evaluator import EvaluationStore, Evaluator, Keys
 from twofold.planning.executors.local import LocalExecutor, cores
 from twofold.planning.placement.plan import PlacementPlan, PlacementQuery, prepare
-from twofold.planning.placement.search import SimulatedPlacement
+from twofold.planning.plan import DesignChoice
 from twofold.planning.problem import Problem
 from twofold.planning.rates import RateGrid, RateSearch
 from twofold.planning.workload import WorkloadArguments
@@ -108,7 +108,7 @@ def problem(one: Application, performance: str, requests: int) -> Problem:
 
 def colocated(
     what: Problem, tensor_parallel: int, ways: Sequence[tuple[str, int | None]], where: RunSettings, grid: RateGrid
-) -> list[SimulatedPlacement | None]:
+) -> list[DesignChoice | None]:
     """Return the goodput of one colocated instance with each batcher; None for a batcher that never meets the SLO."""
     kind = what.instance(MACHINE, tensor_parallel)
     designs = [
@@ -116,10 +116,10 @@ def colocated(
         for batcher, budget in ways
     ]
 
-    async def all_of_them(search: RateSearch) -> list[SimulatedPlacement | None]:
+    async def all_of_them(search: RateSearch) -> list[DesignChoice | None]:
         told = await asyncio.gather(*(search.highest(design) for design in designs))
         return [
-            None if each.kept is None else SimulatedPlacement(design=each.design, rate=each.rate, evaluation=each.kept)
+            None if each.kept is None else DesignChoice(design=each.design, rate=each.rate, evaluation=each.kept)
             for each in told
         ]
 

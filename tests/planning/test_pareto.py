@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.analytic_cluster import COLOCATED, SPLIT, AnalyticCluster, design
+from twofold.planning.design import RatedDesign
 from twofold.planning.evaluation import Trial
-from twofold.planning.pareto import ParetoPoint, front_of, pareto_front
+from twofold.planning.pareto import front_of, pareto_front
 from twofold.planning.plan import DesignChoice
 
 points = st.lists(
     st.builds(
-        lambda counts, rate: ParetoPoint(design=design(*counts), rate=float(rate)),
+        lambda counts, rate: RatedDesign(design=design(*counts), rate=float(rate)),
         st.tuples(st.integers(1, 4), st.integers(1, 4)),
         st.integers(1, 5),
     ),
@@ -38,7 +39,7 @@ def test_front_has_smaller_clusters_at_their_highest_rates():
     search = cluster.search()
     best = [design(8, 16), design(20, family=COLOCATED)]
     choices = [asyncio.run(chosen(search, cluster, one)) for one in best]
-    front = asyncio.run(front_of(search, choices, [ParetoPoint(design=design(1, 1), rate=0.5)]))
+    front = asyncio.run(front_of(search, choices, [RatedDesign(design=design(1, 1), rate=0.5)]))
     assert front[-1].design == best[1]
     assert any(point.design == design(1, 1) for point in front)
     for point in front:

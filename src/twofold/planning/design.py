@@ -139,6 +139,18 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         return (part for part, plays in zip(self.parts(), self.family.role_of, strict=True) if plays is role)
 
 
+class RatedDesign(msgspec.Struct, frozen=True, kw_only=True):
+    """A design and a rate (requests/s) that it serves within the SLO, by simulation or by prediction."""
+
+    design: Design
+    rate: float
+
+    @property
+    def per_accelerator(self) -> float:
+        """Goodput per accelerator in requests/s, DistServe's criterion for placements."""
+        return self.rate / self.design.accelerators
+
+
 Allows = Callable[[Design], bool]
 _SLACK = 1.0 + 1e-9  # for rounding errors in sums of prices
 # A larger number is probably a typing error, and would make the search endless.

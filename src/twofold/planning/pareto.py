@@ -6,37 +6,29 @@ The function `rate_curve` evaluates one design at several request rates.
 import asyncio
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
-from twofold.planning.design import Design
+from twofold.planning.design import Design, RatedDesign
 from twofold.planning.evaluation import Evaluation
 from twofold.planning.plan import DesignChoice
 from twofold.planning.rates import RateSearch
 
 
-class ParetoPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A design and a rate (requests/s) at which it meets the SLO."""
-
-    design: Design
-    rate: float
-
-    def covers(self, other: "ParetoPoint") -> bool:
-        """Return whether this point is at least as good as `other` in rate, price and power."""
-        mine, others = self.design, other.design
-        return self.rate >= other.rate and mine.price_per_h <= others.price_per_h and mine.tdp_w <= others.tdp_w
-
-
-def pareto_front(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:
+def pareto_front(points: Iterable[RatedDesign]) -> tuple[RatedDesign, ...]:
     """Return the Pareto-optimal points in ascending order of rate."""
-    front: list[ParetoPoint] = []
+    front: list[RatedDesign] = []
     # In this order, only earlier points can cover a point.
     for point in sorted(points, key=_order):
-        if not any(other.covers(point) for other in front):
+        if not any(_covers(other, point) for other in front):
             front.append(point)
     return tuple(reversed(front))
 
 
-def _order(point: ParetoPoint) -> tuple[float, float, float, int, str]:
+def _covers(one: RatedDesign, other: RatedDesign) -> bool:
+    """Return whether `one` is at least as good as `other` in rate, price and power."""
+    mine, others = one.design, other.design
+    return one.rate >= other.rate and mine.price_per_h <= others.price_per_h and mine.tdp_w <= others.tdp_w
+
+
+def _order(point: RatedDesign) -> tuple[float, float, float, int, str]:
     design = point.design
     # Of equal points, the one with the fewest machines comes first.
     return -point.rate, design.price_per_h, design.tdp_w, design.machines, design.name
@@ -46,11 +38,11 @@ _SHARES = (0.25, 0.5, 0.75)  # of a choice's machines
 
 
 async def front_of(
-    search: RateSearch, choices: Sequence[DesignChoice], found: Iterable[ParetoPoint]
-) -> tuple[ParetoPoint, ...]:
+    search: RateSearch, choices: Sequence[DesignChoice], found: Iterable[RatedDesign]
+) -> tuple[RatedDesign, ...]:
     """Return the Pareto-optimal designs in price, power and highest request rate, in ascending order of rate."""
     # Candidates: the choices, smaller versions of them, and the points found during the search.
-    best = pareto_front(ParetoPoint(design=choice.design, rate=choice.highest_rate) for choice in choices)
+    best = pareto_front(RatedDesign(design=choice.design, rate=choice.highest_rate) for choice in choices)
     smaller = {design: None for point in best for design in _smaller(point.design)}
     points = {*best, *found, *await _at_capacity(search, smaller)}
     # Points found during the search may have higher rates, at which they may cover others.
@@ -63,8 +55,8 @@ def _smaller(design: Design) -> list[Design]:
     return [Design(family=design.family, counts=each) for each in counts if each != design.counts]
 
 
-async def _at_capacity(search: RateSearch, designs: Iterable[Design]) -> list[ParetoPoint]:
-    return [ParetoPoint(design=each.design, rate=each.rate) for each in await search.highest_of(designs)]
+async def _at_capacity(search: RateSearch, designs: Iterable[Design]) -> list[RatedDesign]:
+    return [RatedDesign(design=each.design, rate=each.rate) for each in await search.highest_of(designs)]
 
 
 _CURVES_SHARES = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 1.0)

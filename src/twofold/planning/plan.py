@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from twofold.errors import ConfigurationError
-from twofold.planning.design import Budget, Design, Family, FamilyGroup, frontier
+from twofold.planning.design import Budget, Design, Family, FamilyGroup, RatedDesign, frontier
 from twofold.planning.evaluation import Evaluation
 from twofold.planning.promise import Draws, Promise, Rank, promised_rate, promised_size, resized
 from twofold.planning.rates import MaxRate, RateSearch
@@ -115,17 +115,25 @@ class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
     draws: Draws | None = None  # to check the best designs on; None for no check
 
 
-class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Best design of a group, which has all parallelisms and numbers of machines, evaluated at `rate` requests/s.
+class DesignChoice(RatedDesign, frozen=True, kw_only=True):
+    """A design, such as the best of its group, evaluated at `rate`: the requested rate, or else the highest rate.
 
     Without a promise, the design meets the SLO on the draw of the search.
     """
 
-    design: Design
-    rate: float  # requested rate, or else the highest rate
     highest_rate: float
     evaluation: Evaluation
     promise: Promise | None = None
+    copies: int = 1  # of a placement, for the requested rate
+
+    @property
+    def broken(self) -> bool:
+        """Whether too few draws of the workload meet the SLO."""
+        return self.promise is not None and not self.promise.holds
+
+    @property
+    def accelerators(self) -> int:
+        return self.copies * self.design.accelerators
 
     @property
     def requests_per_dollar(self) -> float | None:
@@ -203,7 +211,7 @@ async def _choose(search: RateSearch, query: PlanQuery, group: FamilyGroup, foun
     budget = query.budget
     if query.objective is Objective.THROUGHPUT:
         frontiers = [designs for family in group if (designs := frontier(family, budget.allows))]
-        choice = _at_capacity(await most_throughput(search, *frontiers)) if frontiers else None
+        choice = at_capacity(await most_throughput(search, *frontiers)) if frontiers else None
     else:
         rate = query.rate or 0.0
         design = await cheapest(search, group, rate, budget.allows, query.objective.weigh)
@@ -219,7 +227,7 @@ async def _promised(
     """Resize the best split and colocated designs so that enough draws meet the SLO; list them first."""
 
     def rank(choice: DesignChoice) -> Rank:
-        return choice.promise is not None and not choice.promise.holds, *_rank(query.objective, choice)
+        return choice.broken, *_rank(query.objective, choice)
 
     async def resize(choice: DesignChoice) -> DesignChoice:
         design, rate = choice.design, choice.rate
@@ -237,12 +245,12 @@ async def _promised(
     return sorted(chain.from_iterable(told), key=lambda choice: (choice.promise is None, *rank(choice)))
 
 
-def _at_capacity(capacity: MaxRate) -> DesignChoice | None:
-    if capacity.kept is None:
+def at_capacity(capacity: MaxRate) -> DesignChoice | None:
+    """Return a design at its highest rate; None if it meets the SLO at no rate."""
+    rate, evaluation = capacity.rate, capacity.kept
+    if evaluation is None:
         return None
-    return DesignChoice(
-        design=capacity.design, rate=capacity.rate, highest_rate=capacity.rate, evaluation=capacity.kept
-    )
+    return DesignChoice(design=capacity.design, rate=rate, highest_rate=rate, evaluation=evaluation)
 
 
 async def _at_rate(search: RateSearch, design: Design, rate: float) -> DesignChoice:

@@ -8,7 +8,8 @@ from twofold.instance import Role
 from twofold.performance.queueing import crossing_rate, mean_ttft_s, stage_times
 from twofold.planning.design import Design, Family
 from twofold.planning.placement.plan import PlacementPlan, PlacementQuery, preference, prepare
-from twofold.planning.placement.search import PlacementResults, SimulatedPlacement
+from twofold.planning.placement.search import PlacementResults
+from twofold.planning.plan import DesignChoice
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def explain(make_problem):
         decode = problem.instance("a100", 1)
         family = Family(kinds=(*[prefill] * kinds, decode), roles=(*[Role.PREFILL] * kinds, Role.DECODE))
         design = Design(family=family, counts=(count,) * kinds + (1,))
-        placed = SimulatedPlacement(design=design, rate=rate, evaluation=evaluation(rate))
+        placed = DesignChoice(design=design, rate=rate, highest_rate=rate, evaluation=evaluation(rate))
         found = PlacementResults(prefills=(), decodes=(), split=(placed,), colocated=())
         return problem, preference(PlacementPlan(prepared=prepared, placement=found, best=placed))
 

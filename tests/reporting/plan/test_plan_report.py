@@ -13,9 +13,8 @@ from twofold.cluster.spec import ClusterSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.cost import MeasuredSizes
 from twofold.planning.advice import advise
-from twofold.planning.design import Design, Family
+from twofold.planning.design import Design, Family, RatedDesign
 from twofold.planning.evaluator import Effort
-from twofold.planning.pareto import ParetoPoint
 from twofold.planning.problem import Problem
 from twofold.planning.workload import WorkloadArguments
 from twofold.reporting.plan.html import plan_page
@@ -24,7 +23,7 @@ from twofold.reporting.plan.table import plan_tables, thinned
 from twofold.slo import Slo
 
 EFFORT = Effort(simulations=40, reused=3, requests=50_000, cpu_s=5.0)
-FRONT = (ParetoPoint(design=design(1, 1), rate=3.0), ParetoPoint(design=design(5, 5), rate=20.0))
+FRONT = (RatedDesign(design=design(1, 1), rate=3.0), RatedDesign(design=design(5, 5), rate=20.0))
 
 
 def shown(made, front=FRONT, width=120):
@@ -67,7 +66,7 @@ def test_families_without_room_in_the_budget_are_named():
 @pytest.mark.parametrize("count", [1, 13, 14, 15, 200])
 def test_a_long_front_is_thinned_between_its_ends(count):
     """A Pareto front of more than 14 points is reduced to 14, including the first and the last."""
-    points = [ParetoPoint(design=design(1, 1), rate=float(rate)) for rate in range(1, count + 1)]
+    points = [RatedDesign(design=design(1, 1), rate=float(rate)) for rate in range(1, count + 1)]
     some = thinned(points)
     assert len(some) == min(count, 14)
     assert (some[0], some[-1]) == (points[0], points[-1])

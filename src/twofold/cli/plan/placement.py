@@ -15,7 +15,6 @@ from twofold.planning.deployment import deployment_of, deployment_text
 from twofold.planning.evaluator import Effort
 from twofold.planning.placement.instances import Affinity
 from twofold.planning.placement.plan import PlacementPlan, PlacementQuery, PreparedPlacement, make_placement, prepare
-from twofold.planning.plan import DesignChoice
 from twofold.planning.problem import Problem
 from twofold.planning.rates import RateGrid
 from twofold.planning.search import Objective
@@ -93,8 +92,5 @@ def _title(prepared: PreparedPlacement) -> str:
 
 def _deployment(plan: PlacementPlan) -> str:
     best, problem = plan.recommended, plan.prepared.problem
-    choice = DesignChoice(
-        design=best.design, rate=best.rate, highest_rate=best.rate, evaluation=best.evaluation, promise=best.promise
-    )
     comment = f"{_title(plan.prepared)}: {best.design.name}, planned by simulation.\n{verdict_text(plan)}"
-    return deployment_text(deployment_of(problem, choice, Objective.GOODPUT), comment)
+    return deployment_text(deployment_of(problem, best, Objective.GOODPUT), comment)

@@ -17,8 +17,9 @@ from twofold.cli.settings import refuse
 from twofold.errors import ConfigurationError
 from twofold.planning.advice import Advice, advise
 from twofold.planning.deployment import deployment_of, deployment_text
+from twofold.planning.design import RatedDesign
 from twofold.planning.evaluator import Effort
-from twofold.planning.pareto import ParetoPoint, RateCurve, front_of, rate_curve
+from twofold.planning.pareto import RateCurve, front_of, rate_curve
 from twofold.planning.plan import Plan, PlanQuery, make_plan
 from twofold.planning.problem import Problem
 from twofold.planning.rates import RateGrid
@@ -34,7 +35,7 @@ class PlanResult:
 
     plan: Plan
     advice: Advice
-    front: tuple[ParetoPoint, ...]
+    front: tuple[RatedDesign, ...]
     curves: dict[str, RateCurve]
     effort: Effort
 
@@ -82,7 +83,7 @@ async def _search(search: OpenSearch, query: PlanQuery, *, with_curves: bool) ->
     plan = await make_plan(search.rates, query, search.progress.found)
     # The break-even search also simulates designs outside the budget.
     points = [
-        ParetoPoint(design=trial.design, rate=trial.rate)
+        RatedDesign(design=trial.design, rate=trial.rate)
         for trial, evaluation in search.evaluator.answered().items()
         if evaluation.met and trial.draw == 0 and query.budget.allows(trial.design)
     ]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from twofold.instance import Role
-from twofold.planning.design import Design, Family, MachineKind
+from twofold.planning.design import Design, Family, MachineKind, RatedDesign
 from twofold.planning.placement.instances import shares_nodes
 from twofold.planning.rates import RateSearch
 from twofold.request import Phase
@@ -64,24 +64,13 @@ def _decode(search: RateSearch, feeder: PhaseGoodput, kind: MachineKind, *, shar
     return Design(family=family, counts=(max(1, feeders), 1))
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A design and its predicted goodput in requests/s."""
-
-    design: Design
-    rate: float  # lower goodput of the two phases
-
-    @property
-    def per_accelerator(self) -> float:
-        return self.rate / self.design.accelerators
-
-
 def balanced(
     prefills: Sequence[PhaseGoodput],
     decodes: Sequence[PhaseGoodput],
     most_accelerators: int,
     *,
     node: int | None = None,
-) -> list[Candidate]:
+) -> list[RatedDesign]:
     """Return designs with nearly equal prefill and decode goodput, highest goodput per accelerator first.
 
     `node` is the number of accelerators per node if prefill and decode must share nodes, otherwise None.
@@ -105,7 +94,7 @@ def replicated(
     most_accelerators: int,
     *,
     shared: bool = False,
-) -> list[Candidate]:
+) -> list[RatedDesign]:
     """Return designs with enough instances of each phase for `rate`, fewest accelerators first."""
     found = []
     for prefill in prefills:
@@ -115,11 +104,11 @@ def replicated(
             design = Design(family=family, counts=counts)
             if design.accelerators <= most_accelerators:
                 promised = min(counts[0] * prefill.rate, counts[1] * decode.rate)
-                found.append(Candidate(design=design, rate=promised))
+                found.append(RatedDesign(design=design, rate=promised))
     return sorted(found, key=lambda each: (each.design.accelerators, -each.rate, each.design.name))
 
 
-def _of_pair(prefill: PhaseGoodput, decode: PhaseGoodput, most: int, *, shared: bool) -> Iterator[Candidate]:
+def _of_pair(prefill: PhaseGoodput, decode: PhaseGoodput, most: int, *, shared: bool) -> Iterator[RatedDesign]:
     family = Family(kinds=(prefill.kind, decode.kind), shared=shared)
     for count in range(1, most // prefill.kind.accelerators + 1):
         room = (most - count * prefill.kind.accelerators) // decode.kind.accelerators
@@ -129,7 +118,7 @@ def _of_pair(prefill: PhaseGoodput, decode: PhaseGoodput, most: int, *, shared: 
         for others in range(min(fewest, room), min(math.ceil(wanted), room) + 1):
             if others:
                 design = Design(family=family, counts=(count, others))
-                yield Candidate(design=design, rate=min(count * prefill.rate, others * decode.rate))
+                yield RatedDesign(design=design, rate=min(count * prefill.rate, others * decode.rate))
 
 
 Counts = tuple[tuple[MachineKind, int], ...]
@@ -176,7 +165,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
 
 def divided(
     stock: Mapping[str, int], prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput], most: int
-) -> list[Candidate]:
+) -> list[RatedDesign]:
     """Divide a stock of accelerators between the phases; return up to `most` designs with the highest goodput, best
     first. `stock` maps machine types to numbers of accelerators.
     """
@@ -192,7 +181,7 @@ def divided(
         (split for split in whole if split.rate > 0),
         key=lambda split: (-round(split.rate, 9), split.accelerators, split.design().name),
     )
-    return [Candidate(design=split.design(), rate=split.rate) for split in useful[:most]]
+    return [RatedDesign(design=split.design(), rate=split.rate) for split in useful[:most]]
 
 
 def _splits(

@@ -17,7 +17,6 @@ from twofold.planning.design import MachineKind
 from twofold.planning.placement.instances import Affinity, NodeLinks, instances_of, links_of
 from twofold.planning.placement.search import (
     PlacementResults,
-    SimulatedPlacement,
     best_of,
     fewest_accelerators,
     for_rate,
@@ -27,6 +26,7 @@ from twofold.planning.placement.search import (
     promised,
     whole_stock,
 )
+from twofold.planning.plan import DesignChoice
 from twofold.planning.problem import Problem
 from twofold.planning.promise import Draws, Rank
 from twofold.planning.rates import RateSearch
@@ -71,7 +71,7 @@ class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     prepared: PreparedPlacement
     placement: PlacementResults
-    best: SimulatedPlacement  # in several copies if the rate requires them
+    best: DesignChoice  # in several copies if the rate requires them
 
     @property
     def gain(self) -> float:
@@ -87,7 +87,7 @@ class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
         return best.per_accelerator / other.per_accelerator
 
     @property
-    def recommended(self) -> SimulatedPlacement:
+    def recommended(self) -> DesignChoice:
         """The best placement, or the best colocated design if splitting does not pay."""
         return self.best if self.gain >= 1.0 else self.placement.colocated[0]
 
@@ -130,7 +130,7 @@ async def make_placement(search: RateSearch, prepared: PreparedPlacement) -> Pla
     query, most = prepared.query, prepared.query.accelerators
     one_node = most <= prepared.node
     anywhere = prepared.affinity is Affinity.HIGH
-    rank: Callable[[SimulatedPlacement], Rank]
+    rank: Callable[[DesignChoice], Rank]
     sized = False  # whether placements are sized for a rate
     if query.mixed:
         placement, rank = await whole_stock(search, prepared.kinds, query.stock), most_requests
@@ -148,7 +148,7 @@ async def make_placement(search: RateSearch, prepared: PreparedPlacement) -> Pla
     return PlacementPlan(prepared=prepared, placement=placement, best=best)
 
 
-def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlacement:
+def _copied(best: DesignChoice, query: PlacementQuery) -> DesignChoice:
     copies = math.ceil((query.rate or best.rate) / best.rate)
     found = msgspec.structs.replace(best, copies=copies)
     if found.accelerators > query.accelerators:

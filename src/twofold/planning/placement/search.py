@@ -9,32 +9,13 @@ from msgspec.structs import replace
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.planning.design import Allows, Design, Family, MachineKind
-from twofold.planning.evaluation import Evaluation
 from twofold.planning.placement.candidates import PhaseGoodput, balanced, divided, goodputs, replicated
-from twofold.planning.promise import Draws, Promise, Rank, promised_rate, promised_size, resized
+from twofold.planning.plan import DesignChoice, at_capacity
+from twofold.planning.promise import Draws, Rank, promised_rate, promised_size, resized
 from twofold.planning.rates import RateSearch
 from twofold.planning.search import by_accelerators, cheapest
 
 BREADTH = 6  # placements and colocated designs simulated jointly
-
-
-class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """A placement and a rate (requests/s) at which it meets the SLO."""
-
-    design: Design
-    rate: float
-    evaluation: Evaluation
-    promise: Promise | None = None  # without one, the placement meets the SLO on the draw of the search
-    copies: int = 1  # needed for the requested rate
-
-    @property
-    def per_accelerator(self) -> float:
-        """Goodput per accelerator in requests/s, DistServe's criterion for placements."""
-        return self.rate / self.design.accelerators
-
-    @property
-    def accelerators(self) -> int:
-        return self.copies * self.design.accelerators
 
 
 class PlacementResults(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +23,8 @@ class PlacementResults(msgspec.Struct, frozen=True, kw_only=True):
 
     prefills: tuple[PhaseGoodput, ...]
     decodes: tuple[PhaseGoodput, ...]
-    split: tuple[SimulatedPlacement, ...]
-    colocated: tuple[SimulatedPlacement, ...]
+    split: tuple[DesignChoice, ...]
+    colocated: tuple[DesignChoice, ...]
 
 
 async def most_goodput(
@@ -74,7 +55,7 @@ async def for_rate(
 
     allows = _within(most_accelerators)
 
-    async def fewest(families: Sequence[Family]) -> tuple[SimulatedPlacement, ...]:
+    async def fewest(families: Sequence[Family]) -> tuple[DesignChoice, ...]:
         designs = await asyncio.gather(
             *(cheapest(search, [family], rate, allows, by_accelerators) for family in families)
         )
@@ -106,7 +87,7 @@ async def whole_stock(search: RateSearch, kinds: Sequence[MachineKind], stock: M
     )
 
 
-def best_of(placement: PlacementResults) -> SimulatedPlacement:
+def best_of(placement: PlacementResults) -> DesignChoice:
     """Return the best split placement. Raises ConfigurationError if there is none."""
     if placement.split:
         return placement.split[0]
@@ -119,23 +100,18 @@ def best_of(placement: PlacementResults) -> SimulatedPlacement:
     )
 
 
-async def _highest(search: RateSearch, designs: Sequence[Design]) -> tuple[SimulatedPlacement, ...]:
+async def _highest(search: RateSearch, designs: Sequence[Design]) -> tuple[DesignChoice, ...]:
     """Find the goodput of each design; return the designs by goodput per accelerator, highest first."""
-    placed = [
-        SimulatedPlacement(design=each.design, rate=each.rate, evaluation=each.kept)
-        for each in await search.highest_of(designs)
-        if each.kept is not None
-    ]
-    return tuple(sorted(placed, key=most_per_accelerator))
+    placed = map(at_capacity, await search.highest_of(designs))
+    return tuple(sorted(filter(None, placed), key=most_per_accelerator))
 
 
-async def _at(search: RateSearch, design: Design, rate: float) -> SimulatedPlacement:
-    return SimulatedPlacement(design=design, rate=rate, evaluation=await search.at_rate(design, rate))
+async def _at(search: RateSearch, design: Design, rate: float) -> DesignChoice:
+    evaluation = await search.at_rate(design, rate)
+    return DesignChoice(design=design, rate=rate, highest_rate=rate, evaluation=evaluation)
 
 
-async def _colocated(
-    search: RateSearch, kinds: Sequence[MachineKind], accelerators: int
-) -> tuple[SimulatedPlacement, ...]:
+async def _colocated(search: RateSearch, kinds: Sequence[MachineKind], accelerators: int) -> tuple[DesignChoice, ...]:
     designs = [
         Design(family=family, counts=(max(1, accelerators // family.kinds[0].accelerators),))
         for family in await _best_colocated(search, kinds)
@@ -180,7 +156,7 @@ async def _all_colocated(search: RateSearch, kinds: Sequence[MachineKind], stock
 async def promised(
     search: RateSearch,
     placement: PlacementResults,
-    rank: Callable[[SimulatedPlacement], Rank],
+    rank: Callable[[DesignChoice], Rank],
     draws: Draws,
     *,
     most_accelerators: int | None = None,
@@ -190,10 +166,10 @@ async def promised(
     If `most_accelerators` is given, their sizes change up to this limit; otherwise, their rates change.
     """
 
-    def ranked(placed: SimulatedPlacement) -> Rank:
-        return placed.promise is not None and not placed.promise.holds, *rank(placed)
+    def ranked(placed: DesignChoice) -> Rank:
+        return placed.broken, *rank(placed)
 
-    async def resize(placed: SimulatedPlacement) -> SimulatedPlacement:
+    async def resize(placed: DesignChoice) -> DesignChoice:
         design, rate = placed.design, placed.rate
         if most_accelerators is None:
             rate, promise = await promised_rate(search, design, rate, draws)
@@ -212,13 +188,13 @@ def _within(most_accelerators: int) -> Allows:
     return lambda design: design.accelerators <= most_accelerators
 
 
-def most_per_accelerator(placed: SimulatedPlacement) -> Rank:
+def most_per_accelerator(placed: DesignChoice) -> Rank:
     return -placed.per_accelerator, placed.accelerators, placed.design.name
 
 
-def most_requests(placed: SimulatedPlacement) -> Rank:
+def most_requests(placed: DesignChoice) -> Rank:
     return -placed.rate, placed.accelerators, placed.design.name
 
 
-def fewest_accelerators(placed: SimulatedPlacement) -> Rank:
+def fewest_accelerators(placed: DesignChoice) -> Rank:
     return placed.accelerators, placed.design.price_per_h, placed.design.name

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from twofold.planning.advice import Advice
+from twofold.planning.design import RatedDesign
 from twofold.planning.evaluation import LatencyPercentiles
-from twofold.planning.pareto import ParetoPoint, RateCurve
+from twofold.planning.pareto import RateCurve
 from twofold.planning.placement.candidates import PhaseGoodput
 from twofold.planning.placement.plan import PlacementPlan
-from twofold.planning.placement.search import SimulatedPlacement
-from twofold.planning.plan import Plan
+from twofold.planning.plan import DesignChoice, Plan
 from twofold.reporting.chart import Layout, ReportChart, Trace, axis, bars, grid, line, markers, on, rounded, run_colour
 from twofold.reporting.page import html_chart, html_page, html_section, html_table
 from twofold.reporting.plan.placement import (
@@ -29,7 +29,7 @@ _TALLER: Layout = {"height": 460}
 _SYMBOLS = {True: "circle", False: "square"}
 
 
-def pareto_chart(plan: Plan, front: Sequence[ParetoPoint]) -> ReportChart:
+def pareto_chart(plan: Plan, front: Sequence[RatedDesign]) -> ReportChart:
     """Plot price and power against request rate, for the Pareto front and the plan's best designs."""
     traces: list[Trace] = []
     families = list(dict.fromkeys(point.design.family.group for point in front))
@@ -39,7 +39,7 @@ def pareto_chart(plan: Plan, front: Sequence[ParetoPoint]) -> ReportChart:
     for choice in plan.choices:
         family = choice.design.family.group
         colour = run_colour(families.index(family)) if family in families else "#888888"
-        point = ParetoPoint(design=choice.design, rate=choice.highest_rate)
+        point = RatedDesign(design=choice.design, rate=choice.highest_rate)
         traces += _marks(f"best {family}", [point], colour, 13)
     axes = [
         (axis(_RATE), axis("Dollars per hour", rangemode="tozero")),
@@ -67,7 +67,7 @@ def rates_chart(curves: Mapping[str, RateCurve], slo: Slo | SlowdownSlo) -> Repo
     return ReportChart(id="curves", title="Latency over rate", note=note, traces=traces, layout=layout)
 
 
-def _marks(name: str, points: Sequence[ParetoPoint], colour: str, size: int) -> list[Trace]:
+def _marks(name: str, points: Sequence[RatedDesign], colour: str, size: int) -> list[Trace]:
     look = {"color": colour, "size": size, "symbol": [_SYMBOLS[point.design.family.split] for point in points]}
     heights = ([point.design.price_per_h for point in points], [point.design.tdp_w / 1e3 for point in points])
     rates, names = [point.rate for point in points], [point.design.name for point in points]
@@ -100,7 +100,7 @@ def _bounds(slo: Slo | SlowdownSlo) -> list[Layout]:
 def plan_page(
     plan: Plan,
     advice: Advice,
-    front: Sequence[ParetoPoint],
+    front: Sequence[RatedDesign],
     curves: Mapping[str, RateCurve],
     *,
     slo: Slo | SlowdownSlo,
@@ -129,7 +129,7 @@ def placement_page(plan: PlacementPlan, title: str) -> str:
     return html_page(title, body)
 
 
-def _goodput_chart(split: Sequence[SimulatedPlacement], colocated: Sequence[SimulatedPlacement]) -> ReportChart:
+def _goodput_chart(split: Sequence[DesignChoice], colocated: Sequence[DesignChoice]) -> ReportChart:
     traces: list[Trace] = []
     for index, (name, placed) in enumerate((("split", split), ("colocated", colocated))):
         rates, names = rounded(each.per_accelerator for each in placed), [each.design.name for each in placed]

@@ -13,7 +13,7 @@ from twofold.planning.deployment import slo_argument
 from twofold.planning.evaluator import Effort
 from twofold.planning.placement.candidates import PhaseGoodput
 from twofold.planning.placement.plan import ParallelismPreference, PlacementPlan, preference
-from twofold.planning.placement.search import SimulatedPlacement
+from twofold.planning.plan import DesignChoice
 from twofold.planning.promise import Promise
 from twofold.reporting.output import JsonReport, same_fields, table
 from twofold.reporting.plan.table import effort_text
@@ -157,7 +157,7 @@ class PlacementReport(JsonReport, frozen=True, kw_only=True):
     def of(cls, plan: PlacementPlan, effort: Effort) -> "PlacementReport":
         problem, placement = plan.prepared.problem, plan.placement
 
-        def report(placed: SimulatedPlacement) -> PlacedReport:
+        def report(placed: DesignChoice) -> PlacedReport:
             return PlacedReport(
                 name=placed.design.name,
                 split=placed.design.family.split,

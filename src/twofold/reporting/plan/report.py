@@ -5,10 +5,9 @@ import msgspec
 from twofold.cluster.spec import ClusterSpec
 from twofold.planning.advice import Advice
 from twofold.planning.deployment import SloMargin, margins, slo_argument
-from twofold.planning.design import Design
+from twofold.planning.design import Design, RatedDesign
 from twofold.planning.evaluation import Evaluation
 from twofold.planning.evaluator import Effort
-from twofold.planning.pareto import ParetoPoint
 from twofold.planning.plan import DesignChoice, Plan
 from twofold.planning.problem import Problem
 from twofold.planning.promise import Promise
@@ -85,7 +84,7 @@ class PlanReport(JsonReport, frozen=True, kw_only=True):
 
     @classmethod
     def of(
-        cls, problem: Problem, plan: Plan, advice: Advice, front: tuple[ParetoPoint, ...], effort: Effort
+        cls, problem: Problem, plan: Plan, advice: Advice, front: tuple[RatedDesign, ...], effort: Effort
     ) -> "PlanReport":
         return cls(
             objective=plan.query.objective.value,

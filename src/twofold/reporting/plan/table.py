@@ -10,8 +10,8 @@ from rich.text import Text
 
 from twofold.planning.advice import Advice
 from twofold.planning.deployment import margins, model_accuracy
+from twofold.planning.design import RatedDesign
 from twofold.planning.evaluator import Effort
-from twofold.planning.pareto import ParetoPoint
 from twofold.planning.plan import DesignChoice, Plan
 from twofold.reporting.output import table
 from twofold.reporting.simulation.facts import check_text
@@ -64,7 +64,7 @@ _SHOWN = tuple(range(HEADINGS.index("TTFT P90")))
 _MOST_POINTS = 14  # the JSON has the whole front
 
 
-def plan_tables(plan: Plan, advice: Advice, front: Sequence[ParetoPoint], effort: Effort, title: str) -> Group:
+def plan_tables(plan: Plan, advice: Advice, front: Sequence[RatedDesign], effort: Effort, title: str) -> Group:
     """Return terminal output that shows a plan, its recommendation, and the number of simulations."""
     parts: list[RenderableType] = [Text(advice.text, style="bold"), _choices(plan, title)]
     for what, groups in (("Cannot meet the SLO", plan.without), ("No room in the budget", plan.no_room)):
@@ -93,7 +93,7 @@ def effort_text(effort: Effort) -> str:
     return f"{effort.simulations:,} simulations{reused}; {spent}{pace}"
 
 
-def thinned(front: Sequence[ParetoPoint], most: int = _MOST_POINTS) -> list[ParetoPoint]:
+def thinned(front: Sequence[RatedDesign], most: int = _MOST_POINTS) -> list[RatedDesign]:
     """Return no more than `most` points of a Pareto front, at evenly spaced indices.
 
     The first and the last point are kept.
@@ -130,7 +130,7 @@ def _errors(choices: Iterable[DesignChoice]) -> Iterator[Text]:
     return map(Text, dict.fromkeys(map(model_accuracy, pools)))
 
 
-def _front(front: Sequence[ParetoPoint]) -> Table:
+def _front(front: Sequence[RatedDesign]) -> Table:
     shown = thinned(front)
     more = f" ({len(shown)} of {len(front)} points)" if len(shown) < len(front) else ""
     rows = (

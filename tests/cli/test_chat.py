@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from support.scripted_endpoint import DONE, Refuse, Send, endpoint, event
+from support.scripted_endpoint import DONE, Pause, Refuse, Send, endpoint, event
 from twofold.cli.main import app
 from twofold.errors import ConfigurationError
 
@@ -19,6 +19,7 @@ def answering(body):
         chunk(role="assistant", content=""),
         chunk(reasoning_content="Hm."),
         chunk(content="Got "),
+        Pause(0.05),
         chunk(content=str(len(body["messages"]))),
     ]
     return [*words, Send(event(choices=[], usage=counts)), Send(DONE)]

@@ -17,6 +17,7 @@ from twofold.request import FinishReason, Request, RequestTimings
 from twofold.timeline import Timeline
 
 DONE = b"[DONE]"
+NO_TOKENS = "no tokens"  # reason of a failure
 
 
 class StreamDelta(msgspec.Struct, frozen=True):
@@ -292,7 +293,7 @@ class Client:
         if not reply.complete:
             raise RequestFailedError("incomplete stream", "the stream ended before the reply did")
         if not reply.token_times_s():
-            raise RequestFailedError("no tokens", "the reply ended without any output token")
+            raise RequestFailedError(NO_TOKENS, "the reply ended without any output token")
 
 
 async def _read_events(content: aiohttp.StreamReader, reply: Reply) -> None:

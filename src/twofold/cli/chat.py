@@ -3,20 +3,21 @@
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Final
 
-import aiohttp
 import msgspec
 import typer
 from rich.console import Console
 
-from twofold.bench.client import DONE, EventSplitter, StreamEvent, StreamUsage, decode_event, error_text
-from twofold.bench.endpoint import Endpoint, authorization, discover
+from twofold.bench.client import NO_TOKENS, Client, ClientConfig, Reply, StreamChoice, StreamUsage
+from twofold.bench.endpoint import Endpoint, discover
 from twofold.cli import options
 from twofold.cli.settings import command, flag
 from twofold.errors import ConfigurationError
+from twofold.events import Recorder
 from twofold.reporting.summary import seconds
+from twofold.request import Request
 
 _LEAVE: Final = ("exit", "quit", "/exit", "/quit")
 
@@ -40,23 +41,36 @@ def chat(settings: ChatSettings) -> None:
     asyncio.run(_chat(settings))
 
 
+@dataclass
+class PrintedReply(Reply):
+    """Reply that is printed as it arrives: reasoning on `console`, the answer on stdout."""
+
+    console: Console = field(default_factory=Console)
+
+    def add(self, choice: StreamChoice, now: float) -> None:
+        """Record and print a chunk that arrived at `now` (s)."""
+        super().add(choice, now)
+        thought = "" if choice.delta is None else choice.delta.reasoning_content or choice.delta.reasoning or ""
+        self.console.out(thought, end="", style="dim")
+        typer.echo(choice.answer, nl=False)
+
+
 async def _chat(settings: ChatSettings) -> None:
     endpoint = await discover(settings.base_url, settings.model, settings.api_key)
     messages: list[Message] = []
     if settings.system is not None:
         messages.append({"role": "system", "content": settings.system})
     console = Console(stderr=True)
-    async with aiohttp.ClientSession(headers=authorization(settings.api_key)) as session:
+    async with Client(endpoint, Recorder(), ClientConfig(chat=True), settings.api_key) as client:
         if settings.message is not None:
-            await _answer(
-                session, endpoint, settings, [*messages, {"role": "user", "content": settings.message}], console
-            )
+            messages.append({"role": "user", "content": settings.message})
+            await _answer(client, endpoint, settings, messages, console)
             return
         console.print(f"{endpoint.model} at {endpoint.base_url}; end with Ctrl-D", style="dim", highlight=False)
         while (said := await asyncio.to_thread(_read)) is not None:
             if said.strip():
                 messages.append({"role": "user", "content": said})
-                answer = await _answer(session, endpoint, settings, messages, console)
+                answer = await _answer(client, endpoint, settings, messages, console)
                 messages.append({"role": "assistant", "content": answer})
 
 
@@ -70,58 +84,25 @@ def _read() -> str | None:
 
 
 async def _answer(
-    session: aiohttp.ClientSession,
-    endpoint: Endpoint,
-    settings: ChatSettings,
-    messages: list[Message],
-    console: Console,
+    client: Client, endpoint: Endpoint, settings: ChatSettings, messages: list[Message], console: Console
 ) -> str:
-    """Print the answer as it arrives, then its speed. Return its text."""
-    began, first, last = time.monotonic(), 0.0, 0.0
-    parts, usage = list[str](), StreamUsage()
-    async for event in _events(session, endpoint, settings, messages):
-        usage = event.usage or usage
-        for choice in event.choices or ():
-            if choice.has_text:
-                last = time.monotonic()
-                first = first or last
-            thought = "" if choice.delta is None else choice.delta.reasoning_content or choice.delta.reasoning or ""
-            console.out(thought, end="", style="dim")
-            parts.append(choice.answer)
-            typer.echo(choice.answer, nl=False)
-    typer.echo()
-    tokens = usage.completion_tokens
-    rate = f", {(tokens - 1) / (last - first):.1f} tokens/s" if tokens > 1 and last > first else ""
-    speed = f"TTFT {seconds(first - began)}{rate}, {usage.prompt_tokens} + {tokens} tokens"
-    console.print(speed if parts else "no answer", style="dim", highlight=False)
-    return "".join(parts)
-
-
-async def _events(
-    session: aiohttp.ClientSession, endpoint: Endpoint, settings: ChatSettings, messages: list[Message]
-) -> AsyncIterator[StreamEvent]:
-    """Yield the events of a streamed answer. Raises ConfigurationError with the endpoint's message."""
-    fields: dict[str, object] = {
-        "model": endpoint.model,
-        "messages": messages,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    """Print the answer as it arrives, then its speed. Return its text. Raises ConfigurationError if it fails."""
+    fields: dict[str, object] = {"model": endpoint.model, "messages": messages, "stream": True}
+    fields["stream_options"] = {"include_usage": True}
     chosen = {"max_tokens": settings.max_tokens, "temperature": settings.temperature}
     fields |= {name: value for name, value in chosen.items() if value is not None}
-    splitter = EventSplitter()
-    try:
-        async with session.post(f"{endpoint.base_url}/v1/chat/completions", json=fields) as response:
-            if response.status != 200:
-                reason = error_text(await response.read())
-                raise ConfigurationError(f"{endpoint.base_url}: HTTP {response.status}: {reason}")
-            async for received in response.content.iter_any():
-                for data in splitter.feed(received):
-                    if data == DONE:
-                        return
-                    event = decode_event(data)
-                    if event.error_message is not None:
-                        raise ConfigurationError(f"{endpoint.base_url}: {event.error_message}")
-                    yield event
-    except (aiohttp.ClientError, msgspec.DecodeError) as error:
-        raise ConfigurationError(f"{endpoint.base_url}: {error}") from error
+    request = Request(id=f"chat-{len(messages)}", arrival_s=0.0, prompt_tokens=1, output_tokens=1)
+    began, reply = time.monotonic(), PrintedReply(keeps_output=True, console=console)
+    outcome = await client.send(request, msgspec.json.encode(fields), reply)
+    if outcome.error not in (None, NO_TOKENS):
+        raise ConfigurationError(f"{endpoint.base_url}: {outcome.error}: {outcome.detail}")
+    typer.echo()
+    times, usage = reply.token_times_s(), reply.usage or StreamUsage()
+    tokens = usage.completion_tokens
+    speed = "no answer"
+    if times:
+        decode_s = times[-1] - times[0]
+        rate = f", {(tokens - 1) / decode_s:.1f} tokens/s" if tokens > 1 and decode_s > 0 else ""
+        speed = f"TTFT {seconds(times[0] - began)}{rate}, {usage.prompt_tokens} + {tokens} tokens"
+    console.print(speed, style="dim", highlight=False)
+    return reply.text

@@ -38,7 +38,7 @@ from twofold.planning.evaluation import Trial
 from twofold.planning.evaluator import EvaluationStore, Evaluator, Keys
 from twofold.planning.executors.local import LocalExecutor, cores
 from twofold.planning.placement.plan import PlacementPlan, PlacementQuery, prepare
-from twofold.planning.plan import DesignChoice
+from twofold.planning.plan import DesignChoice, at_capacity
 from twofold.planning.problem import Problem
 from twofold.planning.rates import RateGrid, RateSearch
 from twofold.planning.workload import WorkloadArguments
@@ -118,10 +118,7 @@ def colocated(
 
     async def all_of_them(search: RateSearch) -> list[DesignChoice | None]:
         told = await asyncio.gather(*(search.highest(design) for design in designs))
-        return [
-            None if each.kept is None else DesignChoice(design=each.design, rate=each.rate, evaluation=each.kept)
-            for each in told
-        ]
+        return [at_capacity(each) for each in told]
 
     return _search(what, where, grid, all_of_them)
 

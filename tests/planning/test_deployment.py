@@ -43,12 +43,12 @@ def test_files_have_comments_and_no_unset_fields(tmp_path, deployments):
     text = written(tmp_path / "deployment.yaml", deployments()[0]).read_text()
     assert text.startswith("# A plan.\n# It is good.\ndeployment: 2")
     for line in (
-        "    - machines: 3  # number of machines",
-        "      role: prefill",
-        "      tensor_parallel: 8  # accelerators per instance",
+        "  - machines: 3  # number of machines",
+        "    role: prefill",
+        "    tensor_parallel: 8  # accelerators per instance",
         "  highest_rate: 21.5  # highest requests per second within the SLO",
-        '  slo: "ttft=2s,tpot=0.1s"',
-        '    - "fitted bloom-176b on dgx-h100 TP8: prefill off by 10.0%, decode off by 2.0%; ',
+        "  slo: ttft=2s,tpot=0.1s  #",
+        "  - 'fitted bloom-176b on dgx-h100 TP8: prefill off by 10.0%, decode off by 2.0%; ",
     ):
         assert any(each.startswith(line) for each in text.splitlines()), line
     assert "null" not in text
@@ -85,7 +85,7 @@ def test_any_text_survives(tmp_path, deployments):
         ("machines: 3", "machines: 0", "machines must be at least 1"),
         ("machines: 3", "machines: many", "machines"),
         ("role: prefill", "role: prefil", "prefil"),
-        ('machine: "dgx-h100"', 'machine: "dgx-b300"', "b300"),
+        ("machine: dgx-h100", "machine: dgx-b300", "b300"),
         ("cluster:", "cluster: [", "not YAML"),
     ],
 )

@@ -1,11 +1,14 @@
 """Deployment files: the cluster chosen by a plan, its expected performance, and the inputs of the plan."""
 
+import math
+import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 
 import msgspec
+import yaml
 
 from twofold import __version__
 from twofold.cluster.spec import ClusterSpec
@@ -141,6 +144,7 @@ def model_accuracy(pool: PoolResult) -> str:
 
 
 _WIDTH = 100
+_FIELD = re.compile(r"^ *(?:- )*(\w+):.*$", re.MULTILINE)
 
 
 @cache
@@ -155,44 +159,19 @@ def deployment_text(deployment: Deployment, comment: str) -> str:
     """Return a deployment as YAML, with `comment` at the top and a comment on each field."""
     lines = [line for text in comment.splitlines() for line in textwrap.wrap(text, _WIDTH)]
     head = [f"# {line}" for line in lines]
-    return "\n".join([*head, *_mapping(msgspec.to_builtins(deployment), 0)]) + "\n"
+    fields = _set_fields(msgspec.to_builtins(deployment))
+    # Each value is on one line, so that a comment can follow it.
+    text = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=math.inf)
+    return "\n".join([*head, _FIELD.sub(_commented, text)])
 
 
-def _mapping(fields: Mapping[str, object], depth: int) -> Iterator[str]:
-    pad = "  " * depth
-    for key, value in fields.items():
-        if value is None or value == ():
-            continue
-        comment = f"  # {_comments()[key]}" if key in _comments() else ""
-        if isinstance(value, Mapping):
-            yield f"{pad}{key}:{comment}"
-            yield from _mapping(value, depth + 1)
-        elif isinstance(value, tuple | list):
-            yield f"{pad}{key}:{comment}"
-            yield from _sequence(value, depth + 1)
-        else:
-            yield f"{pad}{key}: {_scalar(value)}{comment}"
+def _set_fields(value: object) -> object:
+    """Return a value without the fields that are None or empty."""
+    if isinstance(value, dict):
+        return {key: _set_fields(each) for key, each in value.items() if each not in (None, ())}
+    return list(map(_set_fields, value)) if isinstance(value, tuple | list) else value
 
 
-def _sequence(items: Sequence[object], depth: int) -> Iterator[str]:
-    pad = "  " * depth
-    for item in items:
-        if isinstance(item, Mapping):
-            first, *rest = _mapping(item, depth + 1)
-            yield f"{pad}- {first.lstrip()}"
-            yield from rest
-        else:
-            yield f"{pad}- {_scalar(item)}"
-
-
-def _scalar(value: object) -> str:
-    # Ordinary words need no quotes; every other scalar is valid YAML as JSON.
-    reserved = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
-    if (
-        isinstance(value, str)
-        and value.isascii()
-        and value.replace("-", "").isalpha()
-        and value.lower() not in reserved
-    ):
-        return value
-    return msgspec.json.encode(value).decode()
+def _commented(field: re.Match[str]) -> str:
+    comment = _comments().get(field[1])
+    return field[0] if comment is None else f"{field[0]}  # {comment}"

@@ -1,8 +1,7 @@
 """`twofold catalog`: show accelerators, machines, models, links and storage tiers, with the source of each value."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +19,7 @@ from twofold.hardware.specs import Accelerator, Link, Machine, Model, StorageTie
 from twofold.performance.aiconfigurator import BACKENDS, catalog_names, measured_versions
 from twofold.performance.registry import performance_model
 from twofold.performance.reuse import PUBLISHED, REST, PrefixCost, prefix_bytes_per_s, shortest_prefix
-from twofold.reporting.output import table
+from twofold.reporting.output import json_text, table
 
 Item = Accelerator | Machine | Model | Link | StorageTier
 
@@ -50,15 +49,13 @@ class PrefixCostSettings(CatalogSettings):
     tp: int | None = TENSOR_PARALLEL.field(unset="all accelerators of a machine")
 
 
-def _shows(
-    summary: str, find: Callable[[Catalog, str], Item], every: Callable[[Catalog], Mapping[str, Item]]
-) -> Callable[..., None]:
+def _shows(section: str, find: Callable[[Catalog, str], Item], summary: str) -> Callable[..., None]:
 
     def show(settings: EntrySettings) -> None:
         catalog = load_catalog(settings.catalog)
-        items = [find(catalog, name) for name in settings.name] or list(every(catalog).values())
+        items = [find(catalog, name) for name in settings.name] or list(getattr(catalog, section).values())
         if settings.json:
-            _print_json({item.name: _facts(item) for item in items})
+            typer.echo(json_text({item.name: _facts(item) for item in items}))
         else:
             Console().print(_sources(items) if settings.sources else _figures(items))
 
@@ -79,7 +76,7 @@ def reuse(settings: PrefixCostSettings) -> None:
     }
     require(bool(facts), f"no machine has {tensor_parallel} accelerators")
     if settings.json:
-        _print_json(facts)
+        typer.echo(json_text(facts))
     else:
         Console().print(Group(_bandwidths(facts, model.name, settings.prefix), _prefixes(facts), Text(_published())))
 
@@ -98,15 +95,11 @@ def operators(settings: OperatorSettings) -> None:
     """
     versions, models = measured_versions(), catalog_names().models
     if settings.json:
-        _print_json({"versions": versions, "models": models})
+        typer.echo(json_text({"versions": versions, "models": models}))
         return
     rows = ((name, *(found[backend] or "-" for backend in BACKENDS)) for name, found in versions.items())
     engines = table("Versions of engines with measured operators", ("accelerator", *BACKENDS), (), rows)
     Console().print(Group(engines, table("Models", ("model", "in aiconfigurator-core"), (), models.items())))
-
-
-def _print_json(facts: Mapping[str, object]) -> None:
-    typer.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2))
 
 
 def _facts(item: Item) -> dict[str, object]:
@@ -257,35 +250,19 @@ def _tokens(tokens: int | None) -> str:
     return "-" if tokens is None else f"{tokens:,}"
 
 
+_ENTRIES: Final = {
+    "accelerators": (Catalog.accelerator, "Show accelerators: memory, bandwidth, compute and power of one GPU."),
+    "machines": (Catalog.machine, "Show machines: accelerators, network, power and price; h100 is short for dgx-h100."),
+    "models": (
+        Catalog.model,
+        "Show models: sizes, and the KV cache of a token; a NAME may be a directory with a config.json.",
+    ),
+    "links": (Catalog.link, "Show links: bandwidth in one direction, and start-up latency of a transfer."),
+    "tiers": (Catalog.tier, "Show storage tiers for KV caches: price of a GB, and read bandwidth of a machine."),
+}
+
 app = group(
     "Show the accelerators, machines, models, links and storage tiers that plans are made of.",
-    {
-        "accelerators": _shows(
-            "Show accelerators: memory, bandwidth, compute and power of one GPU.",
-            Catalog.accelerator,
-            attrgetter("accelerators"),
-        ),
-        "machines": _shows(
-            "Show machines: accelerators, network, power and price; h100 is short for dgx-h100.",
-            Catalog.machine,
-            attrgetter("machines"),
-        ),
-        "models": _shows(
-            "Show models: sizes, and the KV cache of a token; a NAME may be a directory with a config.json.",
-            Catalog.model,
-            attrgetter("models"),
-        ),
-        "links": _shows(
-            "Show links: bandwidth in one direction, and start-up latency of a transfer.",
-            Catalog.link,
-            attrgetter("links"),
-        ),
-        "tiers": _shows(
-            "Show storage tiers for KV caches: price of a GB, and read bandwidth of a machine.",
-            Catalog.tier,
-            attrgetter("tiers"),
-        ),
-        "operators": operators,
-        "reuse": reuse,
-    },
+    {section: _shows(section, *entry) for section, entry in _ENTRIES.items()}
+    | {"operators": operators, "reuse": reuse},
 )

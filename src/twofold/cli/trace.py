@@ -16,7 +16,7 @@ from twofold.cli.workload import nonempty
 from twofold.errors import ConfigurationError, require
 from twofold.kvcache.eviction import EVICTIONS
 from twofold.planning.capacity.replay import TraceReuse, trace_reuse
-from twofold.reporting.output import table
+from twofold.reporting.output import json_text, table
 from twofold.request import Request
 from twofold.workload.format import TraceFormat
 from twofold.workload.rescale import fit_lengths
@@ -123,7 +123,7 @@ def reuse(settings: ReuseSettings) -> None:
 
 def _print_json(path: Path, name: str, found: TraceSummary | TraceReuse) -> None:
     facts = {"path": str(path), "format": name, **msgspec.to_builtins(found)}
-    typer.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2))
+    typer.echo(json_text(facts))
 
 
 @command

@@ -32,7 +32,12 @@ class JsonReport(msgspec.Struct, frozen=True, kw_only=True):
     twofold_version: str = __version__
 
     def json(self) -> str:
-        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+        return json_text(self)
+
+
+def json_text(facts: object) -> str:
+    """Format facts as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(facts), indent=2).decode()
 
 
 def same_fields(kind: type[msgspec.Struct], source: object, *, without: Container[str] = ()) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from twofold.serving.controller.live_request import OutputSink
 from twofold.serving.controller.service import ServedModel
 from twofold.serving.gateway.middleware import Arrival
 from twofold.serving.gateway.response_store import ResponseStore
-from twofold.serving.gateway.schemas import MAX_INT, GenerationFields, check_served, invalid
+from twofold.serving.gateway.schemas import MAX_INT, GenerationFields, check_limit, check_served, invalid
 from twofold.serving.gateway.tokenizer import TextTokenizer
 from twofold.serving.gateway.tools.families import BY_CHECKPOINT, AnswerParsers
 
@@ -184,9 +184,7 @@ class Gateway:
 
     def check_length(self, characters: int, field: str) -> None:
         """Raise RequestError if a text is too long for the limits or for the model's context."""
-        most = self.limits.prompt_characters
-        if most is not None and characters > most:
-            raise invalid(field, f"{characters} characters are more than the limit of {most}", code="prompt_too_long")
+        check_limit(field, characters, self.limits.prompt_characters, "characters", code="prompt_too_long")
         context = self.service.model.max_model_len
         tokens = characters // self.require_tokenizer(field).longest_token
         if tokens > context:
@@ -199,9 +197,7 @@ class Gateway:
 
     def check_tokens(self, tokens: int, field: str) -> None:
         """Raise RequestError if a prompt of `tokens` tokens exceeds the configured limit."""
-        most = self.limits.prompt_tokens
-        if most is not None and tokens > most:
-            raise invalid(field, f"{tokens} tokens are more than the limit of {most}", code="prompt_too_long")
+        check_limit(field, tokens, self.limits.prompt_tokens, "tokens", code="prompt_too_long")
 
     def check_context(self, tokens: int, field: str) -> None:
         """Raise RequestError if as many tokens do not fit into the model's context."""
@@ -218,10 +214,8 @@ class Gateway:
         parts, limits = len(contents), self.limits
         if parts <= limits.messages:
             parts += sum(len(each) for each in contents if isinstance(each, list))
-        if parts > limits.messages:
-            raise invalid(field, f"{parts} messages and parts are more than the limit of {limits.messages}")
-        if tools and len(tools) > limits.tools:
-            raise invalid("tools", f"{len(tools)} tools are more than the limit of {limits.tools}")
+        check_limit(field, parts, limits.messages, "messages and parts")
+        check_limit("tools", len(tools or ()), limits.tools, "tools")
 
 
 async def read_struct(request: Request, kind: type[T], bodies: BodyReader) -> T:

@@ -14,7 +14,14 @@ from twofold.serving.gateway.gateway import Gateway, RequestLimits
 from twofold.serving.gateway.keys import ApiKey
 from twofold.serving.gateway.middleware import Arrival
 from twofold.serving.gateway.output import OutputProcessor, stop_patterns
-from twofold.serving.gateway.schemas import PASSED, GenerationFields, invalid, refuse_unsupported, unsupported
+from twofold.serving.gateway.schemas import (
+    PASSED,
+    GenerationFields,
+    check_limit,
+    invalid,
+    refuse_unsupported,
+    unsupported,
+)
 from twofold.serving.gateway.structured import GivenConstraint, given_constraint
 from twofold.serving.gateway.tools.families import Json
 from twofold.serving.gateway.tools.message_parser import MessageParser
@@ -172,10 +179,8 @@ def _generation(
 
 def _sampling(gateway: Gateway, fields: GenerationFields, constraint: Constraint | None) -> SamplingParams:
     """Return the sampling parameters of all completions, without their limits and seeds."""
-    given, most = fields.stop_token_ids or [], gateway.limits.stop_token_ids
-    if len(given) > most:
-        raise invalid("stop_token_ids", f"{len(given)} token ids are more than the limit of {most}")
-    vocab_size, stop_token_ids = gateway.service.model.vocab_size, tuple(given)
+    vocab_size, stop_token_ids = gateway.service.model.vocab_size, tuple(fields.stop_token_ids or ())
+    check_limit("stop_token_ids", len(stop_token_ids), gateway.limits.stop_token_ids, "token ids")
     if max(stop_token_ids, default=0) >= vocab_size:
         raise invalid("stop_token_ids", f"{max(stop_token_ids)} is not in the vocabulary of {vocab_size} tokens")
     bad_words = _bad_words(fields, gateway.limits)
@@ -219,9 +224,8 @@ def _max_tokens(gateway: Gateway, fields: GenerationFields, prompt_tokens: int) 
 
 
 def _logit_bias(fields: GenerationFields, gateway: Gateway) -> tuple[tuple[int, float], ...]:
-    bias, limit, vocabulary = fields.logit_bias or {}, gateway.limits.biased_tokens, gateway.service.model.vocab_size
-    if len(bias) > limit:
-        raise invalid("logit_bias", f"{len(bias)} tokens are more than the limit of {limit}")
+    bias, vocabulary = fields.logit_bias or {}, gateway.service.model.vocab_size
+    check_limit("logit_bias", len(bias), gateway.limits.biased_tokens, "tokens")
     digits = len(str(vocabulary))  # Python converts no number of thousands of digits
     wrong = next(
         (token for token in bias if not (token.isdecimal() and len(token) <= digits and int(token) < vocabulary)), None
@@ -233,13 +237,10 @@ def _logit_bias(fields: GenerationFields, gateway: Gateway) -> tuple[tuple[int, 
 
 def _bad_words(fields: GenerationFields, limits: RequestLimits) -> tuple[str, ...]:
     words = tuple(fields.bad_words or ())
-    if len(words) > limits.bad_words:
-        raise invalid("bad_words", f"{len(words)} words are more than the limit of {limits.bad_words}")
+    check_limit("bad_words", len(words), limits.bad_words, "words")
     if not all(map(str.strip, words)):
         raise invalid("bad_words", "a word is empty")
-    characters = sum(map(len, words))
-    if characters > limits.bad_word_characters:
-        raise invalid("bad_words", f"{characters} characters are more than the limit of {limits.bad_word_characters}")
+    check_limit("bad_words", sum(map(len, words)), limits.bad_word_characters, "characters")
     return words
 
 
@@ -277,8 +278,7 @@ def _check_fields(gateway: Gateway, fields: GenerationFields, prompts: int) -> N
 
 def _stop_strings(fields: GenerationFields, limits: RequestLimits) -> list[str]:
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
-    if len(stops) > limits.stop_strings:
-        raise invalid("stop", f"{len(stops)} stop strings are more than the limit of {limits.stop_strings}")
+    check_limit("stop", len(stops), limits.stop_strings, "stop strings")
     if "" in stops:
         raise invalid("stop", "a stop string is empty")
     if any(len(stop) > limits.stop_characters for stop in stops):

@@ -23,6 +23,12 @@ def unsupported(field: str, reason: str, *, code: str = "unsupported_parameter")
     return UnsupportedError(f"{field}: {reason}", param=field, code=code)
 
 
+def check_limit(field: str, count: int, most: int | None, what: str, *, code: str | None = None) -> None:
+    """Raise RequestError if a field has more than `most` of `what` (None: no limit)."""
+    if most is not None and count > most:
+        raise invalid(field, f"{count} {what} are more than the limit of {most}", code=code)
+
+
 def check_served(name: str, served: str) -> None:
     """Raise RequestError (404) unless a request names the served model."""
     if name != served:
@@ -270,6 +276,22 @@ def joined(role: str, texts: list[str], thoughts: list[str], calls: list[ToolCal
         yield InputMessage(
             role=role, content="\n".join(texts), tool_calls=calls or None, reasoning_content="\n".join(thoughts) or None
         )
+
+
+def text_of(content: str | Sequence[ContentPart] | None, place: str, types: Collection[str] = ("text",)) -> str:
+    """Return the text of a message's content, whose parts must have one of `types`. Raises RequestError."""
+    if content is None:
+        raise invalid(place, "it is missing; send a string or a list of text parts")
+    if isinstance(content, str):
+        return content
+    for number, part in enumerate(content):
+        if part.type not in types:
+            raise unsupported(
+                f"{place}[{number}].type", f"{part.type!r} is not supported; this service takes text only"
+            )
+        if part.text is None:
+            raise invalid(f"{place}[{number}].text", "this field is required")
+    return "\n".join(part.text or "" for part in content)
 
 
 class ToolFunction(Struct, frozen=True, kw_only=True):

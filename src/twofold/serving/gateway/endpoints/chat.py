@@ -22,11 +22,11 @@ from twofold.serving.gateway.generations import (
 from twofold.serving.gateway.output import Delta, LogprobFormat
 from twofold.serving.gateway.schemas import (
     ChatFields,
-    ContentPart,
     FunctionTool,
     InputMessage,
     ToolCall,
     invalid,
+    text_of,
     unsupported,
 )
 from twofold.serving.gateway.streaming import OpenAIWriter, event, respond
@@ -162,7 +162,7 @@ def _template_message(message: InputMessage, place: str) -> Json:
         if getattr(message, field) not in (None, [], {}):
             raise unsupported(f"{place}.{field}", "not supported by this service")
     calls = message.tool_calls or []
-    content = "" if calls and message.content is None else _text(message.content, f"{place}.content")
+    content = "" if calls and message.content is None else text_of(message.content, f"{place}.content")
     rendered: Json = {"role": ROLES[message.role], "content": content}
     for field in ("name", "tool_call_id", "reasoning_content"):
         value = getattr(message, field)
@@ -180,22 +180,6 @@ def _template_call(call: ToolCall, place: str) -> Json:
         raise invalid(f"{place}.function.arguments", f"not valid JSON: {error}") from error
     function = {"name": call.function.name, "arguments": arguments}
     return {"type": "function", "function": function} | ({} if call.id is None else {"id": call.id})
-
-
-def _text(content: str | list[ContentPart] | None, place: str) -> str:
-    if content is None:
-        raise invalid(place, "it is missing; send a string or a list of text parts")
-    if isinstance(content, str):
-        return content
-    return "\n".join(_part_text(part, f"{place}[{index}]") for index, part in enumerate(content))
-
-
-def _part_text(part: ContentPart, place: str) -> str:
-    if part.type != "text":
-        raise unsupported(f"{place}.type", f"{part.type!r} is not supported; this service takes text only")
-    if part.text is None:
-        raise invalid(f"{place}.text", "this field is required")
-    return part.text
 
 
 class ChatWriter(OpenAIWriter):

@@ -11,7 +11,7 @@ from twofold.serving.gateway.gateway import Gateway, read_struct
 from twofold.serving.gateway.generations import ResponseSpec, response_spec, server_fields
 from twofold.serving.gateway.output import Delta, LogprobFormat
 from twofold.serving.gateway.responses import Completion, CompletionChoice, MaybeTokenIds, MaybeUsage, Usage
-from twofold.serving.gateway.schemas import CompletionFields, Prompt, invalid
+from twofold.serving.gateway.schemas import CompletionFields, Prompt, check_limit, invalid
 from twofold.serving.gateway.streaming import OpenAIWriter, event, respond
 from twofold.serving.gateway.tokenizer import off_loop
 
@@ -43,8 +43,8 @@ def split_prompts(gateway: Gateway, prompt: Prompt) -> list[str | list[int]]:
         raise invalid("prompt", "the list is empty; send at least one prompt")
     if isinstance(prompt[0], int):
         gateway.check_context(len(prompt), "prompt")
-    elif len(prompt) > gateway.limits.generations:
-        raise invalid("prompt", f"{len(prompt)} prompts are more than the limit of {gateway.limits.generations}")
+    else:
+        check_limit("prompt", len(prompt), gateway.limits.generations, "prompts")
     ids = [each for each in prompt if isinstance(each, int)]
     if len(ids) == len(prompt):
         return [ids]

@@ -15,7 +15,7 @@ from twofold.serving.gateway.endpoints.chat import encode_messages, start_chat
 from twofold.serving.gateway.gateway import Gateway, read_struct
 from twofold.serving.gateway.output import Delta
 from twofold.serving.gateway.responses import MaybeUsage, Usage, error_response_for, json_response
-from twofold.serving.gateway.schemas import invalid, joined, unsupported
+from twofold.serving.gateway.schemas import invalid, joined, text_of, unsupported
 from twofold.serving.gateway.streaming import ResponseWriter, named_event, respond
 from twofold.serving.gateway.tools.families import Json
 from twofold.serving.gateway.tools.forced_calls import offered_tools, template_tools
@@ -25,11 +25,9 @@ _ERRORS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_
 _ERRORS |= {429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}
 
 
-class MessageBlock(Struct, frozen=True, kw_only=True):
+class MessageBlock(schemas.ContentPart, frozen=True, kw_only=True):
     """Part of a message: a text, a tool call, its result, or reasoning. Images and documents are refused."""
 
-    type: str
-    text: str | None = None
     id: str | None = None
     name: str | None = None
     input: dict[str, object] | None = None
@@ -173,7 +171,7 @@ def _choice(choice: AnthropicChoice) -> str | schemas.NamedTool:
 
 def _messages(fields: CountFields) -> Iterator[schemas.InputMessage]:
     if fields.system:
-        yield schemas.InputMessage(role="system", content=_text(fields.system, "system"))
+        yield schemas.InputMessage(role="system", content=text_of(fields.system, "system"))
     for number, message in enumerate(fields.messages):
         place = f"messages[{number}].content"
         if isinstance(message.content, str):
@@ -197,24 +195,13 @@ def _of_blocks(role: str, blocks: Sequence[MessageBlock], place: str) -> Iterato
                 schemas.ToolCall(id=block.id, function=schemas.CalledFunction(name=block.name, arguments=arguments))
             )
         elif block.type == "tool_result":
-            result = "" if block.content is None else _text(block.content, f"{here}.content")
+            result = "" if block.content is None else text_of(block.content, f"{here}.content")
             yield schemas.InputMessage(role="tool", content=result, tool_call_id=block.tool_use_id)
         elif block.type != "redacted_thinking":
             raise unsupported(
                 f"{here}.type", f"{block.type!r} is not supported; this service takes text and tools only"
             )
     yield from joined(role, texts, thoughts, calls)
-
-
-def _text(content: str | list[MessageBlock], place: str) -> str:
-    if isinstance(content, str):
-        return content
-    for number, block in enumerate(content):
-        if block.type != "text":
-            raise unsupported(
-                f"{place}[{number}].type", f"{block.type!r} is not supported; this service takes text only"
-            )
-    return "\n".join(block.text or "" for block in content)
 
 
 # -- answers ------------------------------------------------------------------------------------------------------

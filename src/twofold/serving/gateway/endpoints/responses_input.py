@@ -7,15 +7,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from twofold.serving.gateway import schemas
-from twofold.serving.gateway.schemas import invalid, joined, refuse_values, unsupported
+from twofold.serving.gateway.schemas import joined, refuse_values, text_of, unsupported
 from twofold.serving.gateway.tools.families import Json
 
 
-class InputPart(Struct, frozen=True, kw_only=True):
+class InputPart(schemas.ContentPart, frozen=True, kw_only=True):
     """Part of an item's content. Images and files are refused."""
-
-    type: str
-    text: str | None = None
 
 
 class InputItem(Struct, frozen=True, kw_only=True):
@@ -103,6 +100,9 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 
 
+_TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")  # types of parts with text
+
+
 def chat_of(fields: ResponsesFields, messages: Sequence[schemas.InputMessage]) -> schemas.ChatFields:
     """Return the chat request for a request, with the messages of its conversation. Raises RequestError."""
     refuse_values(fields, NEUTRAL)
@@ -148,9 +148,9 @@ def _messages(items: Sequence[InputItem]) -> Iterator[schemas.InputMessage]:
     for number, item in enumerate(items):
         place = f"input[{number}]"
         if item.type == "message" and item.role == "assistant":
-            texts.append(_text(item.content, f"{place}.content"))
+            texts.append(text_of(item.content, f"{place}.content", _TEXTS))
         elif item.type == "reasoning":
-            thoughts.append(_text(item.content or item.summary or "", place))
+            thoughts.append(text_of(item.content or item.summary or "", place, _TEXTS))
         elif item.type == "function_call" and item.name is not None:
             call = schemas.CalledFunction(name=item.name, arguments=item.arguments or "{}")
             calls.append(schemas.ToolCall(id=item.call_id, function=call))
@@ -163,26 +163,13 @@ def _messages(items: Sequence[InputItem]) -> Iterator[schemas.InputMessage]:
 
 def _other(item: InputItem, place: str) -> schemas.InputMessage:
     if item.type == "function_call_output":
-        output = _text(item.output, f"{place}.output")
+        output = text_of(item.output, f"{place}.output", _TEXTS)
         return schemas.InputMessage(role="tool", content=output, tool_call_id=item.call_id)
     if item.type != "message" or item.role is None:
         raise unsupported(
             f"{place}.type", f"{item.type!r} is not supported: use messages, function calls and reasoning"
         )
-    return schemas.InputMessage(role=item.role, content=_text(item.content, f"{place}.content"))
-
-
-def _text(content: str | Sequence[InputPart] | None, place: str) -> str:
-    if content is None:
-        raise invalid(place, "it is missing; send a string or a list of text parts")
-    if isinstance(content, str):
-        return content
-    for number, part in enumerate(content):
-        if part.text is None:
-            raise unsupported(
-                f"{place}[{number}].type", f"{part.type!r} is not supported; this service takes text only"
-            )
-    return "\n".join(part.text or "" for part in content)
+    return schemas.InputMessage(role=item.role, content=text_of(item.content, f"{place}.content", _TEXTS))
 
 
 def _tool(tool: ResponsesTool, place: str) -> schemas.FunctionTool:

@@ -74,7 +74,7 @@ def row(policy: str, result: SimulationResult) -> list[str]:
     return [
         policy,
         *(f"{value or 0.0:.2f} s" for value in (ttft.mean, ttft.percentile(90), ttft.percentile(99))),
-        f"{sum(tier.blocks for tier in reuse.hits) / reuse.blocks:.1%}",
+        f"{sum(reuse.hits.values()) / reuse.blocks:.1%}",
         f"{reuse.fetched / reuse.blocks:.1%}",
         f"{reuse.reused_tokens / reuse.prompt_tokens:.1%}",
         f"{reuse.largest_share:.1%}",

@@ -250,7 +250,7 @@ def _tokens(tokens: int | None) -> str:
     return "-" if tokens is None else f"{tokens:,}"
 
 
-_ENTRIES: Final = {
+_ENTRIES: Final[dict[str, tuple[Callable[[Catalog, str], Item], str]]] = {
     "accelerators": (Catalog.accelerator, "Show accelerators: memory, bandwidth, compute and power of one GPU."),
     "machines": (Catalog.machine, "Show machines: accelerators, network, power and price; h100 is short for dgx-h100."),
     "models": (

@@ -28,13 +28,6 @@ _HOTTEST: Final = 10
 _MANY: Final = 1 << 20
 
 
-class TierHits(msgspec.Struct, frozen=True):
-    """Number of prompt blocks found in one tier (DRAM or disk) of the prefix caches."""
-
-    tier: str
-    blocks: int
-
-
 class HotBlock(msgspec.Struct, frozen=True):
     """Frequently used KV block: the number of prompts that contain the block (`uses`), and the number of
     prefix caches that have stored the block (`caches`).
@@ -49,7 +42,7 @@ class ReuseResult(msgspec.Struct, frozen=True, kw_only=True):
 
     caches: int
     blocks: int
-    hits: tuple[TierHits, ...]  # blocks in the local cache
+    hits: dict[str, int]  # blocks in the local cache, by tier
     fetched: int  # blocks from other caches
     prompt_tokens: int
     reused_tokens: int  # prompt tokens that were not computed
@@ -60,7 +53,7 @@ class ReuseResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def hit_rate(self) -> float:
         """Share of prompt blocks that were found in a local or remote cache."""
-        return (sum(tier.blocks for tier in self.hits) + self.fetched) / self.blocks if self.blocks else 0.0
+        return (sum(self.hits.values()) + self.fetched) / self.blocks if self.blocks else 0.0
 
     @property
     def largest_share(self) -> float:
@@ -299,7 +292,7 @@ class PrefixReuse(RequestSubscriber):
         return ReuseResult(
             caches=len(self._bits),
             blocks=self._blocks,
-            hits=tuple(map(TierHits, self._tiers, self._hits)),
+            hits=dict(zip(self._tiers, self._hits, strict=True)),
             fetched=self._fetched,
             prompt_tokens=self._prompt_tokens,
             reused_tokens=self._reused_tokens,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 from twofold.cluster.overload import overload_control
 from twofold.cluster.paths import local_bandwidth, paths_of, transfer_model
@@ -290,27 +290,15 @@ def _result(
         if (growth := instance.scheduler.swap) is not None
     ]
     slowdowns = statistics.slowdowns
+    measured: dict[str, Any] = {name: getattr(statistics, name) for name in _COUNTS}
+    measured |= {f"{name}_s": Histogram.of(getattr(statistics, name), 1 / PS) for name in _LATENCIES}
     return SimulationResult(
         spec=spec,
-        arrived=statistics.arrived,
-        completed=statistics.completed,
-        rejected=statistics.rejected,
-        failed=statistics.failed,
         unfinished=len(cluster.requests),
-        prompt_tokens=statistics.prompt_tokens,
-        output_tokens=statistics.output_tokens,
-        longest_request=statistics.longest,
-        longest_prompt=statistics.longest_prompt,
         max_context=max_context,
         duration_s=duration / PS,
         arrival_s=(statistics.last_arrival - first) / PS,
-        ttft_s=Histogram.of(statistics.ttft, 1 / PS),
-        tpot_s=Histogram.of(statistics.tpot, 1 / PS),
-        itl_s=Histogram.of(statistics.itl, 1 / PS),
-        e2e_s=Histogram.of(statistics.e2e, 1 / PS),
-        queue_s=Histogram.of(statistics.queue, 1 / PS),
-        transfer_s=Histogram.of(statistics.transfer, 1 / PS),
-        visible_transfer_s=Histogram.of(statistics.visible_transfer, 1 / PS),
+        **measured,
         ttft_slowdown=Histogram.of(slowdowns.ttft, 1 / MICRO) if slowdowns else None,
         tpot_slowdown=Histogram.of(slowdowns.tpot, 1 / MICRO) if slowdowns else None,
         e2e_slowdown=Histogram.of(slowdowns.e2e, 1 / MICRO) if slowdowns else None,
@@ -320,7 +308,6 @@ def _result(
         preemptions=sum(instance.scheduler.preemptions for instance in cluster.instances.values()),
         swaps=sum(growth.swaps for growth, _ in swapping),
         swap_bytes=sum(growth.blocks_copied * block_bytes for growth, block_bytes in swapping),
-        handoffs=statistics.handoffs,
         pools=pools,
         series=sampled if cluster.overload is None else sampled | cluster.overload.series,
         overload=None if cluster.overload is None else cluster.overload.result(),
@@ -332,6 +319,14 @@ def _result(
         cpu_s=cpu_s,
         reuse=None if cluster.reuse is None else cluster.reuse.result(),
     )
+
+
+# Attributes of `RunStatistics`.
+_COUNTS: Final = (
+    *("arrived", "completed", "rejected", "failed", "handoffs"),
+    *("prompt_tokens", "output_tokens", "longest_request", "longest_prompt"),
+)
+_LATENCIES: Final = ("ttft", "tpot", "itl", "e2e", "queue", "transfer", "visible_transfer")
 
 
 def _steady(statistics: RunStatistics) -> SteadyState | None:

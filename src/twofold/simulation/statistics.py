@@ -234,7 +234,7 @@ class RunStatistics:
         self.slowdowns = SlowdownTallies(reference) if reference is not None else None
         self.arrived = self.completed = self.rejected = self.failed = 0
         self.prompt_tokens = self.output_tokens = 0
-        self.longest = 0  # tokens of the longest completed request
+        self.longest_request = 0  # tokens, of those completed
         self.longest_prompt = 0  # tokens, of those completed
         self.slo_met = 0
         self.handoffs = 0
@@ -280,7 +280,7 @@ class RunStatistics:
         self.last_end = now
         self.prompt_tokens += life.prompt_tokens
         self.output_tokens += output
-        self.longest = max(self.longest, life.prompt_tokens + output)
+        self.longest_request = max(self.longest_request, life.prompt_tokens + output)
         self.longest_prompt = max(self.longest_prompt, life.prompt_tokens)
         self.ttft.add(ttft)
         self.e2e.add(e2e)

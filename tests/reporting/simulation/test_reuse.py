@@ -5,12 +5,12 @@ import msgspec
 from support.simulated import multiples, result
 from twofold.reporting.simulation.facts import ReuseReport, reuse_lines
 from twofold.reporting.simulation.report import SimulationReport
-from twofold.simulation.reuse import HotBlock, ReuseResult, TierHits
+from twofold.simulation.reuse import HotBlock, ReuseResult
 
 REUSE = ReuseResult(
     caches=4,
     blocks=200,
-    hits=(TierHits("dram", 50), TierHits("disk", 10)),
+    hits={"dram": 50, "disk": 10},
     fetched=20,
     prompt_tokens=100_000,
     reused_tokens=40_000,
@@ -36,7 +36,7 @@ def test_reuse_report_has_hit_rates_and_spread():
 def test_where_nothing_was_reused_it_says_so():
     """Without reuse, the hit rate is 0.0%."""
     none = msgspec.structs.replace(
-        REUSE, blocks=0, hits=(TierHits("dram", 0),), fetched=0, prompt_tokens=0, reused_tokens=0,
+        REUSE, blocks=0, hits={"dram": 0}, fetched=0, prompt_tokens=0, reused_tokens=0,
         requests={"prefill-0": 0}, hottest=(), ttft_error=None,
     )  # fmt: skip
     assert (none.hit_rate, none.largest_share, none.spread) == (0.0, 0.0, 0.0)

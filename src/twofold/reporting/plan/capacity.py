@@ -73,21 +73,20 @@ def _alone(plan: CapacityPlan) -> str:
 
 def _table(plan: CapacityPlan, each: TierPlan, title: str) -> Table:
     behind = f" behind {each.behind_gb:,.0f} GB of DRAM on each node" if each.behind_gb else ""
-    curves, rows = _curves(each), capacities(each)
     headings = ["GB per node", "$/h"]
-    for name in curves:
+    for name in _curves(each):
         headings += [f"{name}: hit rate", "accelerators freed", "s/h per added GB", "return"]
     drawn = table(f"{title}: {_name(each)}{behind}, {plan.nodes} nodes", headings, range(len(headings)))
-    points = {name: [curve.at(gb) for gb in rows] for name, curve in curves.items()}
-    for before, row in pairwise(range(len(rows))):
-        cells = [cell for found in points.values() for cell in _cells(plan, found[before], found[row])]
-        one = next(iter(points.values()))[row]
+    rows = capacities(each)
+    curves = (_curve_report(plan, curve, rows).points for curve in _curves(each).values())
+    for found in zip(*curves, strict=True):
+        one = found[0].point
+        cells = (cell for report in found for cell in _cells(report.point, report.added))
         drawn.add_row(_short(one.gb_per_node), _short(one.price_per_h), *cells)
     return drawn
 
 
-def _cells(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) -> tuple[str, ...]:
-    added = added_by(plan, before, point)
+def _cells(point: CapacityPoint, added: "MarginalGain") -> tuple[str, ...]:
     returns = "-" if added.returns is None else f"{added.returns:.2g}×"
     return (f"{point.hit_rate:.1%}", f"{point.accelerators:,.2f}", f"{added.accelerator_s_per_gb_h:.3g}", returns)
 

@@ -34,7 +34,7 @@ class ReuseReport(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, result: ReuseResult) -> "ReuseReport":
         blocks = max(1, result.blocks)
         return cls(
-            hits={tier.tier: tier.blocks / blocks for tier in result.hits},
+            hits={tier: count / blocks for tier, count in result.hits.items()},
             fetched=result.fetched / blocks,
             hottest=[(block.uses, block.caches) for block in result.hottest],
             ttft_error=DistributionSummary.of(result.ttft_error),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.analytic_cluster import COLOCATED, SPLIT, AnalyticCluster, design
 from twofold.planning.design import RatedDesign
 from twofold.planning.evaluation import Trial
-from twofold.planning.pareto import front_of, pareto_front
+from twofold.planning.pareto import covers, front_of, pareto_front
 from twofold.planning.plan import DesignChoice
 
 points = st.lists(
@@ -24,8 +24,8 @@ points = st.lists(
 @given(points)
 def test_the_front_covers_every_point_and_no_member_another(some):
     front = pareto_front(some)
-    assert all(any(kept.covers(point) for kept in front) for point in some)
-    assert not any(one.covers(other) for one in front for other in front if one is not other)
+    assert all(any(covers(kept, point) for kept in front) for point in some)
+    assert not any(covers(one, other) for one in front for other in front if one is not other)
     assert [point.rate for point in front] == sorted(point.rate for point in front)
 
 

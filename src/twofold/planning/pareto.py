@@ -17,12 +17,12 @@ def pareto_front(points: Iterable[RatedDesign]) -> tuple[RatedDesign, ...]:
     front: list[RatedDesign] = []
     # In this order, only earlier points can cover a point.
     for point in sorted(points, key=_order):
-        if not any(_covers(other, point) for other in front):
+        if not any(covers(other, point) for other in front):
             front.append(point)
     return tuple(reversed(front))
 
 
-def _covers(one: RatedDesign, other: RatedDesign) -> bool:
+def covers(one: RatedDesign, other: RatedDesign) -> bool:
     """Return whether `one` is at least as good as `other` in rate, price and power."""
     mine, others = one.design, other.design
     return one.rate >= other.rate and mine.price_per_h <= others.price_per_h and mine.tdp_w <= others.tdp_w

@@ -107,7 +107,7 @@ class PrefillSide:
         (first,) = self._engine.run([step], lambda layer: self._sender.layer_computed(["r"], layer))
         token_s = time.perf_counter()
         assert first is not None  # noqa: S101  (it is sampled; for the type checker)
-        self._sender.prefilled("r", first.token_id)
+        self._sender.prefilled("r", [first.token_id])
         self._over.wait()
         return HandoffTimes(
             prefill_s=token_s - began_s,

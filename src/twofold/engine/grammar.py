@@ -101,6 +101,11 @@ def allowed_tokens(mask: bytes, vocabulary: int) -> NDArray[np.bool_]:
     return np.unpackbits(np.frombuffer(mask, np.uint8), count=vocabulary, bitorder="little").astype(np.bool_)
 
 
+def is_allowed(mask: bytes, token_id: int) -> bool:
+    """Return whether a token is allowed by a result of `GrammarMatchers.allowed`."""
+    return token_id >= 0 and bool(mask[token_id // 8] >> token_id % 8 & 1)
+
+
 def _grammar(constraint: Constraint) -> str:
     """Return the constraint in llguidance's own form."""
     from llguidance import LLMatcher, grammar_from  # noqa: PLC0415

@@ -48,6 +48,7 @@ ENGINES: dict[str, EngineTraits] = {
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_LOGGING_LEVEL": "ERROR",
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_USE_V2_MODEL_RUNNER": "0",  # which has another interface for logits processors
             "OMP_NUM_THREADS": "1",
         },
         recomputes=True,

@@ -195,11 +195,14 @@ class RequestFailed(Message, frozen=True, kw_only=True):
 
 
 class HandoffEnded(Message, frozen=True, kw_only=True):
-    """Message to a decode instance: a hand-off has ended. `first_token` is None if the KV is incomplete."""
+    """Message to a decode instance: a hand-off has ended.
+
+    `tokens` are the first output token and the draft tokens that follow it, or None if the KV is incomplete.
+    """
 
     request_id: str
     epoch: int
-    first_token: int | None = None
+    tokens: list[int] | None = None
     error: str | None = None
     checksums: list[int] | None = None
 
@@ -212,7 +215,7 @@ class HandoffOffered(Message, frozen=True, kw_only=True):
     source: str
     source_epoch: int
     blocks: tuple[int, ...]
-    first_token: int
+    tokens: list[int]  # the first output token, and the draft tokens that follow it
     checksums: list[int] | None = None
 
 

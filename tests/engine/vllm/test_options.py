@@ -18,8 +18,10 @@ REFUSED = {
     "-pp=2": "give --tp or --pp",
     "--data-parallel-size=2": "whose workers are replicas",
     "--data-parallel-rank=1": "whose workers are replicas",
-    '-sc={"method":"ngram","num_speculative_tokens":2}': "a decode worker starts with one token",
-    "--spec-tokens=2": "a decode worker starts with one token",
+    '-sc={"method":"eagle","num_speculative_tokens":2}': "tested with the methods ngram and draft_model only",
+    '-sc={"model":"other","num_speculative_tokens":2}': "tested with the methods ngram and draft_model only",
+    '-sc={"method":"ngram","rejection_sample_method":"block"}': "not tested with rejection_sample_method",
+    "--spec-tokens=2": "give speculative_config",
     '--diffusion-config={"canvas_length":4}': "a decode worker starts with one token",
     "--runner=pooling": "the service generates text",
     "--convert=embed": "the service generates text",
@@ -31,6 +33,9 @@ REFUSED = {
     "--no-enable-prefix-caching": "give --block-size or --enable-prefix-caching",
     "--max-model-len=auto": "all workers need the same",
 }
+
+
+NGRAM = '-sc={"method":"ngram","num_speculative_tokens":2}'
 
 
 @pytest.mark.parametrize("option", REFUSED)
@@ -74,12 +79,16 @@ def test_later_options_override_earlier_ones():
     assert (found.keys(), found["max_num_seqs"]) == ({"max_num_seqs", "attention_config", "optimization_level"}, 8)
 
 
-@pytest.mark.parametrize("option", ["--kv-cache-dtype=fp8", "--dtype=float16", "--max-model-len=512"])
+@pytest.mark.parametrize("option", ["--kv-cache-dtype=fp8", "--dtype=float16", "--max-model-len=512", NGRAM])
 def test_phases_need_the_same_layout(option):
-    name = option[2:].partition("=")[0].replace("-", "_")
+    (name,) = parse_options([option])
     with pytest.raises(ConfigurationError, match=f"{name} differs between prefill and decode workers"):
         check_phases(parse_options([option]), {})
     check_phases(parse_options([option]), parse_options([option]))
+
+
+def test_accepts_drafts():
+    assert parse_options([NGRAM]) == {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}
 
 
 def test_phases_may_differ_otherwise():

@@ -41,7 +41,7 @@ MESSAGES: list[Message] = [
     ),
     StoreChanged(host="far", epoch=4, stored=[b"\x00" * 16], removed=[], address="tcp://10.0.0.2:5555"),
     RESERVE,
-    HandoffEnded(request_id="r", epoch=2**52, first_token=7),
+    HandoffEnded(request_id="r", epoch=2**52, tokens=[7]),
     StepDone(
         instance="p",
         epoch=3,

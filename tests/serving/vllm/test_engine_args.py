@@ -12,6 +12,7 @@ from twofold.engine.registry import ENGINES
 from twofold.errors import ConfigurationError
 
 FLAGS = ("--engine", "vllm", "--dtype", "float32", "--kv-cache-memory-bytes", "64MiB")
+DRAFTS = '{"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}'
 # Options, and where the configuration of an engine core has them.
 OPTIONS = {
     "max_logprobs": (7, "model_config.max_logprobs"),
@@ -97,6 +98,7 @@ def test_options_reach_the_engine_core(vllm_model_dir, tmp_path):
     [
         (("--engine-args", '{"max_logprob": 5}'), "vLLM's options: unrecognized arguments: --max-logprob=5"),
         (("--", "-tp", "2"), "vLLM's option tensor_parallel_size cannot be 2 in a worker: give --tp"),
+        (("--tp", "2", "--engine-args", DRAFTS), "speculative_config is not tested with --tp or --pp"),
         (("--", "--quantization", "fp8"), "vLLM cannot serve it: torch.float32 is not supported for quantization"),
     ],
 )

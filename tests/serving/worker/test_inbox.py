@@ -55,7 +55,7 @@ class Decode:
         self.events = HandoffEvents(self.state)
 
     def offer(self, **changed):
-        fields = {"epoch": EPOCH, "source_epoch": 11, "first_token": 5, **changed}
+        fields = {"epoch": EPOCH, "source_epoch": 11, "tokens": [5], **changed}
         message = HandoffOffered(request_id="a", source="p", blocks=SOURCE_BLOCKS, **fields)
         self.events.offered(message)
 
@@ -154,7 +154,7 @@ def test_a_checksum_mismatch_fails_the_request(pulled):
         blocks = decode.lease.blocks[:3]
         with decode.state.peers.connected("p", 11) as connection:
             connection.read(range(5), SOURCE_BLOCKS, blocks)
-        decode.events.ended(HandoffEnded(request_id="a", epoch=EPOCH, first_token=5, checksums=damaged))
+        decode.events.ended(HandoffEnded(request_id="a", epoch=EPOCH, tokens=[5], checksums=damaged))
         assert decode.ran() == [], "it is not decoded before it was checked"
     decode.receive()
     (reason,) = [message.reason for _, message in decode.sent(RequestFailed)]

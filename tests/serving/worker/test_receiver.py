@@ -33,7 +33,7 @@ class Recording:
 
 def incoming(name, source="p", *, pulled=True):
     return IncomingHandoff(
-        request_id=name, source=source, epoch=1, first_token=5, blocks=(1,), source_blocks=(2,) if pulled else None
+        request_id=name, source=source, epoch=1, tokens=[5], blocks=(1,), source_blocks=(2,) if pulled else None
     )
 
 

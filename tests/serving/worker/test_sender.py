@@ -71,7 +71,7 @@ def test_all_layers_are_sent_in_order(mode, lease_first):
         assert sender.lease(lease())
     assert sender.begin("r", [7, 8])
     compute(sender)
-    sender.prefilled("r", first_token=42)
+    sender.prefilled("r", tokens=[42])
     if not lease_first:
         assert sender.lease(lease())
     log = recording.finished()
@@ -115,7 +115,7 @@ def test_waiting_layers_share_one_write():
     sender.lease(lease())
     sender.begin("r", [7, 8])
     compute(sender)
-    sender.prefilled("r", first_token=42)
+    sender.prefilled("r", tokens=[42])
     recording.finished()
     assert recording.writes == [range(3), range(3, 4)]
 
@@ -128,7 +128,7 @@ def pulled(recording, *, lease_first=True):
         sender.lease(lease())
     sender.begin("r", [7, 8])
     compute(sender)
-    sender.prefilled("r", first_token=42)
+    sender.prefilled("r", tokens=[42])
     if not lease_first:
         assert not recording.offered.is_set(), "the target has no room yet"
         sender.lease(lease())

@@ -48,6 +48,9 @@ class ConnectorBridge(Protocol):
     def layer_computed(self, request_ids: Sequence[str], layer: int) -> None:
         """Record that vLLM has computed the layer `layer` for the requests `request_ids`."""
 
+    def drafts(self, request_id: str) -> list[int]:
+        """Return the draft tokens that a peer has computed after the first token of a request."""
+
     def holds_blocks(self, request_id: str) -> bool:
         """Return whether vLLM must keep the blocks of a finished request, because they must still be sent."""
 

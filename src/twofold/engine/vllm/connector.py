@@ -39,6 +39,8 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._config = kv_cache_config
+        speculation = vllm_config.speculative_config
+        self._drafts = speculation is not None and speculation.uses_draft_model()
         self._bridge = BRIDGES[vllm_config.kv_transfer_config.kv_connector_extra_config[BRIDGE]]
         self._places: dict[str, int] = {}  # place of each layer in the order of computation
         self._last_places: list[int] = []  # for each region, the place at which it and all previous ones are computed
@@ -63,7 +65,9 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         """Do nothing: vLLM runs a request only when all KV of the request has arrived."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: object, **kwargs: Any) -> None:
-        self._computed(bisect_right(self._last_places, self._places[layer_name]))
+        # A draft model writes into the last block of the prompt once per draft, so its KV is complete only afterwards.
+        if not self._drafts:
+            self._computed(bisect_right(self._last_places, self._places[layer_name]))
 
     def wait_for_save(self) -> None:
         """Report the rest, because vLLM reports no layers with states. Transfers may continue after the iteration."""
@@ -101,10 +105,22 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         output, cached = scheduler_output, scheduler_output.scheduled_cached_reqs
         new = output.scheduled_new_reqs
         self._bridge.prefills_start([each.req_id for each in new])
+        for each in new:
+            self._replace_placeholders(output, each.req_id)
         before = {each.req_id: each.num_computed_tokens for each in new}
         before |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         scheduled = output.num_scheduled_tokens
         return CompletingPrefills([rid for rid, done in before.items() if self._follows(rid, done + scheduled[rid])])
+
+    def _replace_placeholders(self, output: SchedulerOutput, request_id: str) -> None:
+        # In the first iteration of a request that has only one token left to compute, vLLM verifies placeholders as
+        # drafts, which are no valid tokens of the model.
+        count = len(output.scheduled_spec_decode_tokens.get(request_id, ()))
+        if count:
+            drafts = self._bridge.drafts(request_id)[:count]
+            missing = count - len(drafts)
+            output.scheduled_spec_decode_tokens[request_id] = drafts + [0] * missing
+            output.num_invalid_spec_tokens = (output.num_invalid_spec_tokens or {}) | {request_id: missing}
 
     def _follows(self, request_id: str, computed: int) -> bool:
         manager = self._kv_cache_manager

@@ -18,6 +18,7 @@ from vllm.v1.executor import Executor
 
 from twofold.engine.vllm.bridge import BRIDGES, ConnectorBridge, VllmBlockCounts
 from twofold.engine.vllm.connector import BRIDGE
+from twofold.engine.vllm.sampling import sample_drafts_by_key
 from twofold.errors import require
 from twofold.kvcache.cache import CacheObserver, RemovalReason
 from twofold.request import BlockKey
@@ -93,6 +94,8 @@ class CachedPromptBlocks(EventPublisher):
 
 def engine_config(name: str, *, prefix_caching: bool, **options: Any) -> VllmConfig:  # noqa: ANN401  (vLLM checks them)
     """Return the configuration of an engine whose KV connectors use the bridge `name`."""
+    # The last logits processor selects the token. vLLM refuses any with drafts; `sample_drafts_by_key` adds one later.
+    keyed = [] if options.get("speculative_config") else ["twofold.engine.vllm.sampling:KeyedSampling"]
     fixed: dict[str, Any] = {
         "kv_transfer_config": KVTransferConfig(
             kv_connector="TwofoldConnector",
@@ -101,8 +104,7 @@ def engine_config(name: str, *, prefix_caching: bool, **options: Any) -> VllmCon
             kv_connector_extra_config={BRIDGE: name},
         ),
         "kv_events_config": KVEventsConfig(enable_kv_cache_events=prefix_caching, publisher="null"),
-        # The last one, which selects the token.
-        "logits_processors": [*options.get("logits_processors", ()), "twofold.engine.vllm.sampling:KeyedSampling"],
+        "logits_processors": [*options.get("logits_processors", ()), *keyed] or None,
         "skip_tokenizer_init": True,
         "async_scheduling": False,  # the next iteration needs a peer's first token
         "enable_prefix_caching": prefix_caching,
@@ -127,6 +129,8 @@ class VllmCore:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         self.config = engine_config(name, prefix_caching=prefix_caching, **options)
         self._core = EngineCore(self.config, executor, log_stats=False)
+        if self.config.speculative_config is not None:
+            self._core.collective_rpc(sample_drafts_by_key)
         self._scheduler: Any = self._core.scheduler  # typed as Any: its interface has neither queues nor blocks
         self._block_size = options["block_size"]  # of `keys`
         self.prompt_blocks = CachedPromptBlocks()
@@ -196,6 +200,13 @@ class VllmCore:
             if output.finish_reason is not None:
                 self.prompt_blocks.forget(output.request_id)
         return made, ran
+
+    def drafts(self) -> Mapping[str, list[int]]:
+        """Return the draft tokens that the last iteration has added to the output of each request."""
+        if self.config.speculative_config is None:
+            return {}
+        made = self._core.model_executor.take_draft_token_ids()
+        return {} if made is None else dict(zip(made.req_ids, made.draft_token_ids, strict=True))
 
     @property
     def busy(self) -> bool:

@@ -25,8 +25,8 @@ _REASONS: Final = {
     "the gateway tokenizes, so workers load no tokenizer": "skip_tokenizer_init",
     "the KV of a hand-off is in one process": "distributed_executor_backend nnodes prefill_context_parallel_size "
     "decode_context_parallel_size",
-    "a decode worker starts with one token that a prefill worker has computed": "speculative_config spec_method "
-    "spec_model spec_tokens diffusion_config",
+    "give speculative_config": "spec_method spec_model spec_tokens",
+    "a decode worker starts with one token that a prefill worker has computed": "diffusion_config",
     "the service generates text": "runner convert",
     "tokens are sampled by seed and position, not by vLLM, so that replays are exact": "watermark_config logprobs_mode",
 }
@@ -35,7 +35,12 @@ REFUSED: Final[Mapping[str, str]] = {name: reason for reason, names in _REASONS.
 # Values of these options that work, besides vLLM's defaults.
 _ALLOWED: Final = "async_scheduling=False distributed_executor_backend=uni runner=generate logprobs_mode=raw_logits"
 # Both ends of a hand-off must agree on these. A worker with another layout for other reasons cannot register.
-_LAYOUT: Final = "dtype kv_cache_dtype kv_cache_dtype_skip_layers max_model_len hf_overrides disable_sliding_window"
+_LAYOUT: Final = (
+    "dtype kv_cache_dtype kv_cache_dtype_skip_layers max_model_len hf_overrides disable_sliding_window "
+    "speculative_config"
+)
+_DRAFTERS: Final = ("ngram", "draft_model")  # whose drafts the tests hand off
+_DRAFTING: Final = {"method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"}
 
 
 class _OptionParser(FlexibleArgumentParser):
@@ -56,9 +61,17 @@ def parse_options(flags: Sequence[str]) -> dict[str, Any]:
     for name, value in found.items():
         works = name not in REFUSED or value == _USUAL[name] or f"{name}={value}" in _ALLOWED
         require(works, f"vLLM's option {name} cannot be {value!r} in a worker: {REFUSED.get(name)}")
+    _check_drafting(found.get("speculative_config") or {})
     auto = found.get("max_model_len") == -1
     require(not auto, "vLLM's option max_model_len cannot be auto in a worker: all workers need the same")
     return found
+
+
+def _check_drafting(given: Mapping[str, object]) -> None:
+    other, known = ", ".join(given.keys() - _DRAFTING), not given or given.get("method") in _DRAFTERS
+    refused = f"vLLM's option speculative_config cannot be {dict(given)!r} in a worker"
+    require(known, f"{refused}: hand-offs are tested with the methods {' and '.join(_DRAFTERS)} only")
+    require(not other, f"{refused}: hand-offs are not tested with {other}")
 
 
 def check_phases(prefill: Mapping[str, object], decode: Mapping[str, object]) -> None:

@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
 from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams as VllmSampling
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 from vllm.v1.sample.logits_processor.interface import MoveDirectionality
+from vllm.v1.worker.gpu_input_batch import InputBatch
 
-from twofold.engine.grammar import GrammarError, GrammarMatchers
+from twofold.engine.grammar import GrammarError, GrammarMatchers, is_allowed
 from twofold.engine.torch.logits import SamplingRow
 from twofold.engine.torch.sampler import pick
 from twofold.request import Constraint, SamplingParams
@@ -27,10 +30,17 @@ class ConstrainedOutput:
     def __init__(self, request_id: str, constraint: Constraint) -> None:
         self._request_id, self._constraint = request_id, constraint
 
-    def allowed(self, output: Sequence[int]) -> bytes | None:
-        """Return the tokens that may follow, as `GrammarMatchers.allowed`, or None after an error."""
+    def allowed(self, output: Sequence[int], drafts: int = 0) -> bytes | None:
+        """Return the tokens that may follow, as `GrammarMatchers.allowed`.
+
+        Return None after an error, and if the constraint excludes one of the last `drafts` tokens of the output.
+        """
+        grammars, request_id, constraint = self.grammars, self._request_id, self._constraint
         try:
-            return self.grammars.allowed(self._request_id, self._constraint, output)
+            for end in range(len(output) - drafts, len(output)):
+                if not is_allowed(grammars.allowed(request_id, constraint, output[:end]), output[end]):
+                    return None
+            return grammars.allowed(request_id, constraint, output)
         except GrammarError as error:
             self.failures[self._request_id] = f"the output cannot be constrained: {error}"
             return None
@@ -46,11 +56,19 @@ class SampledRequest:
         self.eos_token_ids: tuple[int, ...] = extra["eos_token_ids"]
         self._prompt, self._output = prompt, output  # vLLM appends the output tokens to the second list
 
-    def row(self) -> SamplingRow:
-        position = len(self._prompt) + len(self._output)
-        history = [*self._prompt, *self._output] if self._sampling.needs_history else ()
+    def draw(self, logits: torch.Tensor, drafts: Sequence[int] = ()) -> int:
+        """Return the token that follows the output and `drafts`. Its logits, [1, vocabulary], become those of a greedy
+        choice.
+        """
+        position = len(self._prompt) + len(self._output) + len(drafts)
+        history = [*self._prompt, *self._output, *drafts] if self._sampling.needs_history else ()
         row = SamplingRow(self._sampling, position, position - self._given, history)
-        return row if self._constrained is None else replace(row, allowed=self._constrained.allowed(row.output))
+        if self._constrained is not None:
+            row = replace(row, allowed=self._constrained.allowed(row.output, len(drafts)))
+        token = pick(logits, [row], self.eos_token_ids)[0]
+        logits[0] = float("-inf")
+        logits[0, token] = 0.0
+        return token
 
 
 # vLLM's random generator depends on earlier requests, so vLLM decodes greedily, and this logits processor masks all
@@ -88,10 +106,42 @@ class KeyedSampling(LogitsProcessor):
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         for index, drawn in self._rows.items():
-            token = pick(logits[index : index + 1], [drawn.row()], drawn.eos_token_ids)[0]
-            logits[index] = float("-inf")
-            logits[index, token] = 0.0
+            drawn.draw(logits[index : index + 1])
         return logits
+
+
+# vLLM accepts drafts while they equal the tokens with the highest logits, so seeds give the same tokens as without
+# drafts. Its rejection sampler passes the logits of drafts to no processors other than this parent class.
+class KeyedDraftSampling(KeyedSampling, MinTokensLogitsProcessor):
+    """`KeyedSampling` for speculative decoding."""
+
+    def __init__(self, batch: InputBatch) -> None:
+        self._rows = {}
+        self._drafts = batch.spec_token_ids
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Sample the tokens that follow all drafts. `logits` has a row for each request."""
+        for index, drawn in self._rows.items():
+            drawn.draw(logits[index : index + 1], self._drafts[index])
+        return logits
+
+    def apply_with_spec_decode(self, logits: torch.Tensor, num_draft_tokens: list[int]) -> torch.Tensor:
+        """Sample the tokens in place of drafts. `logits` has a row for each draft of each request."""
+        starts = list(accumulate(num_draft_tokens, initial=0))
+        for index, drawn in self._rows.items():
+            drafts, start = self._drafts[index], starts[index]
+            for place in range(num_draft_tokens[index]):
+                row = start + place
+                if drawn.draw(logits[row : row + 1], drafts[:place]) != drafts[place]:
+                    break  # vLLM rejects this draft and all later ones
+        return logits
+
+
+def sample_drafts_by_key(worker: Any) -> None:
+    """Add `KeyedDraftSampling` to a worker of vLLM."""
+    batch: InputBatch = worker.model_runner.input_batch
+    batch.logitsprocs.non_argmax_invariant.append(KeyedDraftSampling(batch))
+    batch.logitsprocs_need_output_token_ids = True
 
 
 def is_keyed(sampling: SamplingParams) -> bool:

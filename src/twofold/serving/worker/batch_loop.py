@@ -169,7 +169,7 @@ class BatchLoop:
         state.tell_step(report, started.started_s, began, tokens)
         for outcome in outcomes:
             if outcome.hands_off:
-                state.prefill_ended(outcome.request_id, drawn[outcome.request_id].token_id)
+                state.prefill_ended(outcome.request_id, [drawn[outcome.request_id].token_id])
             elif outcome.finish_reason is not None:
                 state.prefill_ended(outcome.request_id, None)
 

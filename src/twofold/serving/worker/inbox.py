@@ -38,7 +38,7 @@ class HandoffEvents:
             request_id=request_id,
             source=message.source,
             epoch=message.epoch,
-            first_token=message.first_token,
+            tokens=message.tokens,
             blocks=(),
             source_blocks=message.blocks,
             source_epoch=message.source_epoch,
@@ -59,33 +59,35 @@ class HandoffEvents:
         if message.epoch != state.epoch:
             log.warning("%s ignores KV for %s with epoch %d", state.instance, request_id, message.epoch)
             return
-        if message.first_token is None:
+        if message.tokens is None:
             state.scheduler.end_lease(request_id, message.epoch)
             if message.error is not None:
                 state.fail(request_id, message.error)
             return
         lease = state.scheduler.leases.find(request_id)
         if lease is None or message.checksums is None:
-            self._written(request_id, message.epoch, message.first_token)
+            self._written(request_id, message.epoch, message.tokens)
             return
         incoming = IncomingHandoff(
             request_id=request_id,
             source=lease.source,
             epoch=message.epoch,
-            first_token=message.first_token,
+            tokens=message.tokens,
             blocks=lease.blocks[: len(message.checksums)],
             checksums=message.checksums,
         )
         state.receiver.add(incoming)
 
-    def _written(self, request_id: str, epoch: int, first_token: int) -> None:
+    def _written(self, request_id: str, epoch: int, tokens: list[int]) -> None:
         if self._state.scheduler.kv_received(request_id, epoch):
-            self._received(request_id, first_token)
+            self._received(request_id, tokens)
 
-    def _received(self, request_id: str, first_token: int) -> None:
+    def _received(self, request_id: str, tokens: list[int]) -> None:
         state = self._state
         state.landing.received(request_id, state.scheduler.blocks_of(request_id))
-        state.sequences[request_id].append(first_token)
+        sequence = state.sequences[request_id]
+        sequence.append(tokens[0])
+        sequence.drafts = tokens[1:]
 
     # -- without the lock, on the receiver and sender threads ---------------------------------------------------------
 
@@ -97,9 +99,9 @@ class HandoffEvents:
         with state.changed:
             if incoming.pulled:
                 if state.scheduler.read_ended(request_id, complete=incoming.complete):
-                    self._received(request_id, incoming.first_token)
+                    self._received(request_id, incoming.tokens)
             elif incoming.complete:
-                self._written(request_id, incoming.epoch, incoming.first_token)
+                self._written(request_id, incoming.epoch, incoming.tokens)
             else:
                 state.scheduler.end_lease(request_id, incoming.epoch)
             if incoming.error is not None:
@@ -115,8 +117,8 @@ class HandoffEvents:
         if complete and outgoing.started_s is not None and not outgoing.offered:
             self._report(outgoing.request_id, outgoing.started_s, outgoing.bytes_moved)
         if outgoing.lease is not None and not outgoing.offered:
-            first_token = outgoing.first_token if complete else None
-            state.end_lease(outgoing.lease, first_token, outgoing.error, outgoing.checksums)
+            tokens = outgoing.tokens if complete else None
+            state.end_lease(outgoing.lease, tokens, outgoing.error, outgoing.checksums)
         with state.changed:
             state.scheduler.handed_off(outgoing.request_id)
             state.grant()

@@ -17,7 +17,7 @@ class IncomingHandoff:
     request_id: str
     source: str  # the prefill worker
     epoch: int
-    first_token: int
+    tokens: list[int]  # the first output token, and draft tokens
     blocks: Sequence[int]
     source_blocks: Sequence[int] | None = None  # None: not in pull mode
     source_epoch: int = 0

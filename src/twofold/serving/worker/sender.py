@@ -40,7 +40,7 @@ class OutgoingHandoff:
     mode: HandoffMode
     blocks: Sequence[int] = ()  # of this worker
     lease: Lease | None = None
-    first_token: int | None = None  # set at the end of the prefill
+    tokens: list[int] | None = None  # the first output token, and draft tokens, after the prefill
     layers_computed: int = 0
     layers_sent: int = 0  # written to the leased blocks
     bytes_moved: int = 0
@@ -57,7 +57,7 @@ class OutgoingHandoff:
         """Number of layers that may be written to the leased blocks at this moment."""
         if self.lease is None or self.mode is HandoffMode.PULL:
             return 0
-        if self.mode is HandoffMode.SERIALIZED and self.first_token is None:
+        if self.mode is HandoffMode.SERIALIZED and self.tokens is None:
             return 0
         return self.layers_computed
 
@@ -68,7 +68,7 @@ class OutgoingHandoff:
             return SenderAction.END
         if self.layers_sent < self.sendable:
             return SenderAction.WRITE
-        if self.first_token is None or self.lease is None:
+        if self.tokens is None or self.lease is None:
             return SenderAction.WAIT
         if self.mode is HandoffMode.PULL:
             return SenderAction.OFFER
@@ -134,12 +134,14 @@ class HandoffSender:
                     outgoing.layers_computed = layer + 1
                     self._queue(outgoing)
 
-    def prefilled(self, request_id: str, first_token: int) -> bool:
-        """Record the first token of a completed prefill; return False if its hand-off has already ended."""
+    def prefilled(self, request_id: str, tokens: list[int]) -> bool:
+        """Record the first output token of a completed prefill, and the draft tokens that follow it; return False if
+        the hand-off has already ended.
+        """
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:
-                outgoing.first_token = first_token
+                outgoing.tokens = tokens
                 self._queue(outgoing)
             return outgoing is not None
 
@@ -238,7 +240,7 @@ class HandoffWriter:
         """Let the target read the blocks of a completed prefill (pull mode)."""
         lease, own = outgoing.lease, self._peers.own_memory
         assert lease is not None  # noqa: S101  (as above)
-        assert outgoing.first_token is not None  # noqa: S101
+        assert outgoing.tokens is not None  # noqa: S101
         inbox = self._peers.inbox(lease.instance)
         if inbox is None:  # the target is dead
             self._sender.taken(outgoing.request_id, complete=False)
@@ -251,7 +253,7 @@ class HandoffWriter:
             source=own.instance,
             source_epoch=own.epoch,
             blocks=tuple(outgoing.blocks),
-            first_token=outgoing.first_token,
+            tokens=outgoing.tokens,
             checksums=outgoing.checksums,
         )
         self._outbox.send(inbox, offered)

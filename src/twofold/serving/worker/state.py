@@ -91,6 +91,7 @@ class TokenSequence:
     offset: int = 0
     token_ids: list[int] = field(default_factory=list)
     generated: int = 0  # output tokens
+    drafts: list[int] = field(default_factory=list)  # that a peer has computed after the first token
     block_keys: list[BlockKey] = field(default_factory=list)
     chain: BlockChain | None = None
     stored_blocks: int = 0  # leading blocks that were queued for the host's store
@@ -281,18 +282,22 @@ class SharedWorkerState:
             )
         )
 
-    def prefill_ended(self, request_id: str, first_token: int | None) -> None:
-        """Pass the first token of a completed prefill to its hand-off; without a token, cancel the hand-off."""
+    def prefill_ended(self, request_id: str, tokens: list[int] | None) -> None:
+        """Pass the first token of a completed prefill, and draft tokens, to its hand-off; without tokens, cancel it."""
         sender = self.sender
-        if not (sender.cancel(request_id) if first_token is None else sender.prefilled(request_id, first_token)):
+        if not (sender.cancel(request_id) if tokens is None else sender.prefilled(request_id, tokens)):
             with self.changed:
                 self.scheduler.handed_off(request_id)
 
     def end_lease(
-        self, lease: Lease, first_token: int | None = None, error: str | None = None, checksums: list[int] | None = None
+        self,
+        lease: Lease,
+        tokens: list[int] | None = None,
+        error: str | None = None,
+        checksums: list[int] | None = None,
     ) -> None:
         """Notify the decode worker that no more KV will be written under a lease."""
         ended = HandoffEnded(
-            request_id=lease.request_id, epoch=lease.epoch, first_token=first_token, error=error, checksums=checksums
+            request_id=lease.request_id, epoch=lease.epoch, tokens=tokens, error=error, checksums=checksums
         )
         self.tell_peer(lease.instance, ended)

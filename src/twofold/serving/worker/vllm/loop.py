@@ -84,6 +84,14 @@ class WorkerBridge:
             complete = held is not None and computed >= held.request.prompt_tokens
         return hands_off and complete and state.sender.begin(request_id, blocks)
 
+    def drafts(self, request_id: str) -> list[int]:
+        if self._bound is None:
+            return []
+        state, _ = self._bound
+        with state.changed:
+            sequence = state.sequences.get(request_id)
+            return [] if sequence is None else sequence.drafts
+
     def layer_computed(self, request_ids: Sequence[str], layer: int) -> None:
         self._notifier.after(partial(self.report_layer, request_ids, layer))
 
@@ -192,8 +200,10 @@ class VllmLoop:
             report = state.next_report()
             state.report_blocks()
         state.tell_step(report, began, self._bridge.started, tokens)
+        drafts = self._core.drafts() if ended else {}
         for request_id, first_token in ended:
-            state.prefill_ended(request_id, first_token)
+            seeded = None if first_token is None else [first_token, *drafts.get(request_id, [])]
+            state.prefill_ended(request_id, seeded)
 
     def _take(
         self,

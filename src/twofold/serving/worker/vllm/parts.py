@@ -23,6 +23,7 @@ from twofold.engine.vllm.core import VllmCore, engine_config
 from twofold.engine.vllm.options import check_phases, model_errors, parse_options
 from twofold.engine.vllm.ranks import OtherVllmRanks, SplitExecutor, run_rank
 from twofold.engine.vllm.sampling import ConstrainedOutput, vllm_sampling
+from twofold.errors import require
 from twofold.instance import Role
 from twofold.kvcache.sharding import check_sharding
 from twofold.request import SamplingParams
@@ -78,6 +79,8 @@ class VllmFactory(EngineFactory):
         kv_heads = [1 if model.use_mla else model.get_total_num_kv_heads()] * self._num_layers
         for worker in service.workers:
             check_sharding(worker.split, kv_heads, model.hf_text_config.num_attention_heads, config.model)
+            drafts = self._options(worker.role).get("speculative_config")
+            require(not drafts or worker.split.ranks == 1, "speculative_config is not tested with --tp or --pp")
         generation, text = model.try_get_generation_config(), model.hf_text_config
         self._eos = frozenset(eos_token_ids(generation.get("eos_token_id"), getattr(text, "eos_token_id", None)))
         for spec in service.workers if any(self._given.values()) else ():  # before a worker starts

@@ -7,7 +7,6 @@ import pytest
 
 from support.flags import ENGINE, SPLIT
 from support.running_service import running_service
-from twofold.request import RequestTimings
 
 PARTS = ("gateway_queue_s", "prefill_queue_s", "prefill_s")
 GAP_PARTS = ("kv_transfer_visible_s", "decode_queue_s", "first_decode_s")
@@ -81,8 +80,3 @@ def test_a_stream_ends_with_the_timings(served):
 def test_answers_have_no_timings_unless_asked(served):
     _, url = served
     assert "timings" not in httpx.post(f"{url}/v1/completions", json=body(), timeout=600).json()["usage"]
-
-
-def test_sums_are_unknown_if_a_part_is():
-    assert RequestTimings(gateway_queue_s=1.0, prefill_s=2.0).ttft_s is None
-    assert RequestTimings(decode_queue_s=1.0, first_decode_s=2.0).first_gap_s == 3.0

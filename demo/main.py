@@ -14,6 +14,7 @@ from comparison import comparison_table
 from objectives import Objectives, objectives, probe_requests, verdict
 from twofold.bench.endpoint import discover
 from twofold.bench.load import LoadConfig, LoadResult, run_load
+from twofold.bench.real_data import find_data
 from twofold.bench.services import served
 from twofold.cli.progress import load_progress
 from twofold.engine.model_package import get_packaged
@@ -21,9 +22,6 @@ from twofold.errors import ModelError, UserError
 from twofold.reporting.summary import Summary, summarize
 from twofold.request import Request
 from twofold.workload.source import workload
-
-sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from real_data import find_data
 
 DESIGNS = {"split 1P+1D": ("--prefill", "1", "--decode", "1"), "colocated 2": ("--colocated", "2")}
 MODELS = Path(".demo")

@@ -13,7 +13,6 @@ simulators at 0.5, 0.75, 1 and 1.5 times the bounds of `--slo-ms` (default: 200,
 import argparse
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from twofold.bench.real_data import data_folder
 from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
@@ -28,9 +28,6 @@ from twofold.request import Request
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
 from twofold.timeline import Moment, Timeline
-
-sys.path.append(str(Path(__file__).parents[1]))
-from real_data import data_folder
 
 NAME = re.compile(r"golden-(?P<engine>distserve|vllm)-(?P<model>.+)-(?P<degrees>\d{4})-r(?P<rate>[\d.]+)-N\d+")
 SCALES = (0.5, 0.75, 1.0, 1.5)

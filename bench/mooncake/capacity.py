@@ -5,7 +5,6 @@ each node under round-robin routing, as in Mooncake (FAST'25). Each node has mem
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from itertools import islice
@@ -14,15 +13,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from twofold.bench.real_data import find_data
 from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import create_eviction
 from twofold.planning.capacity.curve import NEVER, least_capacities
 from twofold.request import BlockKey
 from twofold.workload.blocks import BLOCK_TOKENS
 from twofold.workload.trace import open_trace
-
-sys.path.append(str(Path(__file__).parents[1]))
-from real_data import find_data
 
 PUBLISHED = {
     1_000: 4.45, 3_000: 6.50, 5_000: 11.04, 10_000: 21.12, 30_000: 32.57, 50_000: 35.46, 100_000: 36.37,

@@ -16,7 +16,6 @@ Exits with 1 if a claim does not hold, except for known deviations, which the ou
 import argparse
 import math
 import statistics
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from functools import cache
@@ -30,6 +29,7 @@ from settings import EVEN, SETTINGS, SPLIT, VLLM, Setting, requests
 from systems import chunked, inlined, mooncake, vllm
 from token_gaps import TokenGaps
 
+from twofold.bench.real_data import find_data
 from twofold.cluster.spec import ClusterSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.planning.rates import RateGrid
@@ -38,9 +38,6 @@ from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
 from twofold.workload.rescale import mean_rate, scale_rate
 from twofold.workload.trace import open_trace
-
-sys.path.append(str(Path(__file__).parents[1]))
-from real_data import find_data
 
 TTFT_MULTIPLE, TBT_MULTIPLE = 10.0, 5.0  # section 2
 SPAN = 20.0  # run length in TTFT bounds, long enough to detect a growing queue

@@ -7,7 +7,6 @@ ten hottest blocks. Exits with 1 if a claim about these figures does not hold.
 """
 
 import argparse
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from twofold.bench.real_data import find_data
 from twofold.cluster.spec import CacheSpec, ClusterSpec, PoolSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
@@ -23,9 +23,6 @@ from twofold.simulation.result import SimulationResult
 from twofold.simulation.reuse import ReuseResult
 from twofold.simulation.simulate import simulate
 from twofold.workload.trace import open_trace
-
-sys.path.append(str(Path(__file__).parents[1]))
-from real_data import find_data
 
 NAME = "mooncake-conversation.jsonl"
 POLICIES = ("random", "load", "local-prefix", "conductor")  # slowest first

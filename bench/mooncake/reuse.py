@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from twofold.bench.real_data import find_data
 from twofold.errors import UserError
 from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import EVICTIONS, create_eviction
@@ -23,7 +24,6 @@ from twofold.workload.trace import open_trace
 
 sys.path.append(str(Path(__file__).parents[1]))
 from decision_cost import LOOP_ITERATIONS, cpu_seconds, reference_loop
-from real_data import find_data
 
 NAME = "mooncake-conversation.jsonl"
 HIGHEST = 36.64  # percent of repeated blocks

@@ -1,15 +1,12 @@
 """Three simulations with configurations for SplitwiseSim and for Twofold, to compare both simulators."""
 
-import sys
 from pathlib import Path
 
 import msgspec
 
+from twofold.bench.real_data import data_folder
 from twofold.cluster.spec import PoolSpec
 from twofold.instance import Role
-
-sys.path.append(str(Path(__file__).parents[1]))
-from real_data import data_folder
 
 ROOT = Path(__file__).parents[2]
 _MACHINES = 40  # all H100

@@ -5,8 +5,8 @@ import re
 
 import pytest
 from bench.distserve.golden import distserve_sim
-from bench.real_data import data_folder
 
+from twofold.bench.real_data import data_folder
 from twofold.cluster.spec import PoolSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role

@@ -4,9 +4,9 @@ import csv
 
 import numpy as np
 import pytest
-from bench.real_data import find_data
 from bench.splitwise.presets import splitwise_sim
 
+from twofold.bench.real_data import find_data
 from twofold.cluster.spec import PoolSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role

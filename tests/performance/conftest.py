@@ -2,8 +2,8 @@
 
 import msgspec
 import pytest
-from bench.real_data import find_data
 
+from twofold.bench.real_data import find_data
 from twofold.hardware.specs import Accelerator, Machine, Model
 from twofold.performance.coefficients import ENVIRONMENT
 

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from bench.real_data import find_data
 
+from twofold.bench.real_data import find_data
 from twofold.errors import ConfigurationError
 from twofold.performance.distserve_published import distserve_pipeline, distserve_published
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from bench.real_data import find_data
 from hypothesis import strategies as st
 
+from twofold.bench.real_data import find_data
 from twofold.request import Request
 
 ROOT = Path(__file__).parents[2]

@@ -4,8 +4,8 @@ import random
 from math import exp
 
 import pytest
-from bench.real_data import find_data
 
+from twofold.bench.real_data import find_data
 from twofold.scheduling.replan.traffic import BATCH, Quantity, TrafficMonitor
 from twofold.workload.trace import open_trace
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-_CHECKOUT = Path(__file__).parents[1]
+_CHECKOUT = Path(__file__).parents[3]
 
 
 def data_folder() -> Path:

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import resource
 import shutil
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -17,7 +16,6 @@ from rich.markup import escape
 from twofold import __version__
 from twofold.cli.options import JSON
 from twofold.cli.settings import Settings, command
-from twofold.engine.model_package import PACKAGED, model_cache
 from twofold.reporting.output import JsonReport, table
 from twofold.serving.launch.memory_plan import available_memory
 from twofold.simulation import kernel
@@ -30,7 +28,6 @@ _EXTRAS: Final = {
     "aiconfigurator": ("aiconfigurator-core", "--performance aiconfigurator"),
     "otel": ("opentelemetry-sdk", "--otlp-endpoint"),
 }
-_FEW_FILES: Final = 4096  # a connection needs one, a service some for each worker
 
 
 class DoctorSettings(Settings):
@@ -58,7 +55,7 @@ class DoctorReport(JsonReport, frozen=True, kw_only=True):
 def doctor(settings: DoctorSettings) -> None:
     """Show what this machine has, what is missing, and what to run."""
     gpus = _gpus()
-    findings = [*_machine(), *_engine(gpus), *_extras(), *_models()]
+    findings = [*_machine(), *_engine(gpus), *_extras()]
     report = DoctorReport(findings=findings, run=_next_commands(gpus))
     if settings.json:
         typer.echo(report.json())
@@ -77,12 +74,8 @@ def _machine() -> Iterator[DoctorFinding]:
     yield DoctorFinding("Twofold", f"{__version__}, Python {platform.python_version()}")
     advice = "make compile, in a checkout: several times as fast" if pure else ""
     yield DoctorFinding("simulator", "pure Python" if pure else "compiled", advice)
-    yield DoctorFinding("processor", f"{len(os.sched_getaffinity(0))} cores")
-    yield DoctorFinding("memory", f"{available_memory() / 2**30:.1f} GiB available")
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    yield DoctorFinding(
-        "open files", f"{files:,}", "ulimit -n 65536, for many connections" if files < _FEW_FILES else ""
-    )
+    cores, memory = len(os.sched_getaffinity(0)), available_memory() / 2**30
+    yield DoctorFinding("host", f"{cores} cores, {memory:.1f} GiB available")
 
 
 def _gpus() -> list[str]:
@@ -110,14 +103,6 @@ def _extras() -> Iterator[DoctorFinding]:
         found = _version(package)
         yield DoctorFinding(
             package, found or "not installed", "" if found else f"pip install 'twofold[{extra}]', for {use}"
-        )
-
-
-def _models() -> Iterator[DoctorFinding]:
-    for name in PACKAGED:
-        there = (model_cache() / name / "config.json").is_file()
-        yield DoctorFinding(
-            f"model {name}", "converted" if there else "not here", "" if there else f"twofold model get {name}"
         )
 
 

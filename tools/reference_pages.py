@@ -86,7 +86,7 @@ def requests() -> str:
     """Return a page with the fields of every HTTP request."""
     described = openapi("MODEL", keys=True)
     schemas = described["components"]["schemas"]
-    text = ["# HTTP requests, field by field", "From `GET /openapi.json`. [The API](../api.md) says what they do."]
+    text = ["# HTTP requests, field by field", "From `GET /openapi.json`. [The API](../api.md) describes them."]
     for path, operations in described["paths"].items():
         for method, operation in operations.items():
             text += [f"## {method.upper()} {path}", operation.get("summary", "")]

@@ -92,4 +92,6 @@ def test_accepts_drafts():
 
 
 def test_phases_may_differ_otherwise():
-    check_phases(parse_options(["--max-num-seqs=4", "--kv-cache-dtype=auto"]), {})
+    prefill = parse_options(["--max-num-seqs=4", "--kv-cache-dtype=auto"])
+    assert prefill == {"max_num_seqs": 4, "kv_cache_dtype": "auto"}
+    check_phases(prefill, {})

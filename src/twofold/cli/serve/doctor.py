@@ -89,21 +89,20 @@ def _gpus() -> list[str]:
 
 
 def _engine(gpus: list[str]) -> Iterator[DoctorFinding]:
-    torch = _version("torch")
-    yield DoctorFinding(
-        "torch", torch or "not installed", "" if torch else "pip install 'twofold[serve]', to serve models"
-    )
-    hidden = torch is not None and not gpus and shutil.which("nvidia-smi") is not None
+    yield _package("torch", "pip install 'twofold[serve]', to serve models")
+    hidden = _version("torch") is not None and not gpus and shutil.which("nvidia-smi") is not None
     advice = "install a torch for CUDA: this one finds no GPU, and nvidia-smi is there" if hidden else ""
     yield DoctorFinding("GPUs", "; ".join(gpus) or "none", advice)
 
 
 def _extras() -> Iterator[DoctorFinding]:
     for extra, (package, use) in _EXTRAS.items():
-        found = _version(package)
-        yield DoctorFinding(
-            package, found or "not installed", "" if found else f"pip install 'twofold[{extra}]', for {use}"
-        )
+        yield _package(package, f"pip install 'twofold[{extra}]', for {use}")
+
+
+def _package(name: str, advice: str) -> DoctorFinding:
+    found = _version(name)
+    return DoctorFinding(name, found or "not installed", "" if found else advice)
 
 
 def _next_commands(gpus: list[str]) -> list[str]:

@@ -93,7 +93,7 @@ class CachedPromptBlocks(EventPublisher):
 
 
 def engine_config(name: str, *, prefix_caching: bool, **options: Any) -> VllmConfig:  # noqa: ANN401  (vLLM checks them)
-    """Return the configuration of an engine whose KV connectors use the bridge `name`."""
+    """Return the configuration of an engine with the bridge `name` for its KV connectors."""
     # The last logits processor selects the token. vLLM refuses any with drafts; `sample_drafts_by_key` adds one later.
     keyed = [] if options.get("speculative_config") else ["twofold.engine.vllm.sampling:KeyedSampling"]
     fixed: dict[str, Any] = {

@@ -81,7 +81,7 @@ class LiveRequests:
 
     @property
     def live(self) -> int:
-        """Number of requests that have not ended, with those that a server answers without this service."""
+        """Number of requests that have not ended, including forwarded ones."""
         return len(self._live) + len(self._forwarded)
 
     async def drain(self) -> None:

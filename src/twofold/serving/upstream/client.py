@@ -119,7 +119,7 @@ class UpstreamChoice(msgspec.Struct, frozen=True):
     def text_outputs(self, index: int) -> list[TokenOutput]:
         """Return the text of this choice as one output, with a negative checksum in place of its token id.
 
-        The checksum tells whether another server repeats the output. Raises ServerError for invalid data.
+        A replay on another server is compared with it by the checksum. Raises ServerError for invalid data.
         """
         reason, text = self.finish_reason, self.text or ""
         if reason is not None and reason not in _FINISH:

@@ -26,7 +26,7 @@ class VllmKind:
     concurrent = False  # whether both phases get a request at the same time
 
     def fields(self, generation: Generation, model: str, seed: int) -> dict[str, Any]:
-        """Return the JSON fields of a completion request. Raises RejectedError for one that such servers cannot run."""
+        """Return the JSON fields of a completion request. Raises RejectedError if such servers cannot run it."""
         # All sampling fields are sent, because the defaults in `generation_config.json` may differ between servers.
         sampling, prompt = generation.sampling, generation.prompt_text
         fields: dict[str, Any] = {

@@ -8,6 +8,7 @@ from importlib import resources
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 Json = dict[str, Any]
 
@@ -31,12 +32,14 @@ class ModelFamily(msgspec.Struct, frozen=True, kw_only=True):
 
     title: str
     marks: tuple[str, ...]  # parts of the chat templates of this family
-    template: Json
+    template_of: str = ""  # name of the family with the same template
+    template: Json = {}
     calls: CallFormat | None = None
 
 
 _FILE = resources.files(__package__).joinpath("families.toml")
-FAMILIES = msgspec.toml.decode(_FILE.read_text("utf-8"), type=dict[str, ModelFamily])
+_READ = msgspec.toml.decode(_FILE.read_text("utf-8"), type=dict[str, ModelFamily])
+FAMILIES = {name: replace(each, template=_READ[each.template_of or name].template) for name, each in _READ.items()}
 
 
 @cache

@@ -133,7 +133,7 @@ class VllmLoop:
     ) -> None:
         self._state, self._instance, self._core, self._bridge = state, instance, core, bridge
         self._eos = eos_token_ids
-        self._failures: dict[str, str] = {}  # requests whose output could not be constrained in the last iteration
+        self._failures: dict[str, str] = {}  # requests with a failed constraint in the last iteration
         self._idle = True  # the last iteration changed nothing, so another one would not either
         bridge.bind(state, instance)
 

@@ -20,7 +20,7 @@ from twofold.transport.shared_memory import SharedMemoryTransport
 
 
 def rank_cache(spec: WorkerConfig, rank: int, epoch: int, num_layers: int) -> MakePool:
-    """Return a function that allocates a rank's KV cache, whose layout vLLM has chosen on that rank."""
+    """Return a function that allocates a rank's KV cache in the layout that vLLM has chosen on that rank."""
     split = spec.split
 
     def make(own: KvLayout, num_blocks: int) -> SharedMemoryTransport:

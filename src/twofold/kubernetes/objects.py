@@ -1,13 +1,21 @@
-"""Kubernetes objects of a deployment. Twofold's Helm chart renders the same objects."""
+"""Kubernetes objects of a deployment, rendered from data/objects.yaml.jinja."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from importlib.resources import files
 
+import msgspec
+import yaml
+from jinja2 import Environment, StrictUndefined
+
+from twofold import __version__
 from twofold.errors import ConfigurationError, require
 from twofold.instance import Role
-from twofold.kubernetes.pods import gateway_pod, labels, worker_pod, workers_of
-from twofold.kubernetes.values import Json, Values, WorkerValues
+from twofold.kubernetes.values import Json, Values
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, LIVE_ROUTERS
+
+_DATA = files(__package__) / "data"
 
 
 def check(values: Values) -> None:
@@ -15,7 +23,7 @@ def check(values: Values) -> None:
     if values.engine == "emulated":
         require(bool(values.plan), "engine emulated needs plan, with the machines to emulate")
         return
-    roles = set(workers_of(values))
+    roles = _roles(values)
     require(bool(roles), "workers: all replicas are 0")
     router = values.serve.router or "jsq"
     moving = [name for name in LIVE_ROUTERS if name not in FIXED_ROLE_ROUTERS]
@@ -26,111 +34,35 @@ def check(values: Values) -> None:
 def objects_of(name: str, values: Values) -> list[Json]:
     """Return all Kubernetes objects of the release `name`. Raises ConfigurationError for invalid values."""
     check(values)
-    return list(_objects(name, values))
-
-
-def _objects(name: str, values: Values) -> Iterator[Json]:
-    gateway, emulated = values.gateway, values.engine == "emulated"
-    if values.cluster_key.value and not emulated:
-        yield _secret(name, "cluster-key", {"cluster.key": values.cluster_key.value})
-    if values.api_keys.value and not values.allow_anonymous:
-        yield _secret(name, "api-keys", {"keys": values.api_keys.value})
-    if values.plan:
-        yield _object("v1", "ConfigMap", name, "plan", data={"plan.yaml": values.plan})
-    http: Json = {"name": "http", "port": gateway.port, "targetPort": "http"}
-    yield _service(name, None, "gateway", http, {"type": gateway.service_type})
-    if not emulated:
-        # Not-ready addresses, because the gateway is ready once workers have joined.
-        bus: Json = {"name": "bus", "port": gateway.bus_port, "targetPort": "bus"}
-        yield _service(name, "bus", "gateway", bus, {"type": "ClusterIP", "publishNotReadyAddresses": True})
-    yield _gateway(name, values)
-    if gateway.disruption_budget:
-        yield _budget(name, "gateway", 0)
-    for role, workers in workers_of(values).items():
-        headless: Json = {"clusterIP": "None", "selector": labels(name, role.value)}
-        yield _object("v1", "Service", name, role.value, spec=headless)
-        yield _workers(name, values, role, workers)
-        yield _budget(name, role.value, workers.max_unavailable)
-    yield from _monitoring(name, values)
-    if values.network_policy.enabled:
-        yield from _policies(name, values)
-
-
-def _gateway(name: str, values: Values) -> Json:
-    """Return the StatefulSet of the gateway."""
-    spec: Json = {
-        "serviceName": name,
-        "replicas": 1,  # a service has only one controller
-        "selector": {"matchLabels": labels(name, "gateway")},
-        "template": gateway_pod(name, values),
-    }
-    return _object("apps/v1", "StatefulSet", name, "gateway", spec=spec)
-
-
-def _workers(name: str, values: Values, role: Role, workers: WorkerValues) -> Json:
-    store = workers.kv_store
-    spec: Json = {
-        "serviceName": f"{name}-{role.value}",
-        "replicas": workers.replicas,
-        "podManagementPolicy": "Parallel",
-        "selector": {"matchLabels": labels(name, role.value)},
-        "template": worker_pod(name, values, role, workers),
-    }
-    if store.disk and store.volume_size:
-        claim: Json = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": store.volume_size}}}
-        if store.storage_class:
-            claim["storageClassName"] = store.storage_class
-        spec["volumeClaimTemplates"] = [{"metadata": {"name": "kv-store"}, "spec": claim}]
-    return _object("apps/v1", "StatefulSet", name, role.value, spec=spec)
-
-
-def _monitoring(name: str, values: Values) -> Iterator[Json]:
-    monitor, dashboard = values.service_monitor, values.grafana_dashboard
-    if monitor.enabled:
-        spec: Json = {
-            "selector": {"matchLabels": {**labels(name), "twofold/api": "true"}},
-            "endpoints": [{"port": "http", "path": "/metrics", "interval": monitor.interval}],
-        }
-        yield _object("monitoring.coreos.com/v1", "ServiceMonitor", name, None, monitor.labels, spec=spec)
-    if dashboard.enabled:
-        text = files(__package__).joinpath("data/grafana.json").read_text(encoding="utf-8")
-        yield _object("v1", "ConfigMap", name, "dashboard", dashboard.labels, data={"twofold.json": text})
-
-
-def _policies(name: str, values: Values) -> Iterator[Json]:
-    api: Json = {"ports": [{"port": "http"}]}
-    if values.network_policy.clients:
-        api["from"] = values.network_policy.clients
-    yield _policy(name, "api", labels(name, "gateway"), api)
-    # Workers listen on free ports, so pods of the release accept each other on all.
-    internal: Json = {"from": [{"podSelector": {"matchLabels": labels(name)}}]}
-    yield _policy(name, "internal", labels(name), internal)
-
-
-def _policy(name: str, part: str, pods: dict[str, str], ingress: Json) -> Json:
-    spec: Json = {"podSelector": {"matchLabels": pods}, "policyTypes": ["Ingress"], "ingress": [ingress]}
-    return _object("networking.k8s.io/v1", "NetworkPolicy", name, part, spec=spec)
-
-
-def _object(
-    version: str, kind: str, name: str, part: str | None, more: dict[str, str] | None = None, **fields: object
-) -> Json:
-    """Return a Kubernetes object with the labels of the release, and with the labels in `more`."""
-    metadata = {"name": name if part is None else f"{name}-{part}", "labels": {**labels(name), **(more or {})}}
-    return {"apiVersion": version, "kind": kind, "metadata": metadata, **fields}
-
-
-def _secret(name: str, part: str, data: dict[str, str]) -> Json:
-    return _object("v1", "Secret", name, part, type="Opaque", stringData=data)
-
-
-def _service(name: str, part: str | None, component: str, port: Json, spec: Json) -> Json:
-    api = {"twofold/api": "true"} if part is None else {}
-    return _object(
-        "v1", "Service", name, part, api, spec={**spec, "selector": labels(name, component), "ports": [port]}
+    # JSON is YAML, so a value of any type fits in a line of the template.
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # noqa: S701  (no HTML)
+    environment.filters["json"] = lambda value: msgspec.json.encode(value).decode()
+    template = environment.from_string((_DATA / "objects.yaml.jinja").read_text(encoding="utf-8"))
+    given = msgspec.to_builtins(values)
+    text = template.render(
+        release=name,
+        version=__version__,
+        values=given,
+        names={"app.kubernetes.io/name": "twofold", "app.kubernetes.io/instance": name},
+        workers={role: given["workers"][role] for role in _roles(values)},
+        serve_flags=list(_flags(given["serve"])),
+        plan_checksum=sha256(values.plan.encode()).hexdigest(),
+        dashboard=(_DATA / "grafana.json").read_text(encoding="utf-8"),
     )
+    return list(yaml.safe_load_all(text))
 
 
-def _budget(name: str, component: str, most: int) -> Json:
-    spec = {"maxUnavailable": most, "selector": {"matchLabels": labels(name, component)}}
-    return _object("policy/v1", "PodDisruptionBudget", name, component, spec=spec)
+def _roles(values: Values) -> list[Role]:
+    """Return the roles that have pods of their own."""
+    return [] if values.engine == "emulated" else [role for role in Role if getattr(values.workers, role).replicas]
+
+
+def _flags(serve: Mapping[str, object]) -> Iterator[str]:
+    """Convert Helm values to flags of `twofold serve`, in the same order as the Helm chart."""
+    for key, value in sorted(serve.items()):
+        flag = re.sub(r"(?=[A-Z])", "-", key).lower()
+        if isinstance(value, bool):
+            yield f"--{'' if value else 'no-'}{flag}"
+        elif value is not None and key != "extraArgs":
+            yield f"--{flag}={value if isinstance(value, str) else msgspec.json.encode(value).decode()}"
+    yield from msgspec.convert(serve["extraArgs"], list[str])

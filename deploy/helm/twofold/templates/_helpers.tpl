@@ -1,4 +1,4 @@
-{{- /* The same objects as src/twofold/kubernetes makes in Python; a test compares them. */ -}}
+{{- /* The same objects as src/twofold/kubernetes/data/objects.yaml.jinja; a test compares them. */ -}}
 
 {{- define "twofold.labels" -}}
 app.kubernetes.io/name: twofold

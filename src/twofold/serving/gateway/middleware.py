@@ -14,7 +14,7 @@ from twofold.serving.gateway.keys import ApiKey, KeyRing
 from twofold.serving.gateway.responses import error_response, error_response_for
 from twofold.serving.telemetry.context import CURRENT, context_of
 
-_OPEN = frozenset({"/health", "/ping", "/metrics", "/version", "/openapi.json", "/docs", "/dashboard"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/metrics", "/version", "/openapi.json", "/docs", "/dashboard"})
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 PostEndpoint = Callable[[Request], Awaitable[Response]]
@@ -87,7 +87,7 @@ class RequestMiddleware:
                 message = {**message, "headers": [*message["headers"], *added]}
             await send(message)
 
-        if key is None and self._keys is not None and scope["path"] not in _OPEN:
+        if key is None and self._keys is not None and scope["path"] not in OPEN_PATHS:
             refused = error_response(401, "the API key is missing or wrong", code="invalid_api_key")
             await refused(scope, receive, send_with_id)
             return

@@ -3,12 +3,16 @@
 import re
 import sys
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from twofold.kubernetes.values import Values
+from twofold.cli.serve.join import JoinSettings
+from twofold.cli.serve.settings import ServeSettings
+from twofold.cli.settings import Settings, flag_name, flags_of, help_text
+from twofold.kubernetes.values import ServeValues, Values
 
 _WIDTH = 110
 _TABLE = re.compile(r"(?<=<!-- values -->\n).*(?=<!-- end of values -->)", re.DOTALL)
@@ -33,6 +37,10 @@ class _Group(msgspec.Struct, frozen=True):
 def schema() -> Json:
     """Return the JSON schema of the chart's values, for `values.schema.json`."""
     made = msgspec.json.schema(Values, schema_hook=lambda _: _ANYTHING)
+    texts = _descriptions()
+    for name, group in made["$defs"].items():
+        known = texts["PodValues"] | texts[name]
+        group["properties"] = {key: {"description": known[key], **value} for key, value in group["properties"].items()}
     return {"$schema": "http://json-schema.org/draft-07/schema#", **made}
 
 
@@ -63,6 +71,21 @@ def write(chart: Path) -> None:
     (chart / "values.schema.json").write_bytes(text)
     readme = chart / "README.md"
     readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _descriptions() -> dict[str, dict[str, str]]:
+    """Return the description of every Helm value, by group."""
+    texts = msgspec.convert(
+        tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")), dict[str, dict[str, str]]
+    )
+    join = {flag_name(name): _flag_description(JoinSettings, name) for name in flags_of(JoinSettings)}
+    serve = [each for each in msgspec.structs.fields(ServeValues) if each.name in flags_of(ServeSettings)]
+    texts["ServeValues"] |= {each.encode_name: _flag_description(ServeSettings, each.name) for each in serve}
+    return {group: {key: join.get(text, text) for key, text in each.items()} for group, each in texts.items()}
+
+
+def _flag_description(settings: type[Settings], name: str) -> str:
+    return f"`{flag_name(name)}`: {help_text(settings, name)}"
 
 
 def _group(name: str) -> dict[str, _Property]:

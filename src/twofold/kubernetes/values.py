@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_
 import msgspec
 from msgspec import Meta
 
-from twofold.cli.serve.join import JoinSettings
 from twofold.cli.serve.settings import ServeSettings
-from twofold.cli.settings import MAPPING, Settings, flag_name, flags_of, help_text
+from twofold.cli.settings import MAPPING, flags_of
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Json = dict[str, object]
@@ -26,12 +25,7 @@ _SET_BY_PODS: Final = {
 
 
 class _Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Base class of groups of Helm values."""
-
-
-def _flag(settings: type[Settings], name: str) -> Meta:
-    """Return a description of a Helm value, made of the name and help text of a command-line flag."""
-    return Meta(description=f"`{flag_name(name)}`: {help_text(settings, name)}")
+    """Base class of groups of Helm values. Each value has a description in tools/chart.toml."""
 
 
 def _serve_fields() -> list[tuple[str, Any, Any]]:
@@ -52,41 +46,27 @@ def _serve_fields() -> list[tuple[str, Any, Any]]:
         if flag.ge is not None or flag.le is not None:
             (number,) = set(get_args(kind) or (kind,)) - {NoneType}
             kind = Annotated[number, Meta(ge=flag.ge, le=flag.le)]
-        made.append((field.name, Annotated[kind | None, _flag(ServeSettings, field.name)], None))
+        made.append((field.name, kind | None, None))
     return made
 
 
 class Image(_Values, frozen=True):
-    repository: Annotated[str, Meta(description="Image of deploy/container/Dockerfile.")] = "twofold"
-    tag: Annotated[str, Meta(description="Image tag; the version of Twofold if empty.")] = ""
-    pull_policy: Annotated[Literal["Always", "IfNotPresent", "Never"], Meta(description="Image pull policy.")] = (
-        "IfNotPresent"
-    )
-    pull_secrets: Annotated[list[str], Meta(description="Names of Secrets for the image registry.")] = []
+    repository: str = "twofold"
+    tag: str = ""
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    pull_secrets: list[str] = []
 
 
 class ModelValues(_Values, frozen=True):
-    path: Annotated[str, Meta(description="Model directory in every pod, or hub id: MODEL of `twofold serve`.")] = (
-        "/models/model"
-    )
-    served_name: Annotated[str, Meta(description="Name of the model in the API; that of the directory if empty.")] = ""
-    mount_path: Annotated[str, Meta(description="Mount path of `volume`.")] = "/models"
-    volume: Annotated[
-        Json,
-        Meta(
-            description="Volume source with the model, as in {persistentVolumeClaim: {claimName: models, readOnly: "
-            "true}}; if empty, the model is in the image or on the hub."
-        ),
-    ] = {}
+    path: str = "/models/model"
+    served_name: str = ""
+    mount_path: str = "/models"
+    volume: Json = {}
 
 
 class SecretText(_Values, frozen=True):
-    value: Annotated[
-        str, Meta(description="Contents of a Secret that the chart creates; `existingSecret` is safer.")
-    ] = ""
-    existing_secret: Annotated[
-        str, Meta(description="Name of an existing Secret; the Secret of the release, created by hand, if empty.")
-    ] = ""
+    value: str = ""
+    existing_secret: str = ""
 
 
 if TYPE_CHECKING:
@@ -98,142 +78,86 @@ if TYPE_CHECKING:
 
 else:
     ServeValues = msgspec.defstruct(
-        "ServeValues",
-        [
-            *_serve_fields(),
-            ("extra_args", Annotated[list[str], Meta(description="More arguments of `twofold serve`.")], []),
-        ],
-        bases=(_Values,),
-        frozen=True,
-        kw_only=True,
+        "ServeValues", [*_serve_fields(), ("extra_args", list[str], [])], bases=(_Values,), frozen=True, kw_only=True
     )
 
 
 class PodValues(_Values, frozen=True):
     """Values that the pods of gateway and workers have in common."""
 
-    resources: Annotated[
-        Json,
-        Meta(
-            description="Requests and limits of the container, with GPUs. Memory holds weights, KV cache and KV store; "
-            "workers pin themselves to cores, so give whole CPUs and use the static CPU manager."
-        ),
-    ] = {}
-    node_selector: Annotated[dict[str, str], Meta(description="Node selector.")] = {}
-    tolerations: Annotated[list[Json], Meta(description="Tolerations.")] = []
-    affinity: Annotated[Json, Meta(description="Affinity rules.")] = {}
-    annotations: Annotated[dict[str, str], Meta(description="Annotations of the pods.")] = {}
-    env: Annotated[list[Json], Meta(description="Environment variables of the container.")] = []
+    resources: Json = {}
+    node_selector: dict[str, str] = {}
+    tolerations: list[Json] = []
+    affinity: Json = {}
+    annotations: dict[str, str] = {}
+    env: list[Json] = []
 
 
 class GatewayValues(PodValues, frozen=True):
-    port: Annotated[Port, Meta(description="Port of the API, /health, /metrics and /dashboard.")] = 8000
-    bus_port: Annotated[Port, Meta(description="Port at which workers join.")] = 7600
-    service_type: Annotated[
-        Literal["ClusterIP", "NodePort", "LoadBalancer"], Meta(description="Type of the Service of the API.")
-    ] = "ClusterIP"
-    startup_seconds: Annotated[
-        int,
-        Meta(
-            ge=10,
-            description="Time for the first workers to start, with image and weights: the API answers once both phases "
-            "have a worker.",
-        ),
-    ] = 3600
-    disruption_budget: Annotated[
-        bool, Meta(description="Block node drains until the gateway is stopped by hand: all streams end with it.")
-    ] = True
+    port: Port = 8000
+    bus_port: Port = 7600
+    service_type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    startup_seconds: Annotated[int, Meta(ge=10)] = 3600
+    disruption_budget: bool = True
 
 
 class KvStore(_Values, frozen=True):
-    memory: Annotated[str, _flag(JoinSettings, "kv_store_dram")] = ""
-    disk: Annotated[str, Meta(description="Disk space of `--kv-store-disk`, as in 100Gi; none if empty.")] = ""
-    volume_size: Annotated[
-        str, Meta(description="Size of a persistent volume for `disk`, slightly larger; emptyDir if empty.")
-    ] = ""
-    storage_class: Annotated[str, Meta(description="Storage class of the volume; the cluster's default if empty.")] = ""
+    memory: str = ""
+    disk: str = ""
+    volume_size: str = ""
+    storage_class: str = ""
 
 
 class WorkerValues(PodValues, frozen=True):
-    replicas: Annotated[int, Meta(ge=0, description="Number of pods; each runs `twofold join`.")] = 0
-    workers_per_pod: Annotated[int, Meta(ge=1, description="Number of workers in a pod; 1 if a worker has a GPU.")] = 1
-    device: Annotated[str, _flag(JoinSettings, "device")] = "cpu"
-    kv_cache_memory: Annotated[str, _flag(JoinSettings, "kv_cache_memory_bytes")] = "1Gi"
-    kv_store: Annotated[KvStore, Meta(description="KV store that the workers of a pod share.")] = KvStore()
-    max_unavailable: Annotated[
-        int, Meta(ge=1, description="Maximum unavailable pods during a drain (PodDisruptionBudget).")
-    ] = 1
-    extra_args: Annotated[list[str], Meta(description="More arguments of `twofold join`.")] = []
+    replicas: Annotated[int, Meta(ge=0)] = 0
+    workers_per_pod: Annotated[int, Meta(ge=1)] = 1
+    device: str = "cpu"
+    kv_cache_memory: str = "1Gi"
+    kv_store: KvStore = KvStore()
+    max_unavailable: Annotated[int, Meta(ge=1)] = 1
+    extra_args: list[str] = []
 
 
 class RoleValues(_Values, frozen=True):
-    prefill: Annotated[WorkerValues, Meta(description="Workers that prefill.")] = WorkerValues(replicas=1)
-    decode: Annotated[WorkerValues, Meta(description="Workers that decode.")] = WorkerValues(replicas=1)
-    mixed: Annotated[
-        WorkerValues,
-        Meta(description="Workers that run both phases: alone, or beside the others with a router that moves roles."),
-    ] = WorkerValues()
+    prefill: WorkerValues = WorkerValues(replicas=1)
+    decode: WorkerValues = WorkerValues(replicas=1)
+    mixed: WorkerValues = WorkerValues()
 
 
 class SecurityContext(_Values, frozen=True):
-    run_as_user: Annotated[int, Meta(ge=1, description="User and group id of all processes.")] = 10001
+    run_as_user: Annotated[int, Meta(ge=1)] = 10001
 
 
 class ServiceMonitor(_Values, frozen=True):
-    enabled: Annotated[bool, Meta(description="Create a ServiceMonitor for Prometheus Operator.")] = False
-    interval: Annotated[str, Meta(description="Scrape interval.")] = "15s"
-    labels: Annotated[dict[str, str], Meta(description="Labels that Prometheus selects by.")] = {}
+    enabled: bool = False
+    interval: str = "15s"
+    labels: dict[str, str] = {}
 
 
 class GrafanaDashboard(_Values, frozen=True):
-    enabled: Annotated[
-        bool, Meta(description="Create a ConfigMap with deploy/grafana/twofold.json for Grafana's sidecar.")
-    ] = False
-    labels: Annotated[dict[str, str], Meta(description="Labels that the sidecar selects by.")] = msgspec.field(
-        default_factory=lambda: {"grafana_dashboard": "1"}
-    )
+    enabled: bool = False
+    labels: dict[str, str] = msgspec.field(default_factory=lambda: {"grafana_dashboard": "1"})
 
 
 class NetworkPolicy(_Values, frozen=True):
-    enabled: Annotated[
-        bool, Meta(description="Accept connections only between pods of the release, and to the API.")
-    ] = False
-    clients: Annotated[
-        list[Json], Meta(description="Peers that may use the API (NetworkPolicyPeer); all if empty.")
-    ] = []
+    enabled: bool = False
+    clients: list[Json] = []
 
 
 class Values(_Values, frozen=True):
     """All Helm values of a deployment."""
 
-    image: Annotated[Image, Meta(description="Container image of gateway and workers.")] = Image()
-    engine: Annotated[
-        Literal["torch", "emulated"],
-        Meta(description="torch, or emulated: the gateway's pod emulates the machines in `plan`, without other pods."),
-    ] = "torch"
-    model: Annotated[ModelValues, Meta(description="The model, the same for all pods.")] = ModelValues()
-    plan: Annotated[
-        str,
-        Meta(description="Text of a file of `twofold plan --output`; emulated serves it, otherwise it is a record."),
-    ] = ""
-    cluster_key: Annotated[
-        SecretText, Meta(description="Cluster key of `twofold keygen`: Secret RELEASE-cluster-key, key cluster.key.")
-    ] = SecretText()
-    api_keys: Annotated[
-        SecretText,
-        Meta(
-            description="Lines of `name key [max_concurrent] [requests_per_minute]`: Secret RELEASE-api-keys, key keys."
-        ),
-    ] = SecretText()
-    allow_anonymous: Annotated[bool, Meta(description="Serve the API without keys.")] = False
-    serve: Annotated[ServeValues, Meta(description="Flags of `twofold serve`; null omits the flag.")] = ServeValues()
-    gateway: Annotated[GatewayValues, Meta(description="Gateway and controller: one process in one pod.")] = (
-        GatewayValues()
-    )
-    workers: Annotated[RoleValues, Meta(description="Workers by role; a StatefulSet for each role with replicas.")] = (
-        RoleValues()
-    )
-    security_context: Annotated[SecurityContext, Meta(description="User of the processes.")] = SecurityContext()
-    service_monitor: Annotated[ServiceMonitor, Meta(description="Metrics for Prometheus Operator.")] = ServiceMonitor()
-    grafana_dashboard: Annotated[GrafanaDashboard, Meta(description="Dashboard for Grafana.")] = GrafanaDashboard()
-    network_policy: Annotated[NetworkPolicy, Meta(description="Connections that the pods accept.")] = NetworkPolicy()
+    image: Image = Image()
+    engine: Literal["torch", "emulated"] = "torch"
+    model: ModelValues = ModelValues()
+    plan: str = ""
+    cluster_key: SecretText = SecretText()
+    api_keys: SecretText = SecretText()
+    allow_anonymous: bool = False
+    serve: ServeValues = ServeValues()
+    gateway: GatewayValues = GatewayValues()
+    workers: RoleValues = RoleValues()
+    security_context: SecurityContext = SecurityContext()
+    service_monitor: ServiceMonitor = ServiceMonitor()
+    grafana_dashboard: GrafanaDashboard = GrafanaDashboard()
+    network_policy: NetworkPolicy = NetworkPolicy()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -43,34 +43,19 @@ class Produced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A request has failed. `status` is None for the loss of an instance."""
+    """A request has failed. `fields` are those of a RequestError; None for the loss of an instance."""
 
     request_id: str
     message: str
-    status: int | None = None
-    param: str | None = None
-    code: str | None = None
-    retry_after_s: int | None = None
+    fields: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, request_id: str, error: TwofoldError) -> "Refused":
-        if isinstance(error, RequestError):
-            return cls(
-                request_id=request_id,
-                message=str(error),
-                status=error.status,
-                param=error.param,
-                code=error.code,
-                retry_after_s=error.retry_after_s,
-            )
-        return cls(request_id=request_id, message=str(error))
+        fields = vars(error) if isinstance(error, RequestError) else None
+        return cls(request_id=request_id, message=str(error), fields=fields)
 
     def error(self) -> TwofoldError:
-        if self.status is None:
-            return InstanceLostError(self.message)
-        return RequestError(
-            self.message, status=self.status, param=self.param, code=self.code, retry_after_s=self.retry_after_s
-        )
+        return InstanceLostError(self.message) if self.fields is None else RequestError(self.message, **self.fields)
 
 
 ToService = Begin | Finish

@@ -27,19 +27,19 @@ def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count:
     """
     # `ended` must not be empty. Beyond the longest observed length L, outputs are assumed to end at the rate per token
     # observed between L/2 and L.
-    steps, left = _survivors(ended, sorted(running))
-    longest = max(steps[-1][0], max(running, default=0))
+    waiting, left, at_risk = sorted(running), 1.0, len(ended) + len(running)
+    steps: list[tuple[int, float]] = []  # each length, and the share of longer outputs
+    for length, ends in sorted(Counter(ended).items()):
+        left *= 1.0 - ends / (at_risk - bisect_left(waiting, length))
+        steps.append((length, left))
+        at_risk -= ends
+    longest = max((*ended, *running))
     ends_per_token = _ending(ended, running, longest // 2) or _ending(ended, running, 0) or 1.0 / (longest + 1)
     found: list[int] = []
-    place = 0
-    for number in range(count):
-        share = 1.0 - (number + 0.5) / count  # share of longer outputs
-        while place < len(steps) and steps[place][1] > share:
-            place += 1
-        if place < len(steps):
-            found.append(steps[place][0])
-        else:
-            found.append(longest + round(log(left / share) / ends_per_token))
+    for share in (1.0 - (number + 0.5) / count for number in range(count)):  # of longer outputs
+        place = bisect_left(steps, -share, key=lambda step: -step[1])
+        known = place < len(steps)
+        found.append(steps[place][0] if known else longest + round(log(left / share) / ends_per_token))
     return tuple(found)
 
 
@@ -49,19 +49,9 @@ def _ending(ended: Sequence[int], running: Sequence[int], beyond: int) -> float:
     return sum(tokens > beyond for tokens in ended) / made if made else 0.0
 
 
-def _survivors(ended: Sequence[int], running: list[int]) -> tuple[list[tuple[int, float]], float]:
-    """Return the Kaplan-Meier survival function of output lengths."""
-    steps: list[tuple[int, float]] = []  # (length, survival), also returned: the last survival
-    left, at_risk = 1.0, len(ended) + len(running)
-    for length, ends in sorted(Counter(ended).items()):
-        left *= 1.0 - ends / (at_risk - bisect_left(running, length))
-        steps.append((length, left))
-        at_risk -= ends
-    return steps, left
-
-
 BATCH: Final = 16  # requests per batch
-HOURS_100: Final = 360_000.0
+TOLERANCE: Final = 1.25  # the smallest factor of a shift
+FALSE_ALARM_S: Final = 360_000.0  # without a shift, the expected time between alarms
 _KEPT: Final = (WINDOWS[-1] + 1) * BATCH  # requests in memory: enough for the longest window
 _MOST_OPEN: Final = 8192  # unfinished requests; beyond this number, the oldest is skipped
 _SETTLED: Final = 128  # requests to arrive after a shift
@@ -125,12 +115,9 @@ class _Stream:
 
 
 class TrafficMonitor:
-    """Detector of significant shifts in request rate, prompt length or output length. A shift is a change
-    by a factor of at least `tolerance`.
-    """
+    """Detector of significant shifts in request rate, prompt length or output length by a factor of `TOLERANCE`."""
 
-    def __init__(self, tolerance: float = 1.25, false_alarm_s: float = HOURS_100) -> None:
-        self._tolerance, self._false_alarm_s = tolerance, false_alarm_s
+    def __init__(self) -> None:
         self._streams = {
             Quantity.RATE: _Stream(cbrt, _rate),
             Quantity.PROMPT: _Stream(float, exp),
@@ -239,9 +226,8 @@ class TrafficMonitor:
             return None
         passed_s = self._arrivals[-1][0] - self._arrivals[0][0]
         batches_s = BATCH * passed_s / (len(self._arrivals) - 1)
-        # Bonferroni correction: without a change, false alarms are at least `false_alarm_s` apart in expectation.
-        comparisons = len(self._streams) * len(WINDOWS)
-        if change.chance > min(_HIGHEST_LEVEL, batches_s / (self._false_alarm_s * comparisons)):
+        comparisons = len(self._streams) * len(WINDOWS)  # for a Bonferroni correction
+        if change.chance > min(_HIGHEST_LEVEL, batches_s / (FALSE_ALARM_S * comparisons)):
             return None
         stream = self._streams[quantity]
         shift = TrafficShift(
@@ -251,7 +237,7 @@ class TrafficMonitor:
             requests=change.numbers * BATCH + stream.open,
             sigmas=change.sigmas,
         )
-        return shift if max(shift.ratio, 1.0 / shift.ratio) >= self._tolerance else None
+        return shift if max(shift.ratio, 1.0 / shift.ratio) >= TOLERANCE else None
 
     def _since(self, shifts: Sequence[TrafficShift]) -> int:
         """Return the arrival index of the first request after the latest traffic shift."""

@@ -38,7 +38,7 @@ from native import LOAD, MOCK, LoadResult, compile_programs, offer, on_cores, se
 from rich.console import Console
 
 from twofold.bench.services import free_port
-from twofold.cli.serve.route_run import vocabulary_of
+from twofold.hardware.architectures import ConfigJson
 
 sys.path.append(str(Path(__file__).parents[1] / "vllm"))
 from frame import model_directory, run_and_exit, say
@@ -162,7 +162,10 @@ class SideBySide:
     def _mock(self, processes: Processes, name: str) -> str:
         port = free_port()
         command = [str(self._folder / MOCK), "--host", HERE, "--port", str(port), "--model", MODEL_NAME]
-        command += ["--vocab-size", str(min(vocabulary_of(self._model), MOST_TOKEN_IDS))]
+        command += [
+            "--vocab-size",
+            str(min(ConfigJson(self._model, part="text_config").number("vocab_size"), MOST_TOKEN_IDS)),
+        ]
         processes.start(name, on_cores([self._given.load_core], command), ENVIRONMENT)
         url = f"http://{HERE}:{port}"
         processes.wait(f"{url}/health")

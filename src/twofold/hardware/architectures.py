@@ -11,8 +11,11 @@ from twofold.errors import ModelError
 class ConfigJson:
     """A parsed Hugging Face config.json, whose fields have different names in different model families."""
 
-    def __init__(self, directory: Path) -> None:
-        """Read config.json in `directory`. Raises ModelError if it is missing or not a JSON object."""
+    def __init__(self, directory: Path, part: str = "") -> None:
+        """Read config.json in `directory`. Raises ModelError if it is missing or not a JSON object.
+
+        Fields in the table `part`, if the file has it, replace those of the whole model.
+        """
         self.path = directory / "config.json"
         try:
             self._raw = msgspec.json.decode(self.path.read_bytes(), type=dict[str, object])
@@ -22,6 +25,7 @@ class ConfigJson:
             raise ModelError(f"{self.path} cannot be read: {error.strerror}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ModelError(f"{self.path} is not a JSON object") from error
+        self._raw |= self.table(part) or {}
 
     def error(self, reason: str) -> ModelError:
         return ModelError(f"{self.path}: {reason}")

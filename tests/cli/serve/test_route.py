@@ -59,15 +59,17 @@ def test_flags_become_servers_and_api_key(model, monkeypatch):
     assert config.vocab_size == 512
 
 
-@pytest.mark.parametrize("config", [{}, {"vocab_size": -3}, {"vocab_size": "many"}, []])
+@pytest.mark.parametrize("config", [{}, {"vocab_size": -3}, {"vocab_size": "many"}])
 def test_a_model_without_a_vocabulary_size(tmp_path, config):
     """A config.json without a valid `vocab_size` raises ModelError."""
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="vocab_size"):
-        route_run.vocabulary_of(tmp_path)
+        route_run.route_config(RouteSettings(model=str(tmp_path), colocated=("http://a",)))
 
 
 def test_the_vocabulary_of_a_model_with_parts(tmp_path):
-    """The vocabulary size of a multimodal model comes from its `text_config`."""
-    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 7}}))
-    assert route_run.vocabulary_of(tmp_path) == 7
+    """The vocabulary size and the context length of a multimodal model come from its `text_config`."""
+    text = {"vocab_size": 7, "max_position_embeddings": 99}
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 5, "text_config": text}))
+    config = route_run.route_config(RouteSettings(model=str(tmp_path), colocated=("http://a",)))
+    assert (config.vocab_size, config.context) == (7, 99)

@@ -1,13 +1,13 @@
 """Implementation of `twofold route`: configure and run the gateway."""
 
-import json
 import os
 from pathlib import Path
 from typing import Final
 
 from twofold.cli.serve.http import find_keys, http_config, listen, serve, telemetry_config
 from twofold.cli.serve.route_settings import RouteSettings
-from twofold.errors import ConfigurationError, ModelError, require
+from twofold.errors import ConfigurationError, require
+from twofold.hardware.architectures import ConfigJson
 from twofold.instance import Role
 from twofold.scheduling.routers import FORECASTING_ROUTERS, ROUTERS
 from twofold.serving.launch.model_source import find_model
@@ -54,10 +54,11 @@ def route_config(settings: RouteSettings) -> RouteConfig:
         )
     early_ttft_s = _early_ttft_s(settings)
     model = find_model(settings.model)
+    described = ConfigJson(model, part="text_config")
     return RouteConfig(
         model=str(model),
-        vocab_size=vocabulary_of(model),
-        context=context_of(model),
+        vocab_size=described.number("vocab_size"),
+        context=described.number("max_position_embeddings", default=USUAL_CONTEXT),
         servers=servers,
         router=settings.router,
         early_ttft_s=early_ttft_s,
@@ -80,24 +81,6 @@ def _early_ttft_s(settings: RouteSettings) -> float | None:
     if ttft_s is None:
         raise ConfigurationError("--overload early needs --slo with a TTFT, as in ttft=2")
     return ttft_s
-
-
-def vocabulary_of(model: Path) -> int:
-    """Return `vocab_size` of the model's `config.json`. Raises ModelError if it is missing or invalid."""
-    try:
-        config = json.loads((model / "config.json").read_bytes())
-        size = config.get("vocab_size") or config["text_config"]["vocab_size"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{model}/config.json has no vocab_size") from error
-    if not isinstance(size, int) or size < 1:
-        raise ModelError(f"{model}/config.json has an invalid vocab_size: {size!r}")
-    return size
-
-
-def context_of(model: Path) -> int:
-    """Return the context length in the model's `config.json`, in tokens; a usual one if it has none."""
-    config = json.loads((model / "config.json").read_bytes())
-    return int({**config, **config.get("text_config", {})}.get("max_position_embeddings", USUAL_CONTEXT))
 
 
 def public_name(model: str) -> str:

@@ -8,6 +8,7 @@ from support.running_gateway import running_gateway
 from support.scripted_service import ScriptedService
 from twofold.errors import ConfigurationError
 from twofold.scheduling.admission.limits import KeyLimits
+from twofold.serving.gateway.app import GatewaySettings
 from twofold.serving.gateway.keys import ApiKey, KeyRing, read_keys
 from twofold.serving.launch.local_service import HttpConfig
 
@@ -83,7 +84,7 @@ def test_the_secret_is_never_shown(guarded, service, caplog):
         repr(service.started[-1]),
         repr(RING),
         repr(RING._keys),
-        repr(HttpConfig(served_model_name="tiny", keys=RING)),
+        repr(HttpConfig(served_model_name="tiny", gateway=GatewaySettings(keys=RING))),
     ]
     assert not [each for each in said if SECRET in each]
     assert not any(SECRET in str(getattr(key, field)) for key in RING._keys for field in ApiKey.__slots__)

@@ -16,6 +16,7 @@ from rich.console import Console
 from twofold.cli.options import HttpSettings, LimitSettings, TelemetrySettings
 from twofold.errors import ConfigurationError
 from twofold.scheduling.admission.limits import AdmissionLimits
+from twofold.serving.gateway.app import GatewaySettings
 from twofold.serving.gateway.gateway import RequestLimits
 from twofold.serving.gateway.keys import KeyRing, read_keys
 from twofold.serving.gateway.tools.families import AnswerParsers
@@ -47,22 +48,22 @@ def http_config(
     cache_retention_s: float = RequestLimits().longest_retention_s,
 ) -> HttpConfig:
     """Return the HTTP configuration of a service: model name, API keys, number of gateway processes, and limits."""
+    limits = RequestLimits(
+        connections_per_address=settings.max_connections_per_address,
+        body_bytes=settings.max_body_bytes,
+        # A request with more generations than this could never be admitted.
+        generations=min(RequestLimits().generations, settings.max_running + settings.max_waiting),
+        prompt_tokens=settings.max_prompt_tokens,
+        timeout_s=settings.request_timeout,
+        longest_retention_s=cache_retention_s,
+        stored_response_bytes=settings.response_store,
+        stored_response_s=settings.response_lifetime,
+    )
+    parsers = AnswerParsers(settings.tool_parser, settings.reasoning_parser)
     return HttpConfig(
         served_model_name=name,
-        keys=keys,
+        gateway=GatewaySettings(keys=keys, limits=limits, parsers=parsers),
         processes=processes,
-        parsers=AnswerParsers(settings.tool_parser, settings.reasoning_parser),
-        limits=RequestLimits(
-            connections_per_address=settings.max_connections_per_address,
-            body_bytes=settings.max_body_bytes,
-            # A request with more generations than this could never be admitted.
-            generations=min(RequestLimits().generations, settings.max_running + settings.max_waiting),
-            prompt_tokens=settings.max_prompt_tokens,
-            timeout_s=settings.request_timeout,
-            longest_retention_s=cache_retention_s,
-            stored_response_bytes=settings.response_store,
-            stored_response_s=settings.response_lifetime,
-        ),
         admission=AdmissionLimits(
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,

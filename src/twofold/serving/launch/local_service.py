@@ -37,10 +37,7 @@ from twofold.serving.controller.service import ServedModel, Service
 from twofold.serving.fronts.door import open_door, prepare_door
 from twofold.serving.fronts.process import DoorConfig
 from twofold.serving.gateway.app import GatewaySettings, create_app
-from twofold.serving.gateway.gateway import RequestLimits
-from twofold.serving.gateway.keys import KeyRing
 from twofold.serving.gateway.tokenizer import load_tokenizer
-from twofold.serving.gateway.tools.families import BY_CHECKPOINT, AnswerParsers
 from twofold.serving.launch.child_process import Report
 from twofold.serving.launch.launcher import Launcher, LocalLauncher
 from twofold.serving.launch.model_source import ModelFacts
@@ -57,18 +54,12 @@ USER_ERROR = 2  # exit status after a configuration error
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """HTTP settings of a service: its model name, API keys, limits, and parsers of answers."""
+    """HTTP settings of a service: its model name, those of its gateway, limits of admission, and processes."""
 
     served_model_name: str
-    keys: KeyRing | None = None
-    limits: RequestLimits = RequestLimits()
-    parsers: AnswerParsers = BY_CHECKPOINT
+    gateway: GatewaySettings = GatewaySettings()
     admission: AdmissionLimits = AdmissionLimits()
     processes: int = 1  # that serve HTTP
-
-    def gateway(self, **constraints: bool) -> GatewaySettings:
-        """Return the settings of a gateway. `constraints` has its settings of constrained outputs."""
-        return GatewaySettings(keys=self.keys, limits=self.limits, parsers=self.parsers, **constraints)
 
 
 T = TypeVar("T")
@@ -150,7 +141,7 @@ class LocalService:
         if self._config.network is not None:
             self._on_progress(f"workers may join at {self._config.network.controller}")
         http = self._http
-        settings = http.gateway(constrains=self._config.engine.engine != "emulated")
+        settings = msgspec.structs.replace(http.gateway, constrains=self._config.engine.engine != "emulated")
         app = create_app(controller, await tokenizer, settings)
         if await unless_set(self._stop, asyncio.create_task(controller.wait_ready())):
             self._was_ready = True

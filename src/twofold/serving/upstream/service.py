@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import zmq.asyncio
 
 from twofold.handoff import HandoffMode
@@ -177,8 +178,8 @@ class RoutedGateway:
                 self._on_progress("waiting for the servers")
                 if await unless_set(self._stop, asyncio.create_task(service.wait_ready())):
                     http = self._http
-                    settings = http.gateway(checks_constraints=False)
-                    app = create_app(service, tokenizer, settings, service.forwarder(http.limits.timeout_s))
+                    settings = msgspec.structs.replace(http.gateway, checks_constraints=False)
+                    app = create_app(service, tokenizer, settings, service.forwarder(settings.limits.timeout_s))
                     door = DoorConfig(
                         settings=settings,
                         processes=http.processes,

@@ -262,9 +262,9 @@ def read_all(directory: Path, capacity_bytes: int) -> tuple[int, int]:
     disk = DiskBlocks(directory, capacity_bytes, LAYOUT.bytes_per_block, contents_of("crash", LAYOUT))
     into = memoryview(bytearray(LAYOUT.bytes_per_block))
     whole = 0
-    for block in disk.recovered:
-        expected = b"".join(pattern(block.key, layer).numpy().tobytes() for layer in range(len(LAYOUT.layers)))
-        whole += disk.read(block.key, into) is not None and bytes(into) == expected
+    for key, _ in disk.recovered:
+        expected = b"".join(pattern(key, layer).numpy().tobytes() for layer in range(len(LAYOUT.layers)))
+        whole += disk.read(key, into) is not None and bytes(into) == expected
     disk.close()
     return whole, len(disk.recovered)
 

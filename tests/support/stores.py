@@ -88,8 +88,8 @@ class RunningStore:
     ):
         self.memory = SlotMemory(SharedMemory.create("test", slots * block_bytes), block_bytes)
         self.manager = StoreManager(slots, 0 if disk is None else disk.capacity, eviction)
-        for block in () if disk is None else disk.recovered:
-            self.manager.recover(block.key, block.position)
+        for block, position in () if disk is None else disk.recovered:
+            self.manager.recover(block, position)
         self.reports = []
         self._context = zmq.Context()
         self._inbox = Inbox(self._context, f"ipc://{directory}/store.sock", ToStore)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, geometric_mean
-from typing import Final, NamedTuple
+from typing import Final
 
 from twofold.characterize.rows import steps_together
 from twofold.characterize.target import ProbeStream, Target
@@ -20,11 +20,8 @@ _STREAMS: Final = 1  # on each decode instance, busy then; with more, gateway an
 _ROUNDS: Final = 6
 
 
-class Contention(NamedTuple):
-    """Factors by which iterations with prompts, and iterations without, take longer while all instances are busy."""
-
-    prompts: float
-    decodes: float
+# Factors by which iterations with prompts, and iterations without, take longer while all instances are busy.
+Contention = tuple[float, float]
 
 
 def with_contention(profile: MeasuredProfile, target: Target, counts: Mapping[Role, int]) -> MeasuredProfile:
@@ -55,10 +52,10 @@ def _colocated(target: Target, instances: int) -> Iterator[Contention]:
         # Close in time, because the speed of a shared host changes within seconds.
         one_s, every_s = (_ttft_s(target, tokens, count) for count in (1, instances))
         one, every = (_gap_s(target, count) for count in (1, instances))
-        found = _together(target, tokens, 1, instances, one_s, one)
+        _, gaps = _together(target, tokens, 1, instances, one_s, one)
         # The decode on the instance that computes the prompt waits for the prompt.
-        _, *others = sorted(found.gaps, key=len)
-        yield Contention(every_s / one_s, geometric_mean((every, _mean_gap(others, every))) / one)
+        _, *others = sorted(gaps, key=len)
+        yield every_s / one_s, geometric_mean((every, _mean_gap(others, every))) / one
 
 
 def _disaggregated(target: Target, counts: Mapping[Role, int]) -> Iterator[Contention]:
@@ -66,18 +63,14 @@ def _disaggregated(target: Target, counts: Mapping[Role, int]) -> Iterator[Conte
     streams = _STREAMS * counts[Role.DECODE]
     for tokens in _prompts(target):
         ttft_s, gap_s = _ttft_s(target, tokens, 1), _gap_s(target, streams)
-        found = _together(target, tokens, counts[Role.PREFILL], streams, ttft_s, gap_s)
-        yield Contention(found.ttft_s / ttft_s, _mean_gap(found.gaps, gap_s) / gap_s)
+        together_s, gaps = _together(target, tokens, counts[Role.PREFILL], streams, ttft_s, gap_s)
+        yield together_s / ttft_s, _mean_gap(gaps, gap_s) / gap_s
 
 
-class _Together(NamedTuple):
-    """Mean TTFT of prompts that are sent while other requests decode, and the gaps of each of these meanwhile."""
-
-    ttft_s: float
-    gaps: list[list[float]]
-
-
-def _together(target: Target, tokens: int, prompts: int, streams: int, ttft_s: float, gap_s: float) -> _Together:
+def _together(
+    target: Target, tokens: int, prompts: int, streams: int, ttft_s: float, gap_s: float
+) -> tuple[float, list[list[float]]]:
+    """Return the mean TTFT of prompts that are sent while other requests decode, and the gaps of each of these then."""
     outputs = 3 * _SETTLE + math.ceil(_LONGER * ttft_s / gap_s)
     running = (_decode(min(outputs, target.limits.max_model_len - 2 * _CONTEXT)),) * streams
     prompt = ProbeStream(prompt_tokens=tokens, output_tokens=1, after_tokens=_SETTLE)
@@ -86,7 +79,7 @@ def _together(target: Target, tokens: int, prompts: int, streams: int, ttft_s: f
     began, ended = max(each.sent_s for each in computed), min(each.token_times_s[0] for each in computed)
     steps = (pairwise(each.token_times_s) for each in decodes)
     gaps = [[after - before for before, after in each if began <= before and after <= ended] for each in steps]
-    return _Together(fmean(each.ttft_s for each in computed), gaps)
+    return fmean(each.ttft_s for each in computed), gaps
 
 
 def _mean_gap(gaps: Sequence[Sequence[float]], default: float) -> float:

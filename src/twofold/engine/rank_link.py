@@ -9,12 +9,25 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from twofold.engine.base import OnLayer
-from twofold.engine.typed_pipe import TypedPipe
 
 M = TypeVar("M")
 
 RANK_HEARTBEAT_S = 0.2
 RANK_TIMEOUT_S = 2.0  # a rank without a heartbeat for this long hangs
+
+
+class TypedPipe(Generic[M]):
+    """One end of a pipe for typed messages. `recv` raises EOFError if the other process has exited."""
+
+    def __init__(self, connection: Connection, receives: Any) -> None:  # noqa: ANN401  (a type or a union)
+        self.connection = connection
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(receives)
+
+    def send(self, message: object) -> None:
+        self.connection.send_bytes(msgspec.msgpack.encode(message))
+
+    def recv(self) -> M:
+        return self._decoder.decode(self.connection.recv_bytes())  # raises msgspec.ValidationError for another type
 
 
 class RankHeartbeat(msgspec.Struct, frozen=True, tag=True):
@@ -51,18 +64,17 @@ class RankLinks:
                 self._handle(place, message)
 
 
-class FirstRankLink(Generic[M]):
+class FirstRankLink(TypedPipe[M]):
     """Pipe of another rank to rank 0. `send` and `heartbeat` are thread-safe."""
 
     def __init__(self, first: Connection, receives: Any) -> None:  # noqa: ANN401  (a type or a union)
-        self._first = TypedPipe[M](first, receives)
-        self.recv = self._first.recv  # raises EOFError if rank 0 has exited
+        super().__init__(first, receives)
         self._lock = threading.Lock()
         self._heartbeat_s = 0.0
 
     def send(self, message: object) -> None:
         with self._lock:
-            self._first.send(message)
+            super().send(message)
 
     def heartbeat(self) -> None:
         """Send a heartbeat to rank 0, at most once every `RANK_HEARTBEAT_S` seconds."""

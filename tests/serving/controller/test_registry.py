@@ -78,7 +78,7 @@ class Scene:
             self.now += ALIVE_S
             for instance in living:
                 self.registry.heartbeat(Alive(instance=instance, epoch=1, batch_s=batch_s), self.now)
-            lost += self.registry.sweep(self.now).lost
+            lost += self.registry.sweep(self.now)[0]
         return lost
 
 
@@ -194,7 +194,7 @@ def test_a_stalled_controller_does_not_fail_workers():
     scene = Scene().up()
     scene.look(1.0)
     scene.now += 60.0
-    assert scene.registry.sweep(scene.now).lost == []
+    assert scene.registry.sweep(scene.now)[0] == []
     assert scene.look(1.0, living=["p", "d"]) == []
     assert scene.look(2.0, living=["p"]) == ["d"]
 
@@ -297,7 +297,7 @@ def test_a_worker_with_lost_messages_is_killed():
     scene.registry.exited("d", scene.now)
     scene.look(1.0, living=["p"])
     scene.registry.register(registered("d", epoch=2), scene.now)
-    assert scene.registry.sweep(scene.now).lost == []
+    assert scene.registry.sweep(scene.now)[0] == []
 
 
 def test_remote_times_are_converted_to_the_local_clock():

@@ -59,7 +59,7 @@ def test_recovers_blocks_in_order(directory):
     disk.remove(b"\2")
     disk.close()
     again = opened(directory)
-    assert [(each.key, each.position) for each in again.recovered] == [(b"\5", 5), (b"\x09", 9)]
+    assert again.recovered == [(b"\5", 5), (b"\x09", 9)]
     assert read(again, 5) == bytes(block(5))
     assert read(again, 2) is None
     again.close()
@@ -198,6 +198,6 @@ def test_a_killed_writer_leaves_complete_blocks(directory):
         disk = opened(directory)
         found = disk.recovered
         assert len(found) >= 9
-        assert all(read(disk, each.position) == bytes(block(each.position)) for each in found)
+        assert all(read(disk, position) == bytes(block(position)) for _, position in found)
         assert bytes_taken(directory) <= ROOM_FOR_TEN
         disk.close()

@@ -79,7 +79,7 @@ def fit_pair(rows: Sequence[ProfileRow], options: FitOptions) -> Calibration:
         source=options.source,
         date=options.date,
         decode_power=None if power is None else _rounded(power),
-        dropped=[f"{one.rows} rows: {one.reason}" for one in dropped],
+        dropped=dropped,
     )
 
 

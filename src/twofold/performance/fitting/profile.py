@@ -136,21 +136,14 @@ def _median(times: Iterable[float]) -> float:
     return median(measured) if measured else 0.0
 
 
-class Dropped(msgspec.Struct, frozen=True):
-    """Number of profile rows that a fit leaves out, and the reason."""
-
-    rows: int
-    reason: str
-
-
-def consistent_batches(rows: Sequence[ProfileRow]) -> tuple[list[ProfiledBatch], list[Dropped]]:
+def consistent_batches(rows: Sequence[ProfileRow]) -> tuple[list[ProfiledBatch], list[str]]:
     """Drop profile rows that are invalid or contradict other rows. Return the remaining measurements,
-    grouped by prompt size and batch size, and the number of rows dropped for each reason.
+    grouped by prompt size and batch size, and sentences about the dropped rows.
     """
     positive = [row for row in rows if _positive(row)]
     dropped = []
     if len(positive) < len(rows):
-        dropped.append(Dropped(len(rows) - len(positive), "sizes or times that are not above 0"))
+        dropped.append(f"{len(rows) - len(positive)} rows: sizes or times that are not above 0")
     kept = group_batches(positive)
     # Two configurations contradict each other if the larger prefill was clearly faster, probably because it ran in
     # parts.
@@ -158,11 +151,8 @@ def consistent_batches(rows: Sequence[ProfileRow]) -> tuple[list[ProfiledBatch],
         worst, others = odds
         kept.remove(worst)
         dropped.append(
-            Dropped(
-                len(worst.rows),
-                f"prompt_size {worst.prompt_size}, batch_size {worst.batch_size}: prompt_time contradicts that of "
-                f"{others} other configurations",
-            )
+            f"{len(worst.rows)} rows: prompt_size {worst.prompt_size}, batch_size {worst.batch_size}: prompt_time "
+            f"contradicts that of {others} other configurations"
         )
     return kept, dropped
 

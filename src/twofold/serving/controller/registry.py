@@ -12,7 +12,7 @@ process no longer answers or writes KV.
 import logging
 import math
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -73,15 +73,6 @@ class RegisteredWorker(Worker):
     def inbox(self) -> str | None:
         """Address of the worker's inbox; None before registration."""
         return None if self.peer is None else self.peer.inbox_from(HOME)
-
-
-class SweepResult(NamedTuple):
-    """Result of a health check: names of the workers that were up and are now killed (`lost`), and of the restarted
-    workers (`restarted`).
-    """
-
-    lost: list[str]
-    restarted: list[str]
 
 
 class WorkerRegistry(WorkerGroup):
@@ -204,8 +195,11 @@ class WorkerRegistry(WorkerGroup):
 
     # -- failures and restarts --------------------------------------------------------------------------------------
 
-    def sweep(self, now: float) -> SweepResult:
-        """Kill faulty workers, and restart exited workers when due."""
+    def sweep(self, now: float) -> tuple[list[str], list[str]]:
+        """Kill faulty workers, and restart exited workers when due.
+
+        Return the names of the killed workers that were up, and those of the restarted workers.
+        """
         if self._swept_s is not None and now - self._swept_s > STALL_S:
             for member in self.members.values():
                 if member.state is WorkerState.UP:
@@ -231,7 +225,7 @@ class WorkerRegistry(WorkerGroup):
                 member.restarts += 1
                 self._processes.start_worker(member.instance)
                 restarted.append(member.instance)
-        return SweepResult(lost, restarted)
+        return lost, restarted
 
     def exited(self, instance: str, now: float) -> bool:
         """Record that a worker's process has exited; return whether the worker was up until then."""

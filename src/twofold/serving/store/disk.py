@@ -45,13 +45,6 @@ class _Row(NamedTuple):
     checksum: int
 
 
-class Stored(NamedTuple):
-    """Block on disk: its block key, and its index within its prompt."""
-
-    key: bytes
-    position: int
-
-
 def check_directory(directory: Path, capacity_bytes: int) -> None:
     """Create the store's directory. Raises ConfigurationError if it is in use or has too little free space."""
     os.close(_lock(directory))
@@ -88,7 +81,8 @@ class DiskBlocks:
         self._lock = _lock(directory)
         self._blocks: dict[bytes, _Row] = {}
         self._spare: dict[bytes, None] = {}  # replaceable blocks, oldest first
-        self.recovered: list[Stored] = []  # that earlier processes have written, oldest first
+        # Keys and positions of blocks that earlier processes have written, oldest first.
+        self.recovered: list[tuple[bytes, int]] = []
         self._number = 0
         self._index = self._open(f"{contents} {block_bytes}")
         taken = {row.slot for row in self._blocks.values()}
@@ -196,7 +190,7 @@ class DiskBlocks:
         rows = index.execute("SELECT key, slot, position, checksum, number FROM blocks ORDER BY number").fetchall()
         for key, slot, position, checksum, number in rows:
             self._blocks[key] = _Row(slot, checksum)
-            self.recovered.append(Stored(key, position))
+            self.recovered.append((key, position))
             self._number = number + 1
 
 
@@ -220,11 +214,8 @@ def _lock(directory: Path) -> int:
     return fd
 
 
-class DiskResult(NamedTuple):
-    """Result of reading or writing a block: its checksum, or None after a failure."""
-
-    move: DiskWrite | DiskRead
-    checksum: int | None
+# A block that was read or written, and its checksum, or None after a failure.
+DiskResult = tuple[DiskWrite | DiskRead, int | None]
 
 
 class DiskThread(StoreThread[DiskOperation, DiskResult]):
@@ -242,9 +233,9 @@ class DiskThread(StoreThread[DiskOperation, DiskResult]):
                     written = self._disk.write(move.key, move.position, block, move.checksum)
                     if move.spare:
                         self._disk.spare(move.key)
-                    self._results.put(DiskResult(move, move.checksum if written else None))
+                    self._results.put((move, move.checksum if written else None))
                 case DiskRead():
-                    self._results.put(DiskResult(move, self._disk.read(move.key, self._memory.slot(move.slot))))
+                    self._results.put((move, self._disk.read(move.key, self._memory.slot(move.slot))))
                 case DiskSpare(key=key):
                     self._disk.spare(key)
                 case DiskForget(key=key):

@@ -245,8 +245,8 @@ def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
     slots = store.memory_bytes // block_bytes
     memory = SlotMemory(SharedMemory.create("store", slots * block_bytes, "--kv-store-dram"), block_bytes)
     manager = StoreManager(slots, 0 if disk is None else disk.capacity, config.engine.eviction)
-    for block in () if disk is None else disk.recovered:
-        manager.recover(block.key, block.position)
+    for key, position in () if disk is None else disk.recovered:
+        manager.recover(key, position)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox: Inbox[messages.ToStore] = Inbox(context, config.store_inbox, messages.ToStore)
     welcome = messages.Welcome(

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import wraps
+from numbers import Integral, Real
 from operator import ge, gt, le
 from pathlib import Path
+from types import NoneType
 from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 import typer
@@ -102,13 +104,24 @@ def command(run: Callable[[S], T]) -> Callable[..., T]:
     @wraps(run)
     def with_options(**given: Any) -> T:  # noqa: ANN401  (values as Typer parses them)
         del given["config"]
-        checked = {name: _checked(name, flags[name], value) for name, value in given.items()}
-        return run(kind(**{name: value for name, value in checked.items() if value is not None}))
+        return run(settings_of(kind, given))
 
     parameters = [*(_parameter(kind, field, flags[field.name]) for field in fields(kind)), _CONFIG]
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_options.__annotations__ = {each.name: each.annotation for each in parameters}
     return with_options
+
+
+def settings_of(kind: type[S], given: Mapping[str, Any]) -> S:
+    """Return settings from values by field name; None selects the default. Raises TypeError for an unknown name, and
+    ConfigurationError for an invalid value.
+    """
+    flags, hints = flags_of(kind), get_type_hints(kind)
+    for name in given.keys() - flags.keys():
+        close = get_close_matches(name, flags, 1)
+        raise TypeError(f"unexpected keyword argument {name!r}{f'; did you mean {close[0]}?' if close else ''}")
+    present = {name: value for name, value in given.items() if value is not None}
+    return kind(**{name: _checked(name, flags[name], hints[name], value) for name, value in present.items()})
 
 
 def flags_of(kind: type[Settings]) -> dict[str, Flag]:
@@ -212,19 +225,24 @@ def _completes(choices: Mapping[str, object]) -> Callable[[str], list[str]]:
     return complete
 
 
-def _checked(name: str, flag: Flag, value: Any) -> Any:  # noqa: ANN401  (of the field's type)
-    """Convert a value from Typer to the type of its field. Raises ConfigurationError if the value is invalid."""
-    shown = shown_name(name, flag)
-    if value is None:
-        return None
-    if isinstance(value, list):
-        return tuple(value)
+def _checked(name: str, flag: Flag, hint: Any, value: Any) -> Any:  # noqa: ANN401  (of the field's type)
+    """Convert a value to the type of its field. Raises ConfigurationError if the value is invalid."""
+    shown, kinds = shown_name(name, flag), get_args(hint) or (hint,)
     if flag.parse is not None and isinstance(value, str):
         return flag.parse(value, shown)
+    if get_origin(hint) is tuple:
+        return tuple(map(get_args(hint)[0], [value] if isinstance(value, str | Path) else value))
+    if Path in kinds and isinstance(value, str):
+        return Path(value)
     if flag.choices and value not in flag.choices:
         raise ConfigurationError(f"{shown} {value!r} is unknown: choose one of {', '.join(flag.choices)}")
-    if isinstance(value, int | float):
+    if not isinstance(value, bool) and isinstance(value, Real):  # also numpy's
+        value = int(value) if isinstance(value, Integral) else float(value)
         _check_range(shown, flag, value)
+    allowed = tuple(each for each in (get_origin(kind) or kind for kind in kinds) if isinstance(each, type))
+    if not isinstance(value, (*allowed, int) if float in allowed else allowed):
+        names = " or ".join(sorted(each.__name__ for each in allowed if each is not NoneType))
+        raise ConfigurationError(f"{shown} {value!r} has another type: give {names}")
     return value
 
 

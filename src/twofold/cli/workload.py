@@ -1,6 +1,7 @@
 """Flags that select a workload: a named workload or a trace, with its rate, arrivals and lengths."""
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from twofold.cli import options
@@ -87,9 +88,10 @@ class WorkloadSettings(ArrivalSettings):
 
     @property
     def title(self) -> str:
+        name = Path(self.workload).name
         if self.concurrency is not None:
-            return f"{self.workload} at concurrency {self.concurrency}"
-        return self.workload if self.rate is None else f"{self.workload} at {self.rate:g} requests/s"
+            return f"{name} at concurrency {self.concurrency}"
+        return name if self.rate is None else f"{name} at {self.rate:g} requests/s"
 
     def facts(self) -> dict[str, str | int | float | None]:
         """Return the workload flags for the JSON report."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from twofold import __version__
 from twofold.errors import ConfigurationError, require
@@ -60,8 +61,7 @@ def _facts(problem: Problem) -> list[object]:
     return [
         {"twofold": __version__, "simulation": VERSION, "evaluation": _EVALUATION, "data": _data_digest()},
         problem.catalog.model(problem.template.model),
-        problem.workload,
-        problem.workload.digest(),
+        replace(problem.workload, workload=problem.workload.digest() or problem.workload.workload),
         type(problem.slo).__name__,
         problem.slo,
         problem.attainment,

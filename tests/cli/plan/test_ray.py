@@ -27,7 +27,12 @@ def asked(monkeypatch, capsys):
         monkeypatch.setattr(query, "connect", lambda *_: None)
         monkeypatch.setattr(query, "list_nodes", lambda _: nodes)
         for name, read in (("run_plan", query.read_query), ("run_placement", read_placement_query)):
-            monkeypatch.setattr(run, name, lambda problem, settings, read=read: queries.append(read(problem, settings)))
+
+            def ask_only(problem, settings, read=read):
+                queries.append(read(problem, settings))
+                sys.exit(0)
+
+            monkeypatch.setattr(run, name, ask_only)
         monkeypatch.setattr(sys, "argv", ["twofold", *COMMON, *flags])
         with pytest.raises(SystemExit) as ended:
             main()

@@ -1,6 +1,5 @@
 """The Parquet table of requests."""
 
-import builtins
 import gc
 
 import pytest
@@ -77,17 +76,3 @@ def test_a_broken_run_leaves_no_file(tmp_path):
 def test_rejects_unwritable_paths(tmp_path):
     with pytest.raises(ConfigurationError, match=r"gone/t.parquet cannot be written: No such file or directory"):
         ParquetTable(tmp_path / "gone" / "t.parquet")
-
-
-def test_names_missing_pyarrow(tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def without_pyarrow(name, *args, **kwargs):
-        if name.startswith("pyarrow"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_pyarrow)
-    with pytest.raises(ConfigurationError, match="needs pyarrow: pip install pyarrow"):
-        ParquetTable(tmp_path / "t.parquet")
-    assert list(tmp_path.iterdir()) == []

@@ -3,8 +3,6 @@
 from typing import Final
 
 import msgspec
-import typer
-from rich.console import Console
 
 from twofold.cli.plan.placement import only_machine
 from twofold.cli.plan.settings import PlanSettings
@@ -14,14 +12,15 @@ from twofold.hardware.specs import StorageTier
 from twofold.planning.capacity.plan import CapacityQuery, capacity_plan
 from twofold.planning.problem import Problem
 from twofold.reporting.plan.capacity import CapacityReport, capacity_tables
+from twofold.reporting.plan.outcome import PlanResult
 from twofold.workload.source import is_named, workload
 
 _DRAM: Final = "dram"
 _DISK: Final = "nvme"
 
 
-def run_capacity(problem: Problem, settings: PlanSettings) -> None:
-    """Plan the KV cache capacity, and print tables or JSON. Raises ConfigurationError for invalid flags."""
+def run_capacity(problem: Problem, settings: PlanSettings) -> PlanResult:
+    """Plan the KV cache capacity. Raises ConfigurationError for invalid flags."""
     query = read_capacity_query(problem, settings)
     if settings.html is not None or settings.output is not None:
         raise ConfigurationError("--kv-capacity writes no files: leave out --html and --output")
@@ -32,11 +31,9 @@ def run_capacity(problem: Problem, settings: PlanSettings) -> None:
     )
     complete = nonempty(requests, f"workload {name} has no request within the limits")
     plan = capacity_plan(list(complete), query)
-    if settings.json:
-        typer.echo(CapacityReport.of(plan).json())
-        return
     title = f"KV cache of {query.model.name}, {name}, on {query.machine.name}"
-    Console().print(capacity_tables(plan, title))
+    report = CapacityReport.of(plan)
+    return PlanResult(title=title, verdict=report.text, report=report, tables=capacity_tables(plan, title))
 
 
 def read_capacity_query(problem: Problem, settings: PlanSettings) -> CapacityQuery:

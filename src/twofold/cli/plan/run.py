@@ -1,7 +1,6 @@
 """Implementation of `twofold plan`: search for a plan, print it and write files."""
 
 import asyncio
-from dataclasses import dataclass
 
 import typer
 from rich.console import Console
@@ -15,71 +14,57 @@ from twofold.cli.plan.search import OpenSearch, open_search
 from twofold.cli.plan.settings import PlanSettings
 from twofold.cli.settings import refuse
 from twofold.errors import ConfigurationError
-from twofold.planning.advice import Advice, advise
+from twofold.planning.advice import advise
 from twofold.planning.deployment import deployment_of, deployment_text
 from twofold.planning.design import RatedDesign
-from twofold.planning.evaluator import Effort
-from twofold.planning.pareto import RateCurve, front_of, rate_curve
-from twofold.planning.plan import Plan, PlanQuery, make_plan
+from twofold.planning.pareto import front_of, rate_curve
+from twofold.planning.plan import PlanQuery, make_plan
 from twofold.planning.problem import Problem
 from twofold.planning.rates import RateGrid
 from twofold.planning.search import Objective
-from twofold.reporting.plan.html import plan_page
+from twofold.reporting.plan.html import pareto_chart, plan_page, rates_chart
+from twofold.reporting.plan.outcome import PlanResult
 from twofold.reporting.plan.report import PlanReport
 from twofold.reporting.plan.table import plan_tables
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanResult:
-    """A plan, advice on disaggregation, the Pareto front, latencies by request rate, and the number of simulations."""
-
-    plan: Plan
-    advice: Advice
-    front: tuple[RatedDesign, ...]
-    curves: dict[str, RateCurve]
-    effort: Effort
-
-
 def run(settings: PlanSettings) -> None:
+    """Make the plan, write the output files, and print tables or JSON. Raises ConfigurationError for invalid flags."""
+    deployment, page = (None if path is None else AtomicFile(path) for path in (settings.output, settings.html))
+    made = planned(settings)
+    if deployment is not None:
+        deployment.save(made.to_yaml())
+    if page is not None:
+        page.save(made.to_html())
+    if settings.json:
+        typer.echo(made.report.json())
+    else:
+        Console().print(made.tables)
+
+
+def planned(settings: PlanSettings) -> PlanResult:
     """Run the kind of planning that the flags select. Raises ConfigurationError for invalid flags."""
     settings = with_profile_machines(settings)
     problem = read_problem(settings)
     if settings.kv_capacity:
-        run_capacity(problem, settings)
-        return
+        return run_capacity(problem, settings)
     refuse(settings, "nodes dram_gb dram_price disk_price", "needs --kv-capacity")
     if settings.ray is not None and settings.jobs is not None:
         raise ConfigurationError("--jobs counts cores of this machine: leave it out with --ray")
     written = {name: path for name in ("output", "html") if (path := getattr(settings, name)) is not None}
     check_outputs(written, [settings.store, settings.workload, *settings.profiles, *settings.catalog])
     settings = with_ray_machines(problem, settings)
-    if settings.goodput:
-        run_placement(problem, settings)
-    else:
-        run_plan(problem, settings)
+    return run_placement(problem, settings) if settings.goodput else run_plan(problem, settings)
 
 
-def run_plan(problem: Problem, settings: PlanSettings) -> None:
-    """Find the best machines, write the output files, and print tables or JSON."""
+def run_plan(problem: Problem, settings: PlanSettings) -> PlanResult:
+    """Find the best machines."""
     query = read_query(problem, settings)
-    page = None if settings.html is None else AtomicFile(settings.html)
-    deployment = None if settings.output is None else AtomicFile(settings.output)
     with open_search(problem, query.objective, RateGrid(settings.tolerance), settings) as search:
-        made = asyncio.run(_search(search, query, with_curves=page is not None))
-    title = _title(problem, query)
-    if deployment is not None:
-        best = made.plan.best
-        comment = f"{title}: {best.design.name}, planned by simulation.\n{made.advice.text}"
-        deployment.save(deployment_text(deployment_of(problem, best, query.objective), comment))
-    if page is not None:
-        page.save(plan_page(made.plan, made.advice, made.front, made.curves, slo=problem.slo, title=title))
-    if settings.json:
-        typer.echo(PlanReport.of(problem, made.plan, made.advice, made.front, made.effort).json())
-    else:
-        Console().print(plan_tables(made.plan, made.advice, made.front, made.effort, title))
+        return asyncio.run(_search(search, problem, query, with_curves=settings.html is not None))
 
 
-async def _search(search: OpenSearch, query: PlanQuery, *, with_curves: bool) -> PlanResult:
+async def _search(search: OpenSearch, problem: Problem, query: PlanQuery, *, with_curves: bool) -> PlanResult:
     plan = await make_plan(search.rates, query, search.progress.found)
     # The break-even search also simulates designs outside the budget.
     points = [
@@ -90,12 +75,18 @@ async def _search(search: OpenSearch, query: PlanQuery, *, with_curves: bool) ->
     front = await front_of(search.rates, plan.choices, points)
     shown = plan.best_of_both if with_curves else ()
     curves = {choice.design.name: await rate_curve(search.rates, choice) for choice in shown}
+    advice, effort, title = advise(plan, search.rates.grid.tolerance), search.evaluator.effort, _title(problem, query)
+    charts = (pareto_chart(plan, front), *([rates_chart(curves, problem.slo)] if curves else []))
+    comment = f"{title}: {plan.best.design.name}, planned by simulation.\n{advice.text}"
     return PlanResult(
-        plan=plan,
-        advice=advise(plan, search.rates.grid.tolerance),
-        front=front,
-        curves=curves,
-        effort=search.evaluator.effort,
+        title=title,
+        verdict=advice.text,
+        report=PlanReport.of(problem, plan, advice, front, effort),
+        choices=plan.choices,
+        charts=charts,
+        tables=plan_tables(plan, advice, front, effort, title),
+        page=lambda: plan_page(plan, advice, charts, slo=problem.slo, title=title),
+        deployment=lambda: deployment_text(deployment_of(problem, plan.best, query.objective), comment),
     )
 
 

@@ -22,15 +22,14 @@ from twofold.performance.base import PerformanceModel
 from twofold.performance.profile import load_profile
 from twofold.planning.splits import SplitPlanner
 from twofold.reporting.simulation.gantt import GanttRuns
-from twofold.reporting.simulation.html import html_report
-from twofold.reporting.simulation.report import SimulationReport, replan_table
-from twofold.reporting.simulation.table import simulation_tables
+from twofold.reporting.simulation.outcome import Simulation
+from twofold.reporting.simulation.report import SimulationReport
 from twofold.scheduling.replan.replanner import Replanner, ReplanRules
 from twofold.scheduling.replan.traffic import TrafficMonitor
 from twofold.simulation.clients import ClosedLoop
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.observers.base import Observer
-from twofold.simulation.observers.files import ChromeTrace, EventLog, ParquetTable
+from twofold.simulation.observers.files import ChromeTrace, EventLog, ParquetTable, RequestTable
 from twofold.simulation.replanning import SimulatedReplanning
 from twofold.simulation.result import SimulationResult, verdict
 from twofold.simulation.simulate import simulate
@@ -42,6 +41,23 @@ _FILE_COLUMNS: Final = 120
 
 def run(settings: SimulateSettings) -> None:
     """Run the simulation, write files, and print tables or JSON. Raises ConfigurationError for invalid flags."""
+    page = None if settings.html is None else AtomicFile(settings.html)
+    made = simulated(settings, observed=page is not None)
+    for line in made.notes:  # after the run: an error is a single line
+        typer.echo(line, err=True)
+    if page is not None:
+        page.save(made.to_html())
+    if settings.json:
+        typer.echo(made.report.json())
+    else:
+        Console(width=None if sys.stdout.isatty() else _FILE_COLUMNS).print(made.tables())
+
+
+def simulated(settings: SimulateSettings, *, observed: bool = True) -> Simulation:
+    """Run the simulation that the flags describe; record requests and iterations if `observed` is true.
+
+    Raises ConfigurationError for invalid flags.
+    """
     if settings.spare and not settings.replan:
         raise ConfigurationError(f"--spare {settings.spare} needs --replan")
     spec, catalog = cluster_spec(settings, load_catalog(settings.catalog))
@@ -49,10 +65,8 @@ def run(settings: SimulateSettings) -> None:
     replanning = _replanning(settings, spec, catalog) if settings.replan else None
     closed_loop = _closed_loop(settings)
     machine, reference, note = _reference(settings, spec, catalog)
-    writers, page = _open_files(settings)
-    gantt = GanttRuns()
-    # Gantt charts are for the page only.
-    observers = [*writers, *([gantt] if page else []), *([replanning] if replanning else [])]
+    gantt, requests = GanttRuns(), RequestTable()
+    observers = [*_writers(settings), *([gantt, requests] if observed else []), *([replanning] if replanning else [])]
     with simulation_progress(settings.num_requests) as on_progress:
         result = simulate(
             spec,
@@ -65,17 +79,14 @@ def run(settings: SimulateSettings) -> None:
             prepare=_prepare(replanning, closed_loop),
             overload=settings.overload,
         )
-    for line in filter(None, (note, _handed_off(result))):  # after the run: an error is a single line
-        typer.echo(line, err=True)
     error = None if reference is None else reference.error
     judged = None if settings.slo is None else verdict(result, settings.slo, settings.attainment)
-    pools = ", ".join(f"{pool.machines}x{pool.machine}:{pool.role}" for pool in spec.pools)
-    title = f"{spec.model} on {pools}, {settings.title}"
-    if page is not None:
-        slo = settings.slo
-        page.save(html_report(pools, result, title=title, slo=slo, judged=judged, runs=gantt, reference=error))
-    if settings.json:
-        report = SimulationReport.of(
+    replans = None if replanning is None else replanning.log
+    return Simulation(
+        pools=", ".join(f"{pool.machines}x{pool.machine}:{pool.role}" for pool in spec.pools),
+        workload=settings.title,
+        result=result,
+        report=SimulationReport.of(
             result,
             workload=settings.facts(),
             seed=settings.seed,
@@ -83,14 +94,16 @@ def run(settings: SimulateSettings) -> None:
             reference_error=error,
             slo=settings.slo,
             judged=judged,
-            replans=None if replanning is None else replanning.log,
-        )
-        typer.echo(report.json())
-        return
-    console = Console(width=None if sys.stdout.isatty() else _FILE_COLUMNS)
-    console.print(simulation_tables(result, title, judged, error))
-    if replanning is not None:
-        console.print(replan_table(replanning.log))
+            replans=replans,
+        ),
+        slo=settings.slo,
+        verdict=judged,
+        reference=error,
+        replans=replans,
+        notes=tuple(filter(None, (note, _handed_off(result)))),
+        gantt=gantt,
+        requests=requests,
+    )
 
 
 def _closed_loop(settings: SimulateSettings) -> ClosedLoop | None:
@@ -121,7 +134,7 @@ def _handed_off(result: SimulationResult) -> str:
     )
 
 
-def _open_files(settings: SimulateSettings) -> tuple[list[Observer], AtomicFile | None]:
+def _writers(settings: SimulateSettings) -> list[Observer]:
     files = settings.written_files
     check_outputs(files, settings.read_files)
     kinds: dict[str, Callable[[Path], Observer]] = {
@@ -130,8 +143,7 @@ def _open_files(settings: SimulateSettings) -> tuple[list[Observer], AtomicFile 
         "event_log": EventLog,
     }
     # A file appears under its name only when complete.
-    writers = [kind(files[name]) for name, kind in kinds.items() if name in files]
-    return writers, AtomicFile(files["html"]) if "html" in files else None
+    return [kind(files[name]) for name, kind in kinds.items() if name in files]
 
 
 def _replanning(settings: SimulateSettings, spec: ClusterSpec, catalog: Catalog) -> SimulatedReplanning:

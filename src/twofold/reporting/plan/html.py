@@ -97,20 +97,11 @@ def _bounds(slo: Slo | SlowdownSlo) -> list[Layout]:
     ]
 
 
-def plan_page(
-    plan: Plan,
-    advice: Advice,
-    front: Sequence[RatedDesign],
-    curves: Mapping[str, RateCurve],
-    *,
-    slo: Slo | SlowdownSlo,
-    title: str,
-) -> str:
+def plan_page(plan: Plan, advice: Advice, charts: Sequence[ReportChart], *, slo: Slo | SlowdownSlo, title: str) -> str:
     body = [f"<p>SLO: {escape(slo_text(slo))}</p>", f'<p class="advice">{escape(advice.text)}</p>']
     body += [f"<p>Extrapolated for {escape(text)}</p>" for text in extrapolation_texts([plan.best])]
     table = html_table(HEADINGS, map(choice_row, plan.choices), range(1, len(HEADINGS) - 1))
-    body += [html_chart(pareto_chart(plan, front)), html_chart(rates_chart(curves, slo))]
-    return html_page(title, [*body, html_section("The best of each family", table)])
+    return html_page(title, [*body, *map(html_chart, charts), html_section("The best of each family", table)])
 
 
 def placement_page(plan: PlacementPlan, title: str) -> str:
@@ -118,15 +109,17 @@ def placement_page(plan: PlacementPlan, title: str) -> str:
         f'<p class="advice">{escape(verdict_text(plan))}</p>',
         f"<p>SLO: {escape(slo_text(plan.prepared.problem.slo))}</p>",
     ]
-    placement = plan.placement
-    body += [
-        html_chart(_goodput_chart(placement.split, placement.colocated)),
-        html_chart(_instances_chart(placement.prefills, placement.decodes)),
-    ]
+    body += map(html_chart, placement_charts(plan))
     designs = html_table((*DESIGN_HEADINGS, ERRORS_HEADING), design_rows(plan), range(1, len(DESIGN_HEADINGS)))
     instances = html_table(PHASE_HEADINGS, phase_rows(plan), range(1, len(PHASE_HEADINGS)))
     body += [html_section("Designs", designs), html_section("Instances", instances)]
     return html_page(title, body)
+
+
+def placement_charts(plan: PlacementPlan) -> tuple[ReportChart, ReportChart]:
+    """Plot the goodput of the designs, and of single instances."""
+    found = plan.placement
+    return _goodput_chart(found.split, found.colocated), _instances_chart(found.prefills, found.decodes)
 
 
 def _goodput_chart(split: Sequence[DesignChoice], colocated: Sequence[DesignChoice]) -> ReportChart:

@@ -1,4 +1,4 @@
-"""Observers that write files: an event log (JSON lines), a request table (Parquet) and a Chrome trace."""
+"""Observers that write an event log (JSON lines), a table of requests (Parquet or in memory) and a Chrome trace."""
 
 import weakref
 from operator import attrgetter
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from twofold.atomic_file import AtomicFile
-from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.simulation.observers.base import IterationRun, KvTransfer, Observer
 from twofold.timeline import Moment, Timeline
@@ -100,22 +99,13 @@ _COLUMNS: Final = [  # name, type, whether it may be null, attribute of a timeli
 _VALUES: Final = attrgetter(*(attribute for *_, attribute in _COLUMNS))
 
 
-class ParquetTable(Observer):
-    """Writes one row per ended request to the Parquet file `path`, with times in seconds (see `Timeline`). Raise
-    ConfigurationError if the file is not writable or pyarrow is missing.
-    """
+class RequestTable(Observer):
+    """Keeps one row per ended request for an Arrow table, with times in seconds (see `Timeline`)."""
 
-    def __init__(self, path: str | Path) -> None:
-        try:
-            from pyarrow import parquet  # noqa: PLC0415  (slow to import)
-        except ImportError as error:
-            raise ConfigurationError(f"{path}: a Parquet table needs pyarrow: pip install pyarrow") from error
-        self._file = AtomicFile(path)
+    def __init__(self) -> None:
         self._schema = _schema()
         self._rows: list[tuple[str | float | None, ...]] = []
-        self._writer = parquet.ParquetWriter(self._file, self._schema)
-        # After a failed run, close the writer before the file is deleted; pyarrow would close it too late.
-        weakref.finalize(self, self._writer.close)
+        self._groups: list[pa.Table] = []
 
     def ended(self, timeline: Timeline, now: float) -> None:
         self._rows.append(_VALUES(timeline))
@@ -125,15 +115,43 @@ class ParquetTable(Observer):
     def close(self, at_ps: int) -> None:
         if self._rows:
             self._flush()
-        self._writer.close()
-        self._file.commit()
+
+    def table(self) -> "pa.Table":
+        """Return the rows of a simulation that has ended."""
+        import pyarrow as pa  # noqa: PLC0415  (slow to import)
+
+        return pa.concat_tables([self._schema.empty_table(), *self._groups])
 
     def _flush(self) -> None:
         import pyarrow as pa  # noqa: PLC0415  (slow to import)
 
         columns = dict(zip(self._schema.names, zip(*self._rows, strict=True), strict=True))
         self._rows.clear()
-        self._writer.write_table(pa.Table.from_pydict(columns, schema=self._schema))
+        self._add(pa.Table.from_pydict(columns, schema=self._schema))
+
+    def _add(self, group: "pa.Table") -> None:
+        self._groups.append(group)
+
+
+class ParquetTable(RequestTable):
+    """Writes the rows to the Parquet file `path`. Raise ConfigurationError if the file is not writable."""
+
+    def __init__(self, path: str | Path) -> None:
+        from pyarrow import parquet  # noqa: PLC0415  (slow to import)
+
+        super().__init__()
+        self._file = AtomicFile(path)
+        self._writer = parquet.ParquetWriter(self._file, self._schema)
+        # After a failed run, close the writer before the file is deleted; pyarrow would close it too late.
+        weakref.finalize(self, self._writer.close)
+
+    def close(self, at_ps: int) -> None:
+        super().close(at_ps)
+        self._writer.close()
+        self._file.commit()
+
+    def _add(self, group: "pa.Table") -> None:
+        self._writer.write_table(group)
 
 
 def _schema() -> "pa.Schema":

@@ -15,8 +15,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PIP_INSTALL) --no-build-isolation -e '.[serve,dev]'
 	touch $@
 
-demo: setup  ## Make a small model, serve it split and colocated, replay a real workload, compare.
-	$(BIN)/python demo/main.py
+demo: setup  ## Get a small model, serve it split and colocated, send both the same requests, compare.
+	$(BIN)/twofold demo
 
 # Three at a time, because many wait; tests that share a service, or anything else that takes long to make, run one after the other.
 test: setup  ## All tests.
@@ -82,4 +82,4 @@ dist: setup  ## Source distribution and wheels, pure and compiled for this platf
 
 clean:
 	find src -name '*.so' -delete
-	rm -rf $(VENV) $(VLLM_VENV) .demo build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,16 +1,19 @@
-"""Reference pages of the site, generated from the code: commands, policies, HTTP requests and the catalog.
+"""Pages of the site generated from the code: commands, policies, Python, HTTP requests, the catalog, and notebooks.
 
 mkdocs calls `on_files` while it builds the site (`make docs`).
 """
 
 import inspect
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from twofold import api
 from twofold.cli.main import COMMANDS, load
 from twofold.cli.settings import summary
 from twofold.engine.registry import ENGINES
@@ -25,10 +28,27 @@ from twofold.transport.registry import TRANSPORTS
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages to the files of the site."""
-    pages = {"commands": commands(), "policies": policies(), "http": requests(), "catalog": catalog()}
+    pages = {
+        "commands": commands(),
+        "policies": policies(),
+        "python": python(),
+        "http": requests(),
+        "catalog": catalog(),
+    }
     for name, text in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
+    for path in sorted(Path(config.docs_dir).rglob("*.ipynb")):
+        page = path.relative_to(config.docs_dir).with_suffix(".md")
+        files.append(File.generated(config, page.as_posix(), content=notebook(path)))
     return files
+
+
+def notebook(path: Path) -> str:
+    """Return a notebook without its outputs as a page."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    texts = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
+    parts = [text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in texts]
+    return "\n\n".join([parts[0], f"[Download the notebook]({path.name})", *parts[1:]])
 
 
 def commands() -> str:
@@ -80,6 +100,43 @@ def policies() -> str:
     return "\n\n".join(
         [*text, "## Transports", f"`--transport`: {names} ([KV transfer](../architecture.md#kv-transfer))."]
     )
+
+
+def python() -> str:
+    """Return a page with the functions and classes that `twofold` exports."""
+    text = [
+        "# Python",
+        "`import twofold`; names are imported on first use. [A notebook](../notebooks/is-splitting-worth-it.md).",
+    ]
+    for name in sorted(api.__all__, key=lambda name: (not name.islower(), name)):
+        found = getattr(api, name)
+        text += [f"## twofold.{name}", *_docstring(found)]
+        if inspect.isclass(found) and found is not api.UserError:
+            for method, value in inspect.getmembers(found, _has_page):
+                text += [f"### {name}.{method}{_arguments(value)}", *_docstring(value)]
+    return "\n\n".join(text)
+
+
+def _has_page(member: object) -> bool:
+    return (inspect.isroutine(member) or isinstance(member, property)) and not _name(member).startswith("_")
+
+
+def _name(member: object) -> str:
+    return str(getattr(member.fget if isinstance(member, property) else member, "__name__", "_"))
+
+
+def _arguments(member: Any) -> str:  # noqa: ANN401
+    if isinstance(member, property):
+        return ""
+    names = [name for name in inspect.signature(member).parameters if name != "self"]
+    return f"({', '.join(names)})"
+
+
+def _docstring(member: object) -> list[str]:
+    """Return the paragraphs of a docstring, and a table of its keyword arguments."""
+    text, _, keywords = (inspect.getdoc(member) or "").partition("\n\nKeyword arguments:\n")
+    rows = [line.strip().split(": ", 1) for line in keywords.splitlines()]
+    return [text, table(("argument", ""), [(f"`{name}`", help_text) for name, help_text in rows])] if rows else [text]
 
 
 def requests() -> str:

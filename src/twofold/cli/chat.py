@@ -38,7 +38,7 @@ class ChatSettings(options.ApiSettings):
 @command
 def chat(settings: ChatSettings) -> None:
     """Send messages to an endpoint and print the answers as they arrive, each with its TTFT and tokens per second."""
-    asyncio.run(_chat(settings))
+    asyncio.run(converse(settings))
 
 
 @dataclass
@@ -55,7 +55,8 @@ class PrintedReply(Reply):
         typer.echo(choice.answer, nl=False)
 
 
-async def _chat(settings: ChatSettings) -> None:
+async def converse(settings: ChatSettings) -> None:
+    """Send the message of the settings, or those read from the terminal, and print the answers."""
     endpoint = await discover(settings.base_url, settings.model, settings.api_key)
     messages: list[Message] = []
     if settings.system is not None:

@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "trace": Entry("twofold.cli.trace", "app", "Show, convert, rescale and generate traces."),
     "model": Entry("twofold.cli.model", "app", "Create or get models to try things with."),
     "chat": Entry("twofold.cli.chat", "chat", "Talk to an OpenAI-compatible endpoint."),
+    "demo": Entry("twofold.demo", "demo", "Compare split and colocated serving on this machine."),
     "doctor": Entry("twofold.cli.serve.doctor", "doctor", "Show what this machine has, and what to run."),
     "pools": Entry("twofold.cli.pools", "app", "Show and set the roles of running workers."),
 }

@@ -1,14 +1,11 @@
 """Building blocks for plotly.js charts with a common style."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from twofold.instance import Role
-
-if TYPE_CHECKING:  # slow to import
-    from plotly.graph_objects import Figure as PlotlyFigure
 
 Trace = dict[str, object]
 Layout = dict[str, object]
@@ -31,13 +28,6 @@ class ReportChart(msgspec.Struct, frozen=True, kw_only=True):
     traces: list[Trace]
     layout: Layout
     note: str = ""
-
-    def figure(self) -> "PlotlyFigure":
-        """Return the chart as a plotly figure, with its title."""
-        from plotly.graph_objects import Figure  # noqa: PLC0415  (slow to import)
-
-        placed = {"title": {"text": self.title}, "margin": {"l": 60, "r": 20, "t": 90, "b": 60}}
-        return Figure(data=self.traces, layout=self.layout | placed)
 
 
 def run_colour(index: int) -> str:

@@ -122,7 +122,7 @@ def summary_table(summary: Summary, title: str | None = None, notes: Mapping[str
         found: LatencyDistribution | None = getattr(summary, attribute)
         drawn.add_row(name, *(seconds(None if found is None else getattr(found, field)) for _, field in STATISTICS))
     drawn.add_section()
-    for label, value in {**_totals(summary), **(notes or {})}.items():
+    for label, value in {**totals(summary), **(notes or {})}.items():
         drawn.add_row(label, value)
     return drawn
 
@@ -142,7 +142,8 @@ def bounds(slo: Slo) -> list[tuple[str, str]]:
     return [(name, seconds(bound)) for name, bound in named if bound is not None]
 
 
-def _totals(summary: Summary) -> dict[str, str]:
+def totals(summary: Summary) -> dict[str, str]:
+    """Return counts, rates and SLO attainment of a run as texts, by label."""
     rows = {
         "Requests sent": f"{summary.sent:,}",
         "Completed": f"{summary.completed:,}",

@@ -1,7 +1,5 @@
 """Result of a simulation, and its check against an SLO."""
 
-import math
-
 import msgspec
 
 from twofold.cluster.spec import ClusterSpec
@@ -100,22 +98,6 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def mean_power_w(self) -> float:
         return self.energy_j / self.duration_s if self.duration_s else 0.0
-
-    @property
-    def pace(self) -> SteadyState:
-        """Rates of the steady state; of the whole run with its drain, if the run is too short for one."""
-        whole_s, good = self.duration_s or math.inf, self.slo_met
-        return self.steady or SteadyState(
-            requests_per_s=self.completed / whole_s,
-            output_tokens_per_s=self.output_tokens / whole_s,
-            goodput_per_s=None if good is None else good / whole_s,
-        )
-
-    @property
-    def price_per_mtok(self) -> float | None:
-        """Dollars per million output tokens at this pace; None without output."""
-        pace = self.pace.output_tokens_per_s
-        return self.price_per_h / 3600 / pace * 1e6 if pace else None
 
     def tightest_scale(self, attainment: float) -> float | None:
         """Return the smallest factor by which all SLO bounds can be multiplied so that the SLO attainment reaches

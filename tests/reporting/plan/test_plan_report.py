@@ -17,7 +17,7 @@ from twofold.planning.design import Design, Family, RatedDesign
 from twofold.planning.evaluator import Effort
 from twofold.planning.problem import Problem
 from twofold.planning.workload import WorkloadArguments
-from twofold.reporting.plan.html import pareto_chart, plan_page, rates_chart
+from twofold.reporting.plan.html import plan_page
 from twofold.reporting.plan.report import PlanReport
 from twofold.reporting.plan.table import plan_tables, thinned
 from twofold.slo import Slo
@@ -102,9 +102,7 @@ def test_the_json_is_everything(problem):
 def test_the_page_has_both_pictures_and_escapes_names():
     made = split_and_colocated(break_even=9.0)
     curves = {each.design.name: {5.0: evaluation(5.0), 10.0: evaluation(10.0)} for each in made.choices}
-    slo = Slo(ttft_s=1.0, tpot_s=0.06)
-    charts = pareto_chart(made, FRONT), rates_chart(curves, slo)
-    page = plan_page(made, advise(made, 0.02), charts, slo=slo, title="<b>plan</b>")
+    page = plan_page(made, advise(made, 0.02), FRONT, curves, slo=Slo(ttft_s=1.0, tpot_s=0.06), title="<b>plan</b>")
     for words in (
         'id="pareto"',
         'id="curves"',
@@ -120,6 +118,8 @@ def test_the_page_has_both_pictures_and_escapes_names():
 
 def test_equal_best_families_of_one_plan_are_all_shown():
     """The Pareto chart marks the best split design and the best colocated design."""
+    from twofold.reporting.plan.html import pareto_chart
+
     picture = pareto_chart(split_and_colocated(), FRONT)
     names = {trace["name"] for trace in picture.traces}
     assert {"fast+slow", "best fast+slow", f"best {COLOCATED.group}"} <= names

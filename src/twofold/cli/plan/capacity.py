@@ -11,8 +11,8 @@ from twofold.errors import ConfigurationError, require
 from twofold.hardware.specs import StorageTier
 from twofold.planning.capacity.plan import CapacityQuery, capacity_plan
 from twofold.planning.problem import Problem
+from twofold.reporting.outcome import PlanResult
 from twofold.reporting.plan.capacity import CapacityReport, capacity_tables
-from twofold.reporting.plan.outcome import PlanResult
 from twofold.workload.source import is_named, workload
 
 _DRAM: Final = "dram"
@@ -33,7 +33,7 @@ def run_capacity(problem: Problem, settings: PlanSettings) -> PlanResult:
     plan = capacity_plan(list(complete), query)
     title = f"KV cache of {query.model.name}, {name}, on {query.machine.name}"
     report = CapacityReport.of(plan)
-    return PlanResult(title=title, verdict=report.text, report=report, tables=capacity_tables(plan, title))
+    return PlanResult(verdict=report.text, report=report, tables=capacity_tables(plan, title))
 
 
 def read_capacity_query(problem: Problem, settings: PlanSettings) -> CapacityQuery:

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Final
 
+from twofold.atomic_file import AtomicFile
 from twofold.cli.plan.query import counts_of, read_draws
 from twofold.cli.plan.search import open_search
 from twofold.cli.plan.settings import PlanSettings, RunSettings
@@ -14,8 +15,8 @@ from twofold.planning.placement.plan import PlacementPlan, PlacementQuery, Prepa
 from twofold.planning.problem import Problem
 from twofold.planning.rates import RateGrid
 from twofold.planning.search import Objective
+from twofold.reporting.outcome import PlanResult
 from twofold.reporting.plan.html import placement_charts, placement_page
-from twofold.reporting.plan.outcome import PlanResult
 from twofold.reporting.plan.placement import PlacementReport, placement_tables, verdict_text
 
 _MIN_GPUS: Final = 2
@@ -23,20 +24,22 @@ _MAX_GPUS: Final = 4096  # more is a typing error, or a search of hours
 
 
 def run_placement(problem: Problem, settings: PlanSettings) -> PlanResult:
-    """Find the best placement."""
+    """Find the best placement, and write the output files."""
     prepared = prepare(problem, read_placement_query(problem, settings))
+    deployment, page = (None if path is None else AtomicFile(path) for path in (settings.output, settings.html))
     plan, effort = search_placement(prepared, RateGrid(settings.tolerance), settings)
-    title, verdict = _title(prepared), verdict_text(plan)
-    best, found = plan.recommended, (*plan.placement.split, *plan.placement.colocated)
+    title, best = _title(prepared), plan.recommended
+    if deployment is not None:
+        deployment.save(_deployment(plan))
+    if page is not None:
+        page.save(placement_page(plan, title))
+    found = (*plan.placement.split, *plan.placement.colocated)
     return PlanResult(
-        title=title,
-        verdict=verdict,
+        verdict=verdict_text(plan),
         report=PlacementReport.of(plan, effort),
         choices=(best, *(each for each in found if each.design != best.design)),
         charts=placement_charts(plan),
         tables=placement_tables(plan, effort, title),
-        page=lambda: placement_page(plan, title),
-        deployment=lambda: _deployment(plan),
     )
 
 

@@ -17,25 +17,20 @@ from twofold.errors import ConfigurationError
 from twofold.planning.advice import advise
 from twofold.planning.deployment import deployment_of, deployment_text
 from twofold.planning.design import RatedDesign
-from twofold.planning.pareto import front_of, rate_curve
-from twofold.planning.plan import PlanQuery, make_plan
+from twofold.planning.pareto import RateCurve, front_of, rate_curve
+from twofold.planning.plan import Plan, PlanQuery, make_plan
 from twofold.planning.problem import Problem
 from twofold.planning.rates import RateGrid
 from twofold.planning.search import Objective
-from twofold.reporting.plan.html import pareto_chart, plan_page, rates_chart
-from twofold.reporting.plan.outcome import PlanResult
+from twofold.reporting.outcome import PlanResult
+from twofold.reporting.plan.html import pareto_chart, plan_page
 from twofold.reporting.plan.report import PlanReport
 from twofold.reporting.plan.table import plan_tables
 
 
 def run(settings: PlanSettings) -> None:
-    """Make the plan, write the output files, and print tables or JSON. Raises ConfigurationError for invalid flags."""
-    deployment, page = (None if path is None else AtomicFile(path) for path in (settings.output, settings.html))
+    """Make the plan, and print tables or JSON. Raises ConfigurationError for invalid flags."""
     made = planned(settings)
-    if deployment is not None:
-        deployment.save(made.to_yaml())
-    if page is not None:
-        page.save(made.to_html())
     if settings.json:
         typer.echo(made.report.json())
     else:
@@ -43,7 +38,7 @@ def run(settings: PlanSettings) -> None:
 
 
 def planned(settings: PlanSettings) -> PlanResult:
-    """Run the kind of planning that the flags select. Raises ConfigurationError for invalid flags."""
+    """Make the kind of plan that the flags select, and write the files. Raises ConfigurationError for invalid flags."""
     settings = with_profile_machines(settings)
     problem = read_problem(settings)
     if settings.kv_capacity:
@@ -58,13 +53,31 @@ def planned(settings: PlanSettings) -> PlanResult:
 
 
 def run_plan(problem: Problem, settings: PlanSettings) -> PlanResult:
-    """Find the best machines."""
+    """Find the best machines, and write the output files."""
     query = read_query(problem, settings)
+    page = None if settings.html is None else AtomicFile(settings.html)
+    deployment = None if settings.output is None else AtomicFile(settings.output)
     with open_search(problem, query.objective, RateGrid(settings.tolerance), settings) as search:
-        return asyncio.run(_search(search, problem, query, with_curves=settings.html is not None))
+        plan, front, curves = asyncio.run(_search(search, query, with_curves=page is not None))
+    advice, effort, title = advise(plan, settings.tolerance), search.evaluator.effort, _title(problem, query)
+    if deployment is not None:
+        comment = f"{title}: {plan.best.design.name}, planned by simulation.\n{advice.text}"
+        deployment.save(deployment_text(deployment_of(problem, plan.best, query.objective), comment))
+    if page is not None:
+        page.save(plan_page(plan, advice, front, curves, slo=problem.slo, title=title))
+    return PlanResult(
+        verdict=advice.text,
+        report=PlanReport.of(problem, plan, advice, front, effort),
+        choices=plan.choices,
+        charts=[pareto_chart(plan, front)],
+        tables=plan_tables(plan, advice, front, effort, title),
+    )
 
 
-async def _search(search: OpenSearch, problem: Problem, query: PlanQuery, *, with_curves: bool) -> PlanResult:
+async def _search(
+    search: OpenSearch, query: PlanQuery, *, with_curves: bool
+) -> tuple[Plan, tuple[RatedDesign, ...], dict[str, RateCurve]]:
+    """Return a plan, its Pareto front, and latencies by request rate."""
     plan = await make_plan(search.rates, query, search.progress.found)
     # The break-even search also simulates designs outside the budget.
     points = [
@@ -74,20 +87,7 @@ async def _search(search: OpenSearch, problem: Problem, query: PlanQuery, *, wit
     ]
     front = await front_of(search.rates, plan.choices, points)
     shown = plan.best_of_both if with_curves else ()
-    curves = {choice.design.name: await rate_curve(search.rates, choice) for choice in shown}
-    advice, effort, title = advise(plan, search.rates.grid.tolerance), search.evaluator.effort, _title(problem, query)
-    charts = (pareto_chart(plan, front), *([rates_chart(curves, problem.slo)] if curves else []))
-    comment = f"{title}: {plan.best.design.name}, planned by simulation.\n{advice.text}"
-    return PlanResult(
-        title=title,
-        verdict=advice.text,
-        report=PlanReport.of(problem, plan, advice, front, effort),
-        choices=plan.choices,
-        charts=charts,
-        tables=plan_tables(plan, advice, front, effort, title),
-        page=lambda: plan_page(plan, advice, charts, slo=problem.slo, title=title),
-        deployment=lambda: deployment_text(deployment_of(problem, plan.best, query.objective), comment),
-    )
+    return plan, front, {choice.design.name: await rate_curve(search.rates, choice) for choice in shown}
 
 
 def _title(problem: Problem, query: PlanQuery) -> str:

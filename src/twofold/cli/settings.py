@@ -234,6 +234,8 @@ def _checked(name: str, flag: Flag, hint: Any, value: Any) -> Any:  # noqa: ANN4
         return tuple(map(get_args(hint)[0], [value] if isinstance(value, str | Path) else value))
     if Path in kinds and isinstance(value, str):
         return Path(value)
+    if str in kinds and isinstance(value, int | Path):  # a count, or a cluster file
+        value = str(value)
     if flag.choices and value not in flag.choices:
         raise ConfigurationError(f"{shown} {value!r} is unknown: choose one of {', '.join(flag.choices)}")
     if not isinstance(value, bool) and isinstance(value, Real):  # also numpy's

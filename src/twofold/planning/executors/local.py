@@ -4,12 +4,14 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing.connection import wait
 from multiprocessing.forkserver import ensure_running
 from multiprocessing.sharedctypes import RawValue
+from types import ModuleType
 
 from twofold.errors import require
 from twofold.planning.evaluation import SimulatedTrial, Trial
@@ -38,7 +40,11 @@ class LocalExecutor(Executor):
         )
 
     def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
-        return self._pool.submit(_run, trial)
+        main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:  # a worker that this call starts would otherwise run the caller's script again
+            return self._pool.submit(_run, trial)
+        finally:
+            sys.modules["__main__"] = main
 
     def __exit__(self, *_exception: object) -> None:
         self._leaving.value = True

@@ -41,6 +41,15 @@ def test_each_part_of_the_problem_counts(make_problem, change):
     assert key(make_problem(**change)) != key(make_problem())
 
 
+def test_the_contents_of_a_trace_count_and_not_its_path(make_problem, tmp_path):
+    row = '{"id": "0", "arrival_s": 0.0, "prompt_tokens": 9, "output_tokens": 9}\n'
+    paths = [tmp_path / name for name in ("one.jsonl", "two.jsonl", "other.jsonl")]
+    for path, text in zip(paths, (row, row, row.replace("9", "8")), strict=True):
+        path.write_text(text)
+    one, two, other = (key(make_problem(workload=str(path))) for path in paths)
+    assert one == two != other
+
+
 def test_the_trial_counts(make_problem):
     """A change of machine counts, rate or machine type changes the key of a stored evaluation."""
     problem = make_problem()

@@ -1,5 +1,6 @@
 """The Python API: traces, simulations and plans, with the figures and the errors of the commands."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -163,6 +164,13 @@ def test_a_plan_has_the_designs_and_the_verdict_of_the_command(planned, capsys, 
     assert [row["name"] for row in rows] == [choice["design"]["name"] for choice in printed["choices"]]
     assert rows[0]["rate"] == printed["choices"][0]["rate"]
     assert set(planned.figures()) == {"pareto"}
+
+
+def test_a_plan_runs_beside_the_event_loop_of_a_notebook(planned, tmp_path):
+    async def cell():
+        return twofold.plan("azure-conv", store=tmp_path / "plan.sqlite", **PLANNED, **QUICK)
+
+    assert asyncio.run(cell()).verdict == planned.verdict
 
 
 def test_a_script_may_plan_at_its_top_level(tmp_path):

@@ -1,10 +1,12 @@
 """Python API: traces, and the commands `simulate` and `plan` as functions that return objects."""
 
+import asyncio
 import inspect
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from functools import wraps
 from pathlib import Path
@@ -131,4 +133,12 @@ def plan(settings: PlanSettings) -> PlanResult:
     `workload` is as for `simulate`. A repeated plan takes its simulations from `store`. Raises UserError for an invalid
     flag or file, or if no design meets the SLO.
     """
-    return planned(settings)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return planned(settings)
+    pool = ThreadPoolExecutor(1)  # beside the event loop of a notebook, which allows no second one in its thread
+    try:
+        return pool.submit(planned, settings).result()
+    finally:
+        pool.shutdown(wait=False)

@@ -114,7 +114,7 @@ class Simulation(Outcome):
         }
 
     def to_arrow(self) -> "pa.Table":
-        """Return a row for each request as a `pyarrow.Table`: lengths in tokens, latencies in seconds, instances."""
+        """Return a row for each request, by its end, as a `pyarrow.Table`: tokens, latencies in seconds, instances."""
         return self.requests.table()
 
 

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch is one pinned version here so that pip takes the CPU build where one is at hand; pyproject.toml keeps the range.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup data demo docs test test-gpu test-helm test-ray test-vllm check chart bench compile dist clean
+.PHONY: setup data demo docs test test-gpu test-helm test-ray test-vllm check chart bench evidence compile dist clean
 
 setup: $(VENV)/.installed
 
@@ -25,7 +25,8 @@ test: setup  ## All tests.
 data: setup  ## Public traces and profiles, into data/: tests and benchmarks that need them are skipped without (tools/data.toml).
 	$(BIN)/python tools/data.py
 
-docs: setup  ## The documentation as a site, in build/site; fails on a broken link.
+docs: setup  ## The documentation as a site, in build/site; fails on a broken link, and on a figure that was not recorded.
+	$(BIN)/python tools/evidence.py check
 	$(PIP_INSTALL) --no-build-isolation -e '.[serve,dev,docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
@@ -54,7 +55,7 @@ test-gpu:  ## Engine, transports and services on a GPU: BIN=… names the bin of
 	TWOFOLD_TEST_DEVICE=cuda:0 $(BIN)/python -m pytest -n 4 --dist loadfile tests/engine/torch tests/transport tests/serving/test_token_equality.py \
 	  tests/serving/test_handoff_ways.py tests/serving/test_processes.py tests/serving/test_chaos.py tests/serving/test_prefix_store.py
 
-check: setup  ## Format, lint, types, imports, structure, wording, files per request and per flag.
+check: setup  ## Format, lint, types, imports, structure, wording, files per request and per flag, figures.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -63,6 +64,7 @@ check: setup  ## Format, lint, types, imports, structure, wording, files per req
 	$(BIN)/python tools/wording.py
 	$(BIN)/python tools/request_files.py
 	$(BIN)/python tools/flag_files.py
+	$(BIN)/python tools/evidence.py check
 
 chart: setup  ## Values, their schema and their table, from src/twofold/kubernetes/values.py.
 	$(BIN)/python tools/chart.py deploy/helm/twofold
@@ -70,6 +72,9 @@ chart: setup  ## Values, their schema and their table, from src/twofold/kubernet
 bench: setup  ## Interference and engine overhead, as ratios measured in one run.
 	$(BIN)/python bench/engine_overhead.py
 	$(BIN)/python bench/interference.py
+
+evidence: setup  ## Every benchmark that fits this machine: docs/evidence.json, and the pages with its figures. ONLY="NAME …" runs some.
+	$(BIN)/python tools/evidence.py run $(ONLY)
 
 # mypy compiles, and comes with the dev extra of the environment: hence no isolation. `make clean` goes back.
 compile: setup  ## Turn schedulers and simulator into machine code, in place (needs a C compiler; see docs/decisions/0008).

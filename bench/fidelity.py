@@ -85,7 +85,9 @@ def main() -> None:
         f"{sum(figure.holds for figure in uncorrected)} without correction for the host's drift."
     )
     if flags.json is not None:
-        flags.json.write_bytes(msgspec.json.format(msgspec.json.encode(comparisons), indent=2))
+        held = sum(figure.holds for figure in figures)
+        found = {"held": held, "figures": len(figures), "comparisons": comparisons}
+        flags.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
 
 
 if __name__ == "__main__":

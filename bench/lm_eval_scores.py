@@ -107,6 +107,7 @@ def differences(samples: Sequence[dict[str, Any]], scorer: Scorer) -> Iterator[f
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lm_eval", type=Path, help="the harness's command")
+    parser.add_argument("--json", type=Path, help="file for all results")
     parser.add_argument("flags", nargs="*", help="flags of twofold serve, after --")
     given = parser.parse_args()
     model = get_packaged(NAME)
@@ -118,6 +119,8 @@ def main() -> int:
         f"{len(found['samples'])} questions, {len(apart)} answers, accuracy {found['accuracy']:.2f}; "
         f"largest difference from transformers: {max(apart):.1e} (at most {MOST})"
     )
+    if given.json is not None:
+        given.json.write_text(json.dumps({"differences": apart, "accuracy": found["accuracy"]}, indent=2))
     return 0 if max(apart) <= MOST else 1
 
 

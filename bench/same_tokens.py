@@ -168,8 +168,17 @@ async def answers(process: ServedProcess, tokens: int, *, kill: bool) -> tuple[d
         return found, service.replays - before
 
 
-def compare(model: Path, flags: Sequence[str], tokens: int) -> tuple[Table, list[str]]:
-    """Run all ways of serving a model. Return a table, and what is wrong."""
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers of one model: number of a way, the replays, and what is wrong."""
+
+    model: str
+    answers: int
+    replays: int
+    wrong: list[str]
+
+
+def compare(model: Path, flags: Sequence[str], tokens: int) -> tuple[Table, Compared]:
+    """Run all ways of serving a model. Return a table, and the result."""
     ways: dict[str, tuple[dict[tuple[str, float], Answer], int]] = {}
     flags = [*flags, "--served-model-name", "model", "--dtype", "float32", "--max-restart-delay", "1"]
     with served_process(model, [*flags, "--colocated", "1"]) as process:
@@ -191,7 +200,8 @@ def compare(model: Path, flags: Sequence[str], tokens: int) -> tuple[Table, list
         wrong += [f"{model.name}, {kind}: {name} differs" for name, each in zip(ways, same, strict=True) if not each]
     wrong += invalid(model.name, reference)
     table.caption = f"{ways['killed'][1]} requests were replayed after the death of their decode worker"
-    return table, wrong
+    served = sum(each.refused is None for each in reference.values())
+    return table, Compared(model=model.name, answers=served, replays=ways["killed"][1], wrong=wrong)
 
 
 def invalid(model: str, found: Mapping[tuple[str, float], Answer]) -> list[str]:
@@ -213,16 +223,20 @@ def main() -> int:
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=(), help="architectures with random weights")
     parser.add_argument("--engine", choices=("torch", "vllm"), default="torch")
     parser.add_argument("--tokens", type=int, default=96, help="longest output")
+    parser.add_argument("--json", type=Path, help="file for all results")
     given = parser.parse_args()
-    console, wrong = Console(), list[str]()
+    console, found = Console(), list[Compared]()
     with tempfile.TemporaryDirectory() as folder:
         models = [get_packaged(name) if name in PACKAGED else Path(name) for name in given.models]
         for model in [*models, *(make_shape(name, Path(folder)) for name in given.shapes)]:
-            table, found = compare(model, ["--engine", given.engine], given.tokens)
+            table, compared = compare(model, ["--engine", given.engine], given.tokens)
             console.print(table)
-            wrong += found
+            found.append(compared)
+    wrong = [each for compared in found for each in compared.wrong]
     for each in wrong:
         console.print(f"✗ {each}", markup=False)
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
     return 1 if wrong else 0
 
 

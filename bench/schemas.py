@@ -255,11 +255,14 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="files with a schema and tests, as in JSONSchemaBench")
     parser.add_argument("--count", type=int, default=500, help="files, chosen by the hash of their names")
     parser.add_argument("--engine", choices=("twofold", "vllm"), default="twofold", help="whose grammars")
+    parser.add_argument("--json", type=Path, help="file for all results")
     given = parser.parse_args()
     report = run(given.folder, given.count, given.engine)
     console = Console(width=120)
     for line in lines(report):
         console.print(line, highlight=False, markup=False)
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
     if report.invalid:
         raise SystemExit(f"not valid: {', '.join(report.invalid[:10])}")
 

@@ -12,6 +12,8 @@ import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
+import msgspec
+
 from twofold.bench.endpoint import discover
 from twofold.bench.load import LoadConfig, LoadResult, run_load
 from twofold.bench.prompts import PromptMaker, token_range
@@ -34,6 +36,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=2, help="clients, each with one request at a time")
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
     parser.add_argument("--output", type=int, default=16, help="tokens")
+    parser.add_argument("--json", type=Path, help="file for all results")
     parser.add_argument("serve", nargs="*", help="further flags of `twofold serve`, after --")
     return parser.parse_args()
 
@@ -53,21 +56,32 @@ async def load(url: str, given: argparse.Namespace) -> tuple[LoadConfig, LoadRes
     return config, await run_load(config, requests)
 
 
-def measure(name: str, url: str, given: argparse.Namespace) -> bool:
-    """Print the parts, their sum and the client's TTFT; return whether they agree."""
+class Sums(msgspec.Struct, frozen=True):
+    """Mean TTFT in seconds: the sum of the parts, and as the client measured it."""
+
+    parts_s: float
+    client_s: float
+
+    @property
+    def agree(self) -> bool:
+        return abs(self.client_s / self.parts_s - 1.0) <= TOLERANCE
+
+
+def measure(name: str, url: str, given: argparse.Namespace) -> Sums | None:
+    """Print the parts, their sum and the client's TTFT. Return the sums, or None if an answer has no timings."""
     config, result = asyncio.run(load(url, given))
     BenchReport.of(name, config, result, None, per_request=False).show()
     pairs = [(timings.ttft_s or 0.0, ttft_s) for timings, ttft_s in result.timings]
     if len(pairs) < given.requests:
         print(f"{name}: only {len(pairs)} of {given.requests} answers have timings")
-        return False
+        return None
     parts_s, client_s = (statistics.fmean(values) for values in zip(*pairs, strict=True))
     worst = max(ttft_s / parts_s - 1.0 for parts_s, ttft_s in pairs)
     print(
         f"{name}: parts {seconds(parts_s)}, client's TTFT {seconds(client_s)}, difference "
         f"{seconds(client_s - parts_s)} ({client_s / parts_s - 1.0:.2%}; largest of a request {worst:.2%})"
     )
-    return abs(client_s / parts_s - 1.0) <= TOLERANCE
+    return Sums(parts_s, client_s)
 
 
 def main() -> None:
@@ -76,15 +90,17 @@ def main() -> None:
         model = given.model or Path(folder) / "model"
         if given.url is None and given.model is None:
             create_model(model, ModelSpec())
-        right = []
+        found: dict[str, Sums | None] = {}
         for name, flags in {"service": ()}.items() if given.url else SERVICES.items():
             service = nullcontext(given.url) if given.url else served(model, [*flags, *given.serve])
             try:
                 with service as url:
-                    right.append(measure(name, url, given))
+                    found[name] = measure(name, url, given)
             except UserError as error:
                 sys.exit(f"{name}: {error}")
-    sys.exit(0 if all(right) else 1)
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    sys.exit(0 if all(sums is not None and sums.agree for sums in found.values()) else 1)
 
 
 if __name__ == "__main__":

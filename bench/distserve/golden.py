@@ -130,6 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--slo-ms", default="200,100", help="TTFT,TPOT in milliseconds")
+    parser.add_argument("--json", type=Path, help="file for all results")
     args = parser.parse_args()
     ttft_ms, tpot_ms = map(float, args.slo_ms.split(","))
     files: list[Path] = args.files or sorted(_folder().glob("golden-*.json"))
@@ -138,8 +139,9 @@ def main() -> None:
     table = Table(title=f"distserve-published against DistServe's simulator, SLO {ttft_ms:g}/{tpot_ms:g} ms")
     for column in ("file", "requests", "TTFT error", "TPOT error", *(f"attained ×{scale:g}" for scale in SCALES)):
         table.add_column(column, justify="left" if column == "file" else "right")
+    compared: dict[str, Comparison] = {}
     for file in files:
-        found = compare(file, (ttft_ms, tpot_ms))
+        found = compared[file.stem] = compare(file, (ttft_ms, tpot_ms))
         table.add_row(
             file.stem,
             str(found.requests),
@@ -148,6 +150,8 @@ def main() -> None:
             *(f"{own:.1%} / {mine:.1%}" for own, mine in found.attainment),
         )
     Console(width=160).print(table)
+    if args.json is not None:
+        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(compared), indent=2))
 
 
 def _folder() -> Path:

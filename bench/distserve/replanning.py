@@ -11,6 +11,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
@@ -94,7 +95,8 @@ def by_minute(timelines: Sequence[Timeline], minutes: int) -> list[float]:
     return [good / all_ for good, all_ in zip(met, came, strict=True)]
 
 
-def step(minutes: int, seed: int, console: Console) -> None:
+def step(minutes: int, seed: int, console: Console) -> dict[str, list[float]]:
+    """Print and return the SLO attainment of each design by minute, and print the decisions."""
     half_s = minutes * 30.0
     wanted = list(requests(((BEFORE, half_s), (AFTER, half_s)), seed))
     designs = {
@@ -110,21 +112,24 @@ def step(minutes: int, seed: int, console: Console) -> None:
     table.add_column("router")
     for minute in range(minutes):
         table.add_column(str(minute), justify="right")
-    logs = {}
+    logs, attained = {}, {}
     for name, (router, replan) in designs.items():
         timelines, logs[name] = served(wanted, router, replan=replan)
-        table.add_row(name, *(f"{share:.0%}" for share in by_minute(timelines, minutes)))
+        attained[name] = by_minute(timelines, minutes)
+        table.add_row(name, *(f"{share:.0%}" for share in attained[name]))
     console.print(table)
     for name, log in logs.items():
         for decision in log:
             console.print(f"{name}: at {decision.at_s:.1f} s, {decision}", highlight=False)
+    return attained
 
 
-def stationary(hours: float, seeds: int, console: Console) -> None:
-    """Print the number of re-plannings during stationary traffic, where none is needed."""
+def stationary(hours: float, seeds: int, console: Console) -> int:
+    """Print and return the number of role changes during stationary traffic, where none is needed."""
     table = Table(title=f"{hours:g} h of stationary traffic", title_justify="left")
     for heading in ("requests/s", "seed", "requests", "decisions", "moves", "CPU s"):
         table.add_column(heading, justify="right")
+    all_moves = 0
     for rate in STATIONARY_RATES:
         for seed in range(seeds):
             began = time.process_time()
@@ -132,13 +137,15 @@ def stationary(hours: float, seeds: int, console: Console) -> None:
             wanted = list(requests(((steady, hours * 3600),), seed))
             _, log = served(wanted, "jsq-planned", replan=True)
             moves = sum(len(decision.steps) for decision in log)
+            all_moves += moves
             took = f"{time.process_time() - began:.0f}"
             table.add_row(f"{rate:g}", str(seed), f"{len(wanted):,}", str(len(log)), str(moves), took)
     console.print(table)
+    return all_moves
 
 
-def delays(seeds: int, console: Console) -> None:
-    """Print the median and maximum delay from the traffic change to the first role change."""
+def delays(seeds: int, console: Console) -> list[float]:
+    """Return the delays in seconds from the traffic change to the first role change; print median and maximum."""
     half_s, found = 300.0, []
     for seed in range(seeds):
         wanted = list(requests(((BEFORE, half_s), (AFTER, 120.0)), 1000 + seed))
@@ -148,6 +155,7 @@ def delays(seeds: int, console: Console) -> None:
     console.print(
         f"from the step to the move, {seeds} seeds: median {statistics.median(found):.1f} s, longest {max(found):.1f} s"
     )
+    return found
 
 
 def main() -> None:
@@ -155,11 +163,15 @@ def main() -> None:
     parser.add_argument("--minutes", type=int, default=10)
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="file for all results")
     args = parser.parse_args()
     console = Console(width=140)
-    step(args.minutes, 0, console)
-    delays(args.seeds, console)
-    stationary(args.hours, args.seeds, console)
+    attained = step(args.minutes, 0, console)
+    delays_s = delays(args.seeds, console)
+    moves = stationary(args.hours, args.seeds, console)
+    if args.json is not None:
+        found = {"attained": attained, "delays_s": delays_s, "stationary_moves": moves}
+        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
 
 
 if __name__ == "__main__":

@@ -58,6 +58,17 @@ class Answer(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of requests, the share of admitted requests within the SLO, and the median seconds of a rejection."""
+
+    sent: int
+    admitted: int
+    refused: int
+    within: float | None
+    refusal_s: float | None
+    median_error: float | None  # of TTFT predictions
+
+
 class Load:
     """Open-loop load generator that records every request's answer and timeline."""
 
@@ -121,6 +132,19 @@ def failures(load: Load, slo: Slo, error: float | None) -> Iterator[str]:
         yield f"the median error of a predicted TTFT is above {MEDIAN_ERROR:.0%}"
 
 
+def outcome(load: Load, slo: Slo, error: float | None) -> Outcome:
+    taken = [line for line in load.timelines if line.output_tokens]
+    waits = sorted(each.seconds for each in load.answers if each.error in {"HTTP 429", "HTTP 400"})
+    return Outcome(
+        sent=len(load.answers),
+        admitted=len(taken),
+        refused=len(waits),
+        within=sum(slo.met_by(line) for line in taken) / len(taken) if taken else None,
+        refusal_s=statistics.median(waits) if waits else None,
+        median_error=error,
+    )
+
+
 def show(console: Console, load: Load, slo: Slo, error: float | None) -> None:
     taken = [line for line in load.timelines if line.output_tokens]
     refused = [each for each in load.answers if each.error in {"HTTP 429", "HTTP 400"}]
@@ -150,6 +174,7 @@ def main() -> int:
     parser.add_argument("--workload", default="azure-conv")
     parser.add_argument("--length-scale", type=float, default=0.125)
     parser.add_argument("--slo", default="ttft=1.5,tpot=0.12")
+    parser.add_argument("--json", type=Path, help="file for all results")
     args = parser.parse_args()
     console, slo = Console(width=140), Slo.parse(args.slo)
 
@@ -185,6 +210,8 @@ def main() -> int:
             console.print(f"[red]{mistake}[/]")
             return 1
     show(console, load, slo, error)
+    if args.json is not None:
+        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(outcome(load, slo, error)), indent=2))
     wrong = list(failures(load, slo, error))
     for sentence in wrong:
         console.print(f"[red]FAILED:[/] {sentence}")

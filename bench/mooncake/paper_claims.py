@@ -325,6 +325,7 @@ def main() -> int:
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--tolerance", type=float, default=0.05, help="relative step between rates")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="file for all results")
     given = parser.parse_args()
     only = given.only or parts
     console = Console(width=180)
@@ -345,6 +346,9 @@ def main() -> int:
         console.print(f"{'yes' if holds else 'no, explained' if why else 'NO '}  {text}", highlight=False)
         if why and not holds:
             console.print(f"     {why}", highlight=False)
+    if given.json is not None:
+        named = [{"name": name, "text": text, "holds": holds} for name, text, holds in claims]
+        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(named), indent=2))
     return 1 if any(not holds and name not in EXPLAINED for name, _, holds in claims) else 0
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import psutil
 from rich.console import Console
 from rich.table import Table
@@ -104,6 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--instances", type=int, nargs="+", default=INSTANCES)
     parser.add_argument("--decisions", type=int, default=20_000)
+    parser.add_argument("--json", type=Path, help="file for all results")
     args = parser.parse_args()
     loops = [cpu_seconds(reference_loop) for _ in range(3)]
     memory = bytes_per_instance("jsq", max(args.instances))
@@ -128,6 +130,10 @@ def main() -> None:
         f"{memory:,.0f} bytes per instance of {max(args.instances):,} instances. A million loop iterations took "
         f"{min(loops) * 1e3:.1f} ms (at most {max(loops) * 1e3:.1f})."
     )
+    if args.json is not None:
+        per_cpu_s = {name: dict(zip(map(str, args.instances), rates, strict=True)) for name, rates in rows}
+        found = {"per_cpu_s": per_cpu_s, "bytes_per_instance": memory, "loop_s": min(loops)}
+        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
 
 
 if __name__ == "__main__":

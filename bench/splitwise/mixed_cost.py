@@ -10,7 +10,9 @@ script repeats the search for the other extreme, in which decodes cost as much a
 import argparse
 import asyncio
 from concurrent.futures import Future
+from pathlib import Path
 
+import msgspec
 from designs import AA, BASELINE_H100, H100_MACHINES, HH, WORKLOADS, Kind
 from msgspec.structs import replace
 from show import progress, split_name, table, times
@@ -76,17 +78,20 @@ async def found(searches: Study, kind: Kind) -> BestDesign:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=2.0, help="simulated minutes per rate")
+    parser.add_argument("--json", type=Path, help="file for all results")
     given = parser.parse_args()
     PERFORMANCE_MODELS[SEPARATE] = separate
     settings, catalog = Settings(minutes=given.minutes), load_catalog()
     timing = timings(settings, catalog)["corrected"]
-    rows = []
+    rows, by_model = [], []
     for workload in WORKLOADS:
         for name in (SHARED, SEPARATE):
             model = replace(timing, template=replace(timing.template, performance=name))
             with study(model, workload, settings, catalog, InProcess) as searches:
                 best = [asyncio.run(found(searches, kind)) for kind in (BASELINE_H100, AA, HH)]
             base, *splits = best
+            rates = {"H100": base.rate, **{kind.name: each.rate for kind, each in zip((AA, HH), splits, strict=True)}}
+            by_model.append({"workload": workload, "model": name, "rates": rates})
             row = [workload, name, base.design.family.batching, f"{base.rate:.1f}"]
             for each in splits:
                 row += [split_name(each.design.counts), f"{each.rate:.1f}", times(each.rate, base.rate)]
@@ -94,6 +99,8 @@ def main() -> None:
             progress(f"{workload}: {name} done")
     header = ("workload", "model", "40 H100", "req/s", "AA", "req/s", "÷ H100", "HH", "req/s", "÷ H100")
     table("Cost of mixed iterations", header, rows)
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(by_model), indent=2))
 
 
 if __name__ == "__main__":

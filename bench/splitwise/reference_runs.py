@@ -20,8 +20,13 @@ class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
+    golden: str  # file with the latencies of SplitwiseSim
     trace: str
     prefill: int = 0
+
+    @property
+    def golden_path(self) -> Path:
+        return data_folder() / "golden" / "splitwise" / f"{self.golden}.csv"
 
     @property
     def trace_path(self) -> Path:
@@ -51,7 +56,7 @@ class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 RUNS = (
-    ReferenceRun(name="40 H100 mixed, code", trace="code"),
-    ReferenceRun(name="HH 35,5, code", trace="code", prefill=35),
-    ReferenceRun(name="HH 25,15, conversation", trace="conv", prefill=25),
+    ReferenceRun(name="40 H100 mixed, code", golden="code-70rps-2min-baseline-h100-40", trace="code"),
+    ReferenceRun(name="HH 35,5, code", golden="code-70rps-2min-hh-35p5t", trace="code", prefill=35),
+    ReferenceRun(name="HH 25,15, conversation", golden="conv-70rps-2min-hh-25p15t", trace="conv", prefill=25),
 )

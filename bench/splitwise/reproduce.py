@@ -16,6 +16,7 @@ SplitwiseSim's profile. The paper's nine SLOs bound latency percentiles relative
 import argparse
 from pathlib import Path
 
+import msgspec
 from batch_jobs import batch_jobs
 from headlines import headlines
 from load import latency_over_load
@@ -43,7 +44,9 @@ def main() -> None:
     if "headlines" in chosen:
         headlines(settings, catalog)
     if "sets" in chosen:
-        design_sets(settings, catalog)
+        found = design_sets(settings, catalog, [f"iso-{each}" for each in args.equal])
+        if args.json is not None:
+            args.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
     if chosen & {"headlines", "sets"}:
         model_errors(settings, catalog)
     if "provisioning" in chosen:
@@ -86,6 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prefill", type=int, nargs="+", default=list(range(10, 29, 2)))
     parser.add_argument("--decode", type=int, nargs="+", default=list(range(4, 25, 2)))
     parser.add_argument("--rates", type=float, nargs="+", default=[30, 50, 70, 90, 110, 130])
+    equals = ("power", "cost")
+    parser.add_argument("--equal", nargs="+", choices=equals, default=equals, help="for --sets, the budgets")
+    parser.add_argument("--json", type=Path, help="for --sets, file for the designs and their rates")
     parser.add_argument("--html", type=Path, help="for --provisioning, HTML page with plots")
     return parser
 

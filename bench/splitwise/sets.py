@@ -27,15 +27,23 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
     tuned: dict[str, BestDesign]
 
 
-def design_sets(settings: Settings, catalog: Catalog) -> None:
-    """Print the highest rate of each design, in a table for each set of designs of equal power or cost."""
+def design_sets(settings: Settings, catalog: Catalog, names: Sequence[str]) -> dict[str, dict[str, Column]]:
+    """Print the highest rate of each design, in a table for each set of designs of equal power or cost.
+
+    Return the designs of the sets with these names, by set and workload and by timing.
+    """
+    found = {}
     for each in SETS:
+        if each.name not in names:
+            continue
         columns = {}
         for timing in timings(settings, catalog).values():
             with study(timing, each.workload, settings, catalog) as searches:
                 columns[timing.name] = asyncio.run(_column(searches, each))
             progress(f"{each.name} {each.workload}: {timing.name} done")
         _show(each, columns, catalog)
+        found[f"{each.name} {each.workload}"] = columns
+    return found
 
 
 def model_errors(settings: Settings, catalog: Catalog) -> None:

@@ -238,7 +238,7 @@ def plan(report: Json) -> Figures:
 
 
 def demo(printed: str) -> Figures:
-    output = printed[printed.index("split 1P+1D: ") :].partition("\n\nNext ")[0]
+    output = printed[printed.index("split 1P+1D: ") :].partition("\n\nNext:")[0]
     verdict = output[output.index("Verdict: ") :]
     return {"output": Figure(output), "verdict": Figure(" ".join(verdict.split()))}
 

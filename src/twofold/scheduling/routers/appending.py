@@ -2,8 +2,6 @@
 
 from typing import ClassVar, Final
 
-from mypy_extensions import mypyc_attr
-
 from twofold.events import Route
 from twofold.request import Request
 from twofold.scheduling.cluster.pools import Pools
@@ -12,7 +10,6 @@ from twofold.scheduling.routers.forecasting import Conductor
 LEAST_SHARE: Final = 0.5
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class AppendPrefill(Conductor):
     """Conductor that may also prefill a prompt on a decode instance, which then needs no hand-off.
 

@@ -3,8 +3,6 @@
 from collections import OrderedDict
 from typing import Final
 
-from mypy_extensions import mypyc_attr
-
 from twofold.events import Route
 from twofold.instance import InstanceLoad, LoadMeasure
 from twofold.request import Request
@@ -15,7 +13,6 @@ SLACK: Final = 2.0
 _REMEMBERED: Final = 65_536  # sessions
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class SessionAffinity(JoinShortestQueue):
     """Join-the-shortest-queue router that sends a turn to the instances of its session's previous turn.
 

@@ -51,7 +51,7 @@ class _Task:
         return self.missed + selections - self.since if self.left_out else self.missed
 
 
-@mypyc_attr(free_list_len=1)
+@mypyc_attr(acyclic=True, free_list_len=1)
 class _Draft:
     """Batch under construction, and the numbers of sequences and tokens that still fit."""
 
@@ -99,15 +99,14 @@ class SplitwiseSimBatcher(Batcher):
         super().__init__(max_num_batched_tokens, max_num_seqs)
         self._selections = 0
         self._arrivals = 0
-        self._tasks: dict[str, _Task] = {}  # the next or running task of each sequence
         self._pending: list[_Task] = []
         self._left_out: list[_Task] = []  # next tasks outside the batch, by arrival of their request
 
     # -- arrivals and ends --------------------------------------------------------------------------------------------
 
     def on_queued(self, sequence: ScheduledSequence) -> None:
-        before = self._tasks.get(sequence.id)
-        if before is not None and before.chained is not None:
+        before = sequence.batcher_state
+        if isinstance(before, _Task) and before.chained is not None:
             self._set_next(before.chained)
             return
         self._arrivals += 1
@@ -118,8 +117,9 @@ class SplitwiseSimBatcher(Batcher):
             self._append(task.chained)
 
     def on_finished(self, sequence: ScheduledSequence) -> None:
-        task = self._tasks.pop(sequence.id, None)
-        if task is not None:
+        task = sequence.batcher_state
+        if isinstance(task, _Task):
+            sequence.batcher_state = None
             if task.pending or task.left_out:
                 self._drop(task)
             if task.chained is not None:
@@ -196,7 +196,7 @@ class SplitwiseSimBatcher(Batcher):
     def _take_prompts(self, draft: _Draft) -> None:
         sequence = draft.queues.waiting.first
         while sequence is not None:
-            task = self._tasks[sequence.id]
+            task = _task_of(sequence)
             if draft.full(task.tokens) or not (task.chosen or draft.take(task)):
                 break
             sequence = sequence.next
@@ -204,7 +204,7 @@ class SplitwiseSimBatcher(Batcher):
     def _take_paused(self, draft: _Draft) -> None:
         sequence = draft.queues.paused.first
         while sequence is not None:
-            task = self._tasks[sequence.id]
+            task = _task_of(sequence)
             if not task.chosen and (draft.full(1) or not draft.take(task)):
                 break
             sequence = sequence.next
@@ -231,7 +231,7 @@ class SplitwiseSimBatcher(Batcher):
         output.pause = pause[::-1]
         # Paused tasks are queued while the chosen ones are still in the queue.
         for sequence in output.pause:
-            self._set_next(self._tasks[sequence.id])
+            self._set_next(_task_of(sequence))
         for task in draft.tasks:
             self._choose(task, output)
         self._selections += 1
@@ -248,7 +248,7 @@ class SplitwiseSimBatcher(Batcher):
 
     def _set_next(self, task: _Task) -> None:
         """Queue a task, and record it as the current task of its sequence."""
-        self._tasks[task.sequence.id] = task
+        task.sequence.batcher_state = task
         if not task.pending:
             self._append(task)
         task.left_out = True
@@ -289,6 +289,13 @@ class SplitwiseSimBatcher(Batcher):
                 left_out.pop()
             else:
                 left_out.pop(_place(left_out, task))
+
+
+def _task_of(sequence: ScheduledSequence) -> _Task:
+    """Return the next or running task of a sequence."""
+    task = sequence.batcher_state
+    assert isinstance(task, _Task)  # noqa: S101  (set when the sequence was queued)
+    return task
 
 
 def _admit(task: _Task, budget: SchedulingBudget) -> bool:

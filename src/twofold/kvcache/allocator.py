@@ -8,7 +8,7 @@ from twofold.errors import OutOfBlocksError, StaleEpochError
 from twofold.handoff import Lease, LeaseWatcher
 
 
-@mypyc_attr(free_list_len=1)
+@mypyc_attr(acyclic=True, free_list_len=1)
 class BlockAllocation:
     """Blocks that are allocated to one owner."""
 
@@ -105,7 +105,7 @@ class BlockAllocator:
         self.num_free += allocation.blocks
 
 
-@mypyc_attr(free_list_len=1)
+@mypyc_attr(acyclic=True, free_list_len=1)
 class _Term:
     """A lease with its deadline for the next heartbeat."""
 

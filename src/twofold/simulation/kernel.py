@@ -105,7 +105,7 @@ class Kernel:
         return False
 
 
-_PS = 1e12
+_PS: Final = 1e12
 
 
 class MachineLink:

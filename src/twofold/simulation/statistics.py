@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import Final
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from twofold.cluster.timing import PS, RunTiming, nearest, product
 from twofold.handoff import HandoffMode, Lease
@@ -63,11 +63,12 @@ class Tally:
         if value < self.low or value > self.high:
             self._extend(value, value)
         self.total += value if weight == 1 else product(value, weight)
-        row = value.bit_length() - 10
+        place: i64 = value
+        row: i64 = value.bit_length() - 10
         if row > 0:
-            place = (value >> row - 1) - _ROW
+            place = (place >> (row - 1)) - _ROW
         else:
-            row, place = 0, value
+            row = 0
         counts = self._rows[row]
         if not counts:
             counts = self._rows[row] = [0] * _ROW
@@ -300,7 +301,7 @@ class RunStatistics:
             needed = max(ttft / max_ttft, e2e / max_e2e, 0.0 if tpot is None else tpot / max_tpot)
             self.slo_scale.add(nearest(needed * MICRO))
 
-    def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
+    def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: list[ScheduledSequence]) -> None:
         """Record the inter-token latencies of `count` iterations that each decode `decodes` sequences.
 
         The sequences in `joined` have just joined the batch, each with its own time of the previous token.

@@ -10,7 +10,7 @@ from twofold.request import FinishReason, Phase
 from twofold.scheduling.instance.sequence import PrefillChunk, ScheduledSequence, SequenceQueue
 
 
-@mypyc_attr(free_list_len=1)
+@mypyc_attr(acyclic=True, free_list_len=1)
 class SchedulerOutput:
     """A batcher's selection: prefill chunks, decodes to start or resume, and decodes to pause."""
 
@@ -28,7 +28,7 @@ class SchedulerOutput:
 NO_CHANGES: Final = SchedulerOutput()  # all decodes continue
 
 
-@mypyc_attr(free_list_len=1)
+@mypyc_attr(acyclic=True, free_list_len=1)
 class RunningBatch:
     """A running batch of an instance. Pipeline parallelism allows one running batch per stage."""
 
@@ -58,7 +58,7 @@ class RunningBatch:
         self.lane = lane
 
 
-@mypyc_attr(free_list_len=1)
+@mypyc_attr(acyclic=True, free_list_len=1)
 class StepResult:
     """Result of an iteration for one sequence."""
 

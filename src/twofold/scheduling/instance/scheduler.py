@@ -219,7 +219,8 @@ class InstanceScheduler(KvReceiver):
         for turn in range(self._running, self.stages):
             batch = self._start_lane(turns[turn])
             if batch is not None:
-                turns.insert(self._running, turns.pop(turn))
+                if turn > self._running:
+                    turns.insert(self._running, turns.pop(turn))
                 self._running += 1
                 if self._shares_prefills:
                     for chunk in batch.prefills:
@@ -388,7 +389,8 @@ class InstanceScheduler(KvReceiver):
         batch = lane.batch
         if batch is None or iterations > batch.limit:
             raise RuntimeError("only a batch that was started can be completed")
-        self._turns.append(self._turns.pop(0))
+        if self.stages > 1:
+            self._turns.append(self._turns.pop(0))
         self._running -= 1
         lane.batch = lane.message = None
         lane.remaining -= iterations
@@ -482,7 +484,7 @@ class InstanceScheduler(KvReceiver):
 
     def _lane_for_decode(self) -> Lane:
         """Return the lane (group of sequences that share batches) with the fewest decodes."""
-        return min(self._lanes, key=lambda lane: lane.queues.decodes)
+        return self._lane if self.stages == 1 else min(self._lanes, key=lambda lane: lane.queues.decodes)
 
     # -- status -------------------------------------------------------------------------------------------------------
 

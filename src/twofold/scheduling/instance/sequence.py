@@ -48,6 +48,7 @@ class ScheduledSequence:
     __slots__ = (
         "admission",
         "allocation",
+        "batcher_state",
         "computed",
         "copy",
         "decode_tokens",
@@ -84,6 +85,7 @@ class ScheduledSequence:
         self.computed = computed  # tokens with KV on this instance
         self.generated = generated  # output tokens
         self.allocation: BlockAllocation | None = None
+        self.batcher_state: object = None  # set by the batcher, if it keeps state for each sequence
         self.reused_tokens = 0  # prompt tokens found in the prefix cache
         self.copy: tuple[int, int] | None = None  # (source, target) blocks to copy before the first iteration
         self.handing_off = False  # a hand-off reads its KV, perhaps after it has finished on this instance
@@ -111,7 +113,7 @@ class ScheduledSequence:
         return PrefillChunk(self, num_tokens, self.computed, completes)
 
 
-@mypyc_attr(free_list_len=1)
+@mypyc_attr(acyclic=True, free_list_len=1)
 class PrefillChunk:
     """Part of a prompt in a batch: `num_tokens` new tokens, after `context_tokens` tokens already in the cache."""
 

@@ -55,11 +55,13 @@ class BurstRun(msgspec.Struct):
     timelines: list[Timeline] = []
     end_s: float = 0.0
 
-    def look(self, at_s: float, prefill: InstanceStatus, decode: InstanceStatus) -> None:
+    def look(self, at_s: float, prefill: InstanceStatus, decode: InstanceStatus) -> int:
+        """Record the statuses before an event. Returns −1, so that the kernel calls this before each event."""
         self.most_held = max(self.most_held, prefill.handing_off)
         self.most_used = max(self.most_used, used(decode))
         if not self.looks or at_s >= self.looks[-1][0] + self.every_s:
             self.looks.append((at_s, prefill, decode))
+        return -1
 
 
 def used(status: InstanceStatus) -> float:

@@ -31,6 +31,7 @@ def watched(spec, output=OUTPUT):
 
     def look(_):
         seen.append(tuple(instance.scheduler.status() for instance in cluster.instances.values()))
+        return -1  # every event
 
     cluster.kernel.before_step = look
     requests = [

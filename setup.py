@@ -1,6 +1,7 @@
 """Compile the hot modules to machine code if `TWOFOLD_COMPILE=1`. Other package settings are in pyproject.toml."""
 
 import os
+import sys
 from pathlib import Path
 
 from setuptools import setup
@@ -17,14 +18,16 @@ HOT = """
     compat/splitwise_sim
 """
 
-if os.environ.get("TWOFOLD_COMPILE") == "1":
+# The package's metadata needs no compilation.
+if os.environ.get("TWOFOLD_COMPILE") == "1" and not {"dist_info", "egg_info"} & set(sys.argv):
     from mypyc.build import mypycify
 
     files = sorted(str(file) for name in HOT.split() for file in Path("src/twofold").glob(f"{name}.py"))
     extensions = mypycify(["--follow-imports=silent", *files], opt_level="3")
+    # Functions of the extension can be inlined, and are called directly. Debugging symbols would triple its size.
+    flags = ["-fno-semantic-interposition", "-fvisibility=hidden", "-fno-plt", "-g0"]
     for extension in extensions:
-        # Functions of the extension can be inlined, and are called directly.
-        extension.extra_compile_args += ["-fno-semantic-interposition", "-fvisibility=hidden", "-fno-plt"]
+        extension.extra_compile_args = [*extension.extra_compile_args, *flags]
     setup(ext_modules=extensions)
 else:
     setup()

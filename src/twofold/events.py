@@ -11,7 +11,6 @@ from twofold.route import PrefixFetch, RoleMove
 from twofold.timeline import Moment, Timeline
 
 
-@mypyc_attr(acyclic=True, free_list_len=1)
 class Route:
     """The prefill instance and the decode instance of a request, which may be the same."""
 

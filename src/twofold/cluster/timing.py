@@ -125,12 +125,11 @@ class Timing:
         if sequences:
             seconds = self.model.mixed_s(tokens, squares, sequences, context)
             return RunTiming(max(1, ps(seconds)), 0, nearest(self.model.prefill_w(tokens) * 1e3))
-        key = (squares << 24) + tokens
-        known = self._prompts.get(key)
+        known = self._prompts.get((squares << 24) + tokens)
         if known is None:
             if len(self._prompts) > _MAX_PROMPT_TIMINGS:
                 self._prompts.clear()
             seconds, watts = self.model.prefill_s(tokens, squares), self.model.prefill_w(tokens)
             known = RunTiming(max(1, ps(seconds)), 0, nearest(watts * 1e3))
-            self._prompts[key] = known
+            self._prompts[(squares << 24) + tokens] = known
         return known

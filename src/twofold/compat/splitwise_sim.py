@@ -105,8 +105,8 @@ class SplitwiseSimBatcher(Batcher):
     # -- arrivals and ends --------------------------------------------------------------------------------------------
 
     def on_queued(self, sequence: ScheduledSequence) -> None:
-        before = sequence.batcher_state
-        if isinstance(before, _Task) and before.chained is not None:
+        before: _Task | None = sequence.batcher_state
+        if before is not None and before.chained is not None:
             self._set_next(before.chained)
             return
         self._arrivals += 1
@@ -117,8 +117,8 @@ class SplitwiseSimBatcher(Batcher):
             self._append(task.chained)
 
     def on_finished(self, sequence: ScheduledSequence) -> None:
-        task = sequence.batcher_state
-        if isinstance(task, _Task):
+        task: _Task | None = sequence.batcher_state
+        if task is not None:
             sequence.batcher_state = None
             if task.pending or task.left_out:
                 self._drop(task)
@@ -196,7 +196,7 @@ class SplitwiseSimBatcher(Batcher):
     def _take_prompts(self, draft: _Draft) -> None:
         sequence = draft.queues.waiting.first
         while sequence is not None:
-            task = _task_of(sequence)
+            task: _Task = sequence.batcher_state  # the next or running task
             if draft.full(task.tokens) or not (task.chosen or draft.take(task)):
                 break
             sequence = sequence.next
@@ -204,7 +204,7 @@ class SplitwiseSimBatcher(Batcher):
     def _take_paused(self, draft: _Draft) -> None:
         sequence = draft.queues.paused.first
         while sequence is not None:
-            task = _task_of(sequence)
+            task: _Task = sequence.batcher_state  # the next or running task
             if not task.chosen and (draft.full(1) or not draft.take(task)):
                 break
             sequence = sequence.next
@@ -231,7 +231,7 @@ class SplitwiseSimBatcher(Batcher):
         output.pause = pause[::-1]
         # Paused tasks are queued while the chosen ones are still in the queue.
         for sequence in output.pause:
-            self._set_next(_task_of(sequence))
+            self._set_next(sequence.batcher_state)
         for task in draft.tasks:
             self._choose(task, output)
         self._selections += 1
@@ -289,13 +289,6 @@ class SplitwiseSimBatcher(Batcher):
                 left_out.pop()
             else:
                 left_out.pop(_place(left_out, task))
-
-
-def _task_of(sequence: ScheduledSequence) -> _Task:
-    """Return the next or running task of a sequence."""
-    task = sequence.batcher_state
-    assert isinstance(task, _Task)  # noqa: S101  (set when the sequence was queued)
-    return task
 
 
 def _admit(task: _Task, budget: SchedulingBudget) -> bool:

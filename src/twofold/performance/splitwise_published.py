@@ -3,7 +3,6 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final
 
 from twofold.errors import ConfigurationError
 from twofold.hardware.specs import Machine, Model
@@ -34,7 +33,7 @@ class PiecewiseLinear:
         return self._ys[i] + self._slopes[i] * (x - self._xs[i])
 
 
-_MIXED: Final = 1.1
+_MIXED = 1.1
 
 
 # Two piecewise linear curves, of prefill times and of decode times over x = prompt size × batch size, interpolate

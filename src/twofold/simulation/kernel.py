@@ -62,8 +62,7 @@ class Kernel:
     def __init__(self) -> None:
         self.now = 0
         self.events = 0
-        # Called with the time of an event, before it. Returns the time up to which it needs no further call.
-        self.before_step: Callable[[int], int] | None = None
+        self.before_step: Callable[[int], int] | None = None  # called before an event; returns when to call it next
         self._queue: list[Event] = []  # next event last; faster than a heap for up to many thousands of events
 
     def schedule(self, at: int, order: int, action: Action, argument: object = None) -> None:

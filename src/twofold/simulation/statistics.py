@@ -19,7 +19,6 @@ from twofold.timeline import Moment, Timeline
 
 NEVER: Final = -1  # a missing moment; faster than an optional integer
 
-
 # Upper limit of values (106 days in picoseconds), and the initial `low`.
 LIMIT: Final = (1 << 63) - 1
 _ROWS: Final = 54  # values below 1,024, then one row per bit length up to 63

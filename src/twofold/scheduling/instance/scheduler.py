@@ -492,18 +492,15 @@ class InstanceScheduler(KvReceiver):
     def queued(self) -> int:
         """Number of sequences that wait for a batch. Routers use it as a measure of load."""
         queued = self.batcher.num_queued(self.queues)
-        if self.stages > 1:
-            for lane in self._lanes[1:]:
-                queued += lane.queues.ready.size + lane.queues.paused.size
+        for number in range(1, self.stages):
+            queued += self._lanes[number].queues.ready.size + self._lanes[number].queues.paused.size
         return queued
 
     @property
     def empty(self) -> bool:
         """Whether the instance has no sequences left to prefill or decode."""
-        for lane in self._lanes:
-            if lane.queues.decoding.size or not lane.queues.settled:
-                return False
-        return not self._fetching.size
+        lanes_empty = all(lane.queues.settled and not lane.queues.decoding.size for lane in self._lanes)
+        return lanes_empty and not self._fetching.size
 
     def status(self) -> InstanceStatus:
         swap, shared = self.swap, self.shared

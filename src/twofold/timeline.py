@@ -59,6 +59,7 @@ class Timeline:
     prefill_instance: str | None = None
     decode_instance: str | None = None
     preemptions: int = 0
+    cached_tokens: int = 0  # of the prompt, in a prefix cache
 
     def span(self, start: Moment, end: Moment) -> float | None:
         """Return the seconds between two moments of the request, or None if either was not recorded."""

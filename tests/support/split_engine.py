@@ -40,7 +40,7 @@ def main(files, *models):
 def of_split(model, files, split, prompts):
     """Run a model with one forked process per rank, and return its outputs."""
     plan = MemoryPlan(layout=model.layout(16), num_blocks=BLOCKS, max_model_len=model.max_model_len)
-    factory = TorchFactory(model, "", plan, "cpu", None, None, Path())
+    factory = TorchFactory(model, "", plan, {"w": ("cpu",) * split.ranks}, None, None, Path())
     spec = WorkerConfig(instance="w", role=Role.MIXED, batcher="mixed", max_num_batched_tokens=512, split=split)
     pipes = RankPipes(split.ranks, f"{files}/store")
     read, write = os.pipe()

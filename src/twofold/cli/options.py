@@ -133,6 +133,9 @@ PROFILES: Final = replace(PROFILE, help=PROFILE.help.replace(".", "; repeatable.
 LINK_BANDWIDTH: Final = Flag("Bandwidth of KV transfers in GB/s.")
 KV_CACHE_MEMORY: Final = Flag("KV cache memory of each worker, as in 500M.", metavar="SIZE", parse=parse_size)
 DTYPE: Final = Flag("Data type of weights and KV cache.", choices=DTYPES)
+GPU_MEMORY: Final = Flag(
+    "Share of a GPU's memory for the weights and KV of all workers on it, without --kv-cache-memory-bytes.", gt=0, le=1
+)
 DEVICE: Final = Flag("Device of each worker: cpu, cuda or cuda:0.")
 PIN_CORES: Final = Flag("Pin each worker to its own CPU cores.")
 
@@ -271,6 +274,7 @@ class TelemetrySettings(Settings, panel="Telemetry"):
     """Flags for metrics, logs and traces of a service."""
 
     slo: Slo | None = SLO_BOUNDS.field()
+    log_requests: bool = flag("Log a line for each request that ends.", False)
     log_format: str = flag("Log format.", "text", choices=LOG_FORMATS)
     otlp_endpoint: str | None = flag(
         "OTLP/HTTP collector for traces.", env="OTEL_EXPORTER_OTLP_ENDPOINT", metavar="URL"

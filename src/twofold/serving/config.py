@@ -34,9 +34,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str | None = None  # directory; default: the model directory
     vocab_size: int | None = None
     dtype: str = "auto"
-    device: str = "cpu"
+    device: str = "cpu"  # or auto, which each host resolves
     block_size: int = 16
     kv_cache_bytes: int | None = None  # per worker; None selects a default for the device
+    gpu_memory_utilization: float | None = None  # for weights, activations and KV of all workers on a GPU
     # Host memory of decode workers for swapping. If set, sequences allocate KV blocks as they grow.
     swap_bytes: int | None = None
     max_model_len: int | None = None
@@ -73,7 +74,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     cores: tuple[int, ...] = ()  # empty means all CPU cores
     threads: int = 1
     split: Sharding = UNSHARDED  # tensor and pipeline parallelism
-    first_rank: int = 0  # number of its first rank, unique in the service
 
 
 class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ import pytest
 
 from support.timelines import SPLIT_MOMENTS, request_timeline
 from twofold.serving.telemetry.context import context_of
-from twofold.serving.telemetry.logs import JsonFormatter, log_ended, log_rejected
+from twofold.serving.telemetry.logs import JsonFormatter, TextFormatter, configure_logs, log_ended, log_rejected
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def lines(caplog):
 
 def test_a_finished_request_is_one_line(lines):
     context = context_of("mine", "/v1/completions", "")
-    log_ended(request_timeline([4.0, 6.0, 7.0], **SPLIT_MOMENTS), context)
+    log_ended(request_timeline([4.0, 6.0, 7.0], **SPLIT_MOMENTS), context, "llama")
     (line,) = lines()
     assert line["time"].endswith("+00:00")
     assert {name: line[name] for name in line if name != "time"} == {
@@ -31,7 +31,9 @@ def test_a_finished_request_is_one_line(lines):
         "request_id": "mine",
         "trace_id": context.span.trace_id,
         "operation": "text_completion",
+        "model": "llama",
         "prompt_tokens": 10,
+        "cached_tokens": 0,
         "output_tokens": 3,
         "finish_reason": "length",
         "prefill_instance": "prefill-0",
@@ -62,7 +64,18 @@ def test_tracebacks_and_non_json_values_stay_in_one_line(lines, caplog):
     assert "ValueError: invalid literal" in line["exception"]
 
 
-def test_the_text_format_has_no_request_lines(caplog):
-    log_ended(request_timeline([4.0]), None)
+def test_the_text_format_has_request_lines_on_demand(caplog, monkeypatch):
+    log = logging.getLogger("twofold.requests")
+    monkeypatch.setattr(log, "level", log.level)
+    configure_logs("text")
+    log_ended(request_timeline([4.0]), None, "llama")
     log_rejected("r", 10, "queue_full", None)
     assert not caplog.records
+    configure_logs("text", requests=True)
+    log_ended(request_timeline([4.0, 6.0, 7.0], **SPLIT_MOMENTS), None, "llama")
+    log_rejected("r", 10, "queue_full", None)
+    ended, rejected = map(TextFormatter("%(levelname)s %(message)s").format, caplog.records)
+    assert ended.startswith("INFO request ended id=r model=llama prompt_tokens=10 cached_tokens=0 output_tokens=3 ")
+    assert "prefill_instance=prefill-0 decode_instance=decode-0" in ended
+    assert "ttft_s=3.0 tpot_s=1.5" in ended
+    assert rejected == "INFO request rejected id=r prompt_tokens=10 reason=queue_full"

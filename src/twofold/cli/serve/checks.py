@@ -33,6 +33,8 @@ def check_use(settings: ServeSettings) -> None:
         refuse(settings, "max_num_batched_tokens", why)
     if settings.engine != "vllm":
         refuse(settings, f"engine_args {PHASE_ENGINE_ARGS} lora_modules", "needs --engine vllm")
+    if settings.kv_cache_memory_bytes is not None:
+        refuse(settings, "gpu_memory_utilization", "excludes --kv-cache-memory-bytes, which sets the size")
     if settings.emulated:
         _check_emulated(settings)
         return
@@ -64,14 +66,13 @@ def _check_emulated(settings: ServeSettings) -> None:
     refuse(settings, "model", "is not used with --engine emulated: the cluster file names the model")
     unused = f"dtype device transport kv_checksums kv_store_dram {_SIZES} pipeline_chunk"
     refuse(settings, unused, "has no effect with --engine emulated, which computes nothing")
-    refuse(settings, "kv_cache_memory_bytes", "needs --engine torch: an emulated machine has its own memory")
+    memory = "kv_cache_memory_bytes gpu_memory_utilization"
+    refuse(settings, memory, "needs --engine torch: an emulated machine has its own memory")
 
 
 def _check_vllm(settings: ServeSettings) -> None:
     own = "batcher swap_space kv_store_dram kv_eviction cache_retention_share journal pipeline_chunk inline_tbt"
     refuse(settings, own, "needs --engine torch: vLLM has its own scheduler and block pool")
-    if settings.device not in {None, "cpu"}:
-        refuse(settings, _SIZES, "needs --device cpu with --engine vllm, whose ranks cannot hand off from accelerators")
     ENGINES["vllm"].check_installed()
 
 

@@ -158,9 +158,10 @@ def _model_engine(settings: ServeSettings, block_size: int, max_num_seqs: int, s
         model=str(find_model(settings.model)),
         tokenizer=_tokenizer(settings.tokenizer)[0],
         dtype=settings.dtype or "auto",
-        device=settings.device or "cpu",
+        device=settings.device or "auto",
         block_size=block_size,
         kv_cache_bytes=settings.kv_cache_memory_bytes,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
         swap_bytes=swap_bytes,
         engine_args=engine_args(settings),
         adapters=lora_adapters(settings),
@@ -171,7 +172,7 @@ def _model_engine(settings: ServeSettings, block_size: int, max_num_seqs: int, s
 
 
 def _default_block_size(settings: ServeSettings) -> int:
-    return ENGINES[settings.engine].cpu_block_size if (settings.device or "cpu") == "cpu" else 16
+    return 16 if (settings.device or "").startswith("cuda") else ENGINES[settings.engine].cpu_block_size
 
 
 def _emulated_engine(settings: ServeSettings, spec: ClusterSpec) -> EngineConfig:

@@ -56,7 +56,7 @@ def doctor(settings: DoctorSettings) -> None:
     """Show what this machine has, what is missing, and what to run."""
     gpus = _gpus()
     findings = [*_machine(), *_engine(gpus), *_extras()]
-    report = DoctorReport(findings=findings, run=next_commands(gpus))
+    report = DoctorReport(findings=findings, run=next_commands())
     if settings.json:
         typer.echo(report.json())
         return
@@ -92,7 +92,7 @@ def _engine(gpus: list[str]) -> Iterator[DoctorFinding]:
     yield _package("torch", "pip install 'twofold[serve]', to serve models")
     hidden = _version("torch") is not None and not gpus and shutil.which("nvidia-smi") is not None
     advice = "install a torch for CUDA: this one finds no GPU, and nvidia-smi is there" if hidden else ""
-    yield DoctorFinding("GPUs", "; ".join(gpus) or "none", advice)
+    yield DoctorFinding("GPUs", "; ".join(gpus) or "none: workers run on the CPU", advice)
 
 
 def _extras() -> Iterator[DoctorFinding]:
@@ -105,13 +105,12 @@ def _package(name: str, advice: str) -> DoctorFinding:
     return DoctorFinding(name, found or "not installed", "" if found else advice)
 
 
-def next_commands(gpus: list[str]) -> list[str]:
-    """Return commands to try next, on a machine with these GPUs."""
+def next_commands() -> list[str]:
+    """Return commands to try next on this machine."""
     plan = "twofold plan azure-conv --model llama-3.1-8b --machines h100 --max-machines 1 --slo ttft=1s,tpot=50ms"
     if _version("torch") is None:
         return [plan]
-    device = f" --device {'cuda' if len(gpus) > 1 else 'cuda:0'}" if gpus else ""
-    return [f"twofold serve $(twofold model get smollm2) --prefill 1 --decode 1{device}", "twofold chat", plan]
+    return ["twofold serve $(twofold model get smollm2) --prefill 1 --decode 1", "twofold chat", plan]
 
 
 def _version(package: str) -> str | None:

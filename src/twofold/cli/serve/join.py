@@ -14,7 +14,7 @@ import msgspec
 import typer
 import uvloop
 
-from twofold.cli.options import DEVICE, KV_CACHE_MEMORY, LOG_FORMATS, PIN_CORES, StoreSettings
+from twofold.cli.options import DEVICE, GPU_MEMORY, KV_CACHE_MEMORY, LOG_FORMATS, PIN_CORES, StoreSettings
 from twofold.cli.settings import command, flag
 from twofold.errors import ConfigurationError, require
 from twofold.instance import Role
@@ -46,6 +46,7 @@ class JoinSettings(StoreSettings):
     )
     device: str | None = DEVICE.field(unset="that of the service")
     kv_cache_memory_bytes: int | None = KV_CACHE_MEMORY.field(unset="that of the service")
+    gpu_memory_utilization: float | None = GPU_MEMORY.field(unset="that of the service")
     pin_cores: bool | None = PIN_CORES.field(unset="yes")
     log_format: str = flag("Log format.", "text", choices=LOG_FORMATS)
 
@@ -96,12 +97,14 @@ def host_network(settings: JoinSettings) -> HostNetwork:
 
 def host_config(config: ServiceConfig, settings: JoinSettings, network: HostNetwork, model: Path) -> ServiceConfig:
     """Return the service's configuration, adapted to this host's model files, devices, cores and KV store."""
+    share = settings.gpu_memory_utilization
     engine = msgspec.structs.replace(
         config.engine,
         model=str(model),
         tokenizer=None,
         device=settings.device or config.engine.device,
-        kv_cache_bytes=settings.kv_cache_memory_bytes or config.engine.kv_cache_bytes,
+        kv_cache_bytes=settings.kv_cache_memory_bytes or (None if share else config.engine.kv_cache_bytes),
+        gpu_memory_utilization=share or config.engine.gpu_memory_utilization,
         eviction=settings.kv_eviction or config.engine.eviction,
     )
     return msgspec.structs.replace(

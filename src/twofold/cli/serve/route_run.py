@@ -26,7 +26,7 @@ def run(settings: RouteSettings) -> None:
     config = route_config(settings)
     name = settings.served_model_name or public_name(settings.model)
     http = http_config(settings, name, keys, settings.gateway_processes)
-    configure_logs(config.log_format)
+    configure_logs(config.log_format, requests=settings.log_requests)
     telemetry = make_telemetry(http.served_model_name, telemetry_config(settings))
     listener = listen(settings, keys)
     serve(lambda on_progress: RoutedGateway(config, http, listener, on_progress, telemetry), config.log_format)

@@ -21,7 +21,7 @@ def run(settings: ServeSettings) -> None:
     http = http_config(
         settings, public_name(settings, config), keys, settings.gateway_processes, settings.cache_retention
     )
-    configure_logs(config.log_format)
+    configure_logs(config.log_format, requests=settings.log_requests)
     telemetry = make_telemetry(http.served_model_name, telemetry_config(settings))
     listener = listen(settings, keys)
     with tempfile.TemporaryDirectory(prefix=f"twofold-{os.getpid()}-", ignore_cleanup_errors=True) as run_dir:

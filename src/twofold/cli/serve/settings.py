@@ -94,9 +94,10 @@ class EngineSettings(Settings, panel="Engine"):
 
     engine: str = flag("Engine that runs the model.", "torch", choices=ENGINES)
     dtype: str | None = options.DTYPE.field(unset="auto")
-    device: str | None = options.DEVICE.field(unset="cpu")
-    block_size: int | None = options.BLOCK_SIZE.field(unset="16; 32 with vLLM on a CPU")
-    kv_cache_memory_bytes: int | None = options.KV_CACHE_MEMORY.field(unset="1GiB")
+    device: str | None = options.DEVICE.field(unset="auto: cuda if torch finds a GPU, else cpu")
+    block_size: int | None = options.BLOCK_SIZE.field(unset="16; 32 with vLLM, unless on --device cuda")
+    kv_cache_memory_bytes: int | None = options.KV_CACHE_MEMORY.field(unset="1GiB; on a GPU by --gpu-memory-utilization")
+    gpu_memory_utilization: float | None = options.GPU_MEMORY.field(unset="0.9")
     swap_space: int | None = options.SWAP_SPACE.field()
     enable_prefix_caching: bool | None = flag(
         "Keep the KV of prompts for requests with the same prefix.", unset="yes, unless the engine is emulated"

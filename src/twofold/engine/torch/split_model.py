@@ -22,7 +22,7 @@ class RankGroup:
 
     def __init__(self, split: Sharding, rank: int, store: str, device: str) -> None:
         self.split, self.rank = split, rank
-        place = torch.device(device)
+        place = self._device = torch.device(device)
         if place.type == "cuda":
             torch.cuda.set_device(place)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -38,6 +38,12 @@ class RankGroup:
         self.shards: DeviceMesh = init_device_mesh(place.type, (split.pipeline, split.tensor), mesh_dim_names=names)[
             "tensor"
         ]
+
+    def least(self, number: int) -> int:
+        """Return the smallest of the numbers that the ranks give."""
+        found = torch.tensor(number, device=self._device)
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+        return int(found)
 
     def send_on(self, hidden: torch.Tensor) -> None:
         """Send hidden states to the next pipeline stage."""

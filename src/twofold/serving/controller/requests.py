@@ -255,6 +255,8 @@ class LiveRequests:
             return
         if output.index == 0:
             self.events.first_token(attempt_id, now)
+            if (timeline := self.recorder.get(live.id)) is not None:
+                timeline.cached_tokens = output.reused_tokens
             if self._reuses:
                 self._telemetry.instances.prefilled(instance, live.current.request.prompt_tokens, output.reused_tokens)
             self._place_on_resumed()

@@ -47,7 +47,7 @@ def main() -> None:
 
 def _start_workers(config: ServiceConfig, report: child_process.SendReport) -> "ForkServer":
     prepared = prepare_engine(config, lambda stage: report(child_process.Report(stage=stage)))
-    facts = ModelFacts(prepared.max_model_len, prepared.vocab_size, prepared.model)
+    facts = ModelFacts(prepared.max_model_len, prepared.vocab_size, prepared.model, prepared.device)
     report(child_process.Report(stage="starting workers", facts=facts))
     runs = {spec.instance: partial(worker_processes, config, spec, prepared) for spec in config.workers}
     server = ForkServer(runs, report, config.worker_inbox, _daemons(config, prepared))

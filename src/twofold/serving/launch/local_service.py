@@ -158,7 +158,9 @@ class LocalService:
     async def _serve(self, controller: Controller) -> None:
         workers = ((worker.role, worker.cores) for worker in self._config.workers)
         os.sched_setaffinity(0, gateway_cores(available_cores(), workers))
-        self._on_progress(ready_line(self._listener, self._paths.summary()))
+        device = self._facts.result().device
+        known = (f"device: {device}" if device else "", self._paths.summary())
+        self._on_progress(ready_line(self._listener, "; ".join(filter(None, known))))
         await self._stop.wait()
         await end_requests(controller, self._on_progress, self._stop_now)
 

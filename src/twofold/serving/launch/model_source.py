@@ -49,11 +49,14 @@ def find_model(source: str) -> Path:
 
 
 class ModelFacts(NamedTuple):
-    """Context length and vocabulary size of a model in tokens, and a hash of its configuration and weights."""
+    """Context length and vocabulary size of a model in tokens, a hash of its configuration and weights, and the
+    devices of the workers on this host.
+    """
 
     max_model_len: int
     vocab_size: int
     fingerprint: str
+    device: str = ""
 
 
 def model_facts(engine: EngineConfig) -> ModelFacts:

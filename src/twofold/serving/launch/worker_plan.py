@@ -154,14 +154,7 @@ def check_servable(spec: ClusterSpec) -> None:
 
 def with_splits(workers: Sequence[WorkerConfig], splits: Mapping[Role, Sharding]) -> tuple[WorkerConfig, ...]:
     """Set the sharding of each worker to that of its role in `splits`."""
-    if all(split == UNSHARDED for split in splits.values()):
-        return tuple(workers)
-    divided, ranks = [], 0
-    for worker in workers:
-        split = splits.get(worker.role, UNSHARDED)
-        divided.append(msgspec.structs.replace(worker, split=split, first_rank=ranks))
-        ranks += split.ranks
-    return tuple(divided)
+    return tuple(msgspec.structs.replace(each, split=splits.get(each.role, UNSHARDED)) for each in workers)
 
 
 def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[WorkerConfig, ...]:

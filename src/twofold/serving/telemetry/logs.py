@@ -31,24 +31,36 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(entry, enc_hook=str).decode()
 
 
-def configure_logs(log_format: str) -> None:
-    """Send logs to standard error in the format `text` or `json`."""
+class TextFormatter(logging.Formatter):
+    """Formatter of log records as a line of text, with any additional fields as name=value."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, FIELDS, {}).items()
+        return super().format(record) + "".join(f" {name}={value}" for name, value in fields if value is not None)
+
+
+def configure_logs(log_format: str, *, requests: bool = False) -> None:
+    """Send logs to standard error in the format `text` or `json`, and with `requests` a line for each request."""
     handler = logging.StreamHandler(sys.stderr)
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
         logging.getLogger("twofold").setLevel(logging.INFO)
     else:
-        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(TextFormatter("%(levelname)s %(name)s: %(message)s"))
+    if requests:
+        request_log.setLevel(logging.INFO)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
-def log_ended(timeline: Timeline, context: RequestContext | None) -> None:
+def log_ended(timeline: Timeline, context: RequestContext | None, model: str) -> None:
     """Log the token counts, instances and latencies of a finished request."""
     if not request_log.isEnabledFor(logging.INFO):
         return
     reason = timeline.finish_reason
     fields = _identity(timeline.request.id, context) | {
+        "model": model,
         "prompt_tokens": timeline.request.prompt_tokens,
+        "cached_tokens": timeline.cached_tokens,
         "output_tokens": timeline.output_tokens,
         "finish_reason": None if reason is None else reason.value,
         "prefill_instance": timeline.prefill_instance,

@@ -102,7 +102,7 @@ class Telemetry(RequestSubscriber):
     def ended(self, timeline: Timeline, now: float) -> None:
         context, span = self._origins.pop(timeline.request.id, (None, None))
         self._requests.ended(timeline, now)
-        log_ended(timeline, context)
+        log_ended(timeline, context, self._model)
         if self._tracing is not None:
             self._tracing.ended(timeline, context, span, now)
 

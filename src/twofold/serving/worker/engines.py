@@ -103,6 +103,7 @@ class EngineFactory:
     vocab_size: int
     model: str  # fingerprint
     kv_layout: KvLayout | None = None  # None: the host's KV store cannot contain its blocks
+    device: str = ""  # of the workers on this host; empty if they compute nothing
 
     @abstractmethod
     def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:

@@ -1,26 +1,31 @@
 """Parts of a worker that runs a model with torch, such as the engine and the transport."""
 
 import os
-from collections.abc import Sequence
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
 
+from twofold.engine.devices import DEFAULT_UTILIZATION, choose_device, kv_cache_bytes, place_ranks
 from twofold.engine.grammar import GrammarMatchers
 from twofold.engine.rank_link import FirstRankLink
 from twofold.engine.tokenizer import tokenizer_json
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import LoadedModel, load_model
+from twofold.engine.torch.memory import measure_memory
 from twofold.engine.torch.pool import KvPool, copy_blocks
 from twofold.engine.torch.ranks import RankIteration, SplitEngine, follow
 from twofold.engine.torch.split_model import RankGroup, check_split_model, split_model
-from twofold.errors import ConfigurationError
-from twofold.scheduling.batchers import can_swap
+from twofold.errors import require
+from twofold.scheduling.batchers import BATCHERS, can_swap
 from twofold.scheduling.instance.swap_preemption import BlockCopy
 from twofold.security.network import HostNetwork
 from twofold.serving.config import ServiceConfig, WorkerConfig
-from twofold.serving.launch.memory_plan import MemoryPlan, available_memory, plan_memory
+from twofold.serving.launch.memory_plan import MemoryPlan, available_memory, blocks_in, plan_memory
 from twofold.serving.launch.model_source import model_fingerprint
 from twofold.serving.store.copier import PoolCopier
 from twofold.serving.store.server import check_store
@@ -74,14 +79,16 @@ class TorchFactory(EngineFactory):
         model: LoadedModel,
         name: str,
         plan: MemoryPlan,
-        device: str,
+        devices: Mapping[str, tuple[str, ...]],  # of the ranks of each worker
         make_transport: MakeTransport,
         network: HostNetwork | None,
         tokenizer: Path,
     ) -> None:
         self.model = name
         self._tokenizer = tokenizer  # directory
-        self._model, self._plan, self._device = model, plan, device
+        self._model, self._plan, self._devices = model, plan, devices
+        self._sharing = Counter(chain.from_iterable(devices.values()))
+        self.device = ", ".join(self._sharing)
         self._make_transport, self._network = make_transport, network
         self.max_model_len = plan.max_model_len
         self.vocab_size = model.vocab_size
@@ -91,9 +98,11 @@ class TorchFactory(EngineFactory):
         if pipes is not None:
             return self._sharded_parts(spec, epoch, pipes)
         torch.set_num_threads(spec.threads)
-        plan, device = self._plan, self._device_of(spec)
+        plan, device = self._plan, self._devices[spec.instance][0]
+        model = self._model.to(device)
+        num_blocks = self._num_blocks(spec, model, device)
         transport = self._make_transport(
-            KvCacheSpec(spec.instance, epoch, plan.layout, plan.num_blocks, device, self._network)
+            KvCacheSpec(spec.instance, epoch, plan.layout, num_blocks, device, self._network)
         )
         engine_pool, landing_pool = transport.engine_pool, transport.landing_pool
         grammars = self._grammars()
@@ -104,7 +113,7 @@ class TorchFactory(EngineFactory):
         return WorkerParts(
             transport=transport,
             landing=KvLanding() if engine_pool is landing_pool else StagedLanding(landing_pool, engine_pool),
-            engine=TorchEngine(self._model.to(device), engine_pool, grammars),
+            engine=TorchEngine(model, engine_pool, grammars),
             grammars=grammars,
             eos_token_ids=frozenset(self._model.eos_token_ids),
             swap_space=swap_space,
@@ -116,7 +125,7 @@ class TorchFactory(EngineFactory):
 
     def _sharded_parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes) -> WorkerParts:
         others = pipes.of_first()
-        model, own = self._shard(spec, 0, pipes), self._cache(spec, 0, epoch)
+        model, own = self._shard(spec, 0, pipes, epoch)
         ranks, grammars = OtherRanks([pipe.memory for pipe in others]), self._grammars()
         engine = SplitEngine(
             TorchEngine(model, own.engine_pool, grammars),
@@ -136,24 +145,33 @@ class TorchFactory(EngineFactory):
 
     def run_rank(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> None:
         pipe = pipes.of(rank)
-        model = self._shard(spec, rank, pipes)
-        own = self._cache(spec, rank, epoch=0)  # peers check only the epoch of rank 0
+        model, own = self._shard(spec, rank, pipes, epoch=0)  # peers check only the epoch of rank 0
         link = FirstRankLink[RankIteration](pipe.steps, RankIteration)
         RankServer(own, pipe.memory).start(link.heartbeat)
         follow(link, TorchEngine(model, own.engine_pool, self._grammars()))
 
-    def _shard(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> LoadedModel:
+    def _shard(
+        self, spec: WorkerConfig, rank: int, pipes: RankPipes, epoch: int
+    ) -> tuple[LoadedModel, SharedMemoryTransport]:
         torch.set_num_threads(max(1, spec.threads // spec.split.ranks))
-        device = self._device_of(spec, rank)
-        return split_model(self._model, RankGroup(spec.split, rank, pipes.store, device)).to(device)
+        device = self._devices[spec.instance][rank]
+        group = RankGroup(spec.split, rank, pipes.store, device)
+        model = split_model(self._model, group).to(device)
+        num_blocks = group.least(self._num_blocks(spec, model, device))
+        cache = KvCacheSpec(spec.instance, epoch, self._plan.layout, num_blocks, device)
+        return model, SharedMemoryTransport(cache, spec.split, rank)
 
-    def _cache(self, spec: WorkerConfig, rank: int, epoch: int) -> SharedMemoryTransport:
-        plan, device = self._plan, self._device_of(spec, rank)
-        cache = KvCacheSpec(spec.instance, epoch, plan.layout, plan.num_blocks, device)
-        return SharedMemoryTransport(cache, spec.split, rank)
-
-    def _device_of(self, spec: WorkerConfig, rank: int = 0) -> str:
-        return f"cuda:{spec.first_rank + rank}" if self._device == "cuda" else self._device
+    def _num_blocks(self, spec: WorkerConfig, model: LoadedModel, device: str) -> int:
+        """Return the number of KV blocks of a rank, by the plan or by the memory of its GPU."""
+        plan = self._plan
+        if plan.utilization is None:
+            return plan.num_blocks
+        layout, batcher = model.layout(plan.layout.block_size), BATCHERS[spec.batcher]
+        whole = batcher.prefills and not batcher.cuts_prompts
+        tokens = plan.max_model_len if whole else min(spec.max_num_batched_tokens, plan.max_model_len)
+        memory = measure_memory(model, layout.block_size, tokens, device)
+        free_bytes = kv_cache_bytes(memory, plan.utilization, self._sharing[device])
+        return blocks_in(min(free_bytes, plan.most_bytes), layout, plan.max_model_len)
 
 
 def prepare(service: ServiceConfig, report: ReportStage) -> TorchFactory:
@@ -162,7 +180,13 @@ def prepare(service: ServiceConfig, report: ReportStage) -> TorchFactory:
     torch.set_num_threads(1)  # a process with threads must not fork
     # Libraries ask torch whether CUDA is available. With NVML it can answer without a context, which no fork survives.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    check_device(config.device)
+    device = choose_device(config.device)
+    ranks = {worker.instance: worker.split.ranks for worker in service.workers}
+    devices = place_ranks(device, ranks, torch.cuda.device_count())
+    utilization = config.gpu_memory_utilization
+    require(utilization is None or device != "cpu", "--gpu-memory-utilization is for GPUs, and the workers use the CPU")
+    if device != "cpu" and config.kv_cache_bytes is None:
+        utilization = utilization or DEFAULT_UTILIZATION
     report("loading the model")
     model = load_model(config.model, dtype=config.dtype)
     for worker in service.workers:
@@ -179,20 +203,10 @@ def prepare(service: ServiceConfig, report: ReportStage) -> TorchFactory:
         available_bytes=available_bytes,
         swap_bytes=config.swap_bytes,
         swapping=sum(can_swap(worker.batcher) for worker in service.workers),
+        utilization=utilization,
+        # Other transports have a copy of each block in host memory.
+        most_bytes=sys.maxsize if service.transport == "nixl" else available_bytes // max(1, sum(ranks.values())),
     )
     name, make = model_fingerprint(Path(config.model)), load_transport(service.transport)
     tokenizer = Path(config.tokenizer or config.model)
-    return TorchFactory(model, name, plan, config.device, make, service.network, tokenizer)
-
-
-def check_device(name: str) -> None:
-    """Raise ConfigurationError unless torch supports this device."""
-    # Must not initialize CUDA, which survives no fork.
-    try:
-        kind = torch.device(name).type
-    except RuntimeError as error:
-        raise ConfigurationError(f"--device {name!r} is unknown: choose cpu, cuda or cuda:N") from error
-    if kind not in {"cpu", "cuda"}:
-        raise ConfigurationError(f"--device {name!r} is not supported: choose cpu, cuda or cuda:N")
-    if kind == "cuda" and torch.version.cuda is None:
-        raise ConfigurationError(f"--device {name!r} needs torch with CUDA, but {torch.__version__} has none")
+    return TorchFactory(model, name, plan, devices, make, service.network, tokenizer)

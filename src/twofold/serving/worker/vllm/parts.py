@@ -15,6 +15,7 @@ from vllm.v1.executor import Executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from twofold.engine.base import KvLayout, OnLayer, Sampled, SequenceStep
+from twofold.engine.devices import DEFAULT_UTILIZATION, choose_device
 from twofold.engine.grammar import GrammarMatchers
 from twofold.engine.model_config import eos_token_ids
 from twofold.engine.rank_link import FirstRankLink
@@ -67,7 +68,7 @@ class VllmFactory(EngineFactory):
 
     def __init__(self, service: ServiceConfig) -> None:
         config = service.engine
-        self._service, self._config = service, config
+        self._service, self._config, self.device = service, config, choose_device(config.device)
         self._given = {role: parse_options(flags) for role, flags in config.engine_args.items()}
         check_phases(self._options(Role.PREFILL), self._options(Role.DECODE))
         with model_errors(config.model):
@@ -78,9 +79,11 @@ class VllmFactory(EngineFactory):
         self._num_layers = int(model.get_total_num_hidden_layers())
         kv_heads = [1 if model.use_mla else model.get_total_num_kv_heads()] * self._num_layers
         for worker in service.workers:
+            unsharded = worker.split.ranks == 1
+            require(self.device == "cpu" or unsharded, "--tp and --pp need --device cpu: ranks of vLLM hand off from it")
             check_sharding(worker.split, kv_heads, model.hf_text_config.num_attention_heads, config.model)
             drafts = self._options(worker.role).get("speculative_config")
-            require(not drafts or worker.split.ranks == 1, "speculative_config is not tested with --tp or --pp")
+            require(not drafts or unsharded, "speculative_config is not tested with --tp or --pp")
         generation, text = model.try_get_generation_config(), model.hf_text_config
         self._eos = frozenset(eos_token_ids(generation.get("eos_token_id"), getattr(text, "eos_token_id", None)))
         for spec in service.workers if any(self._given.values()) else ():  # before a worker starts
@@ -88,7 +91,7 @@ class VllmFactory(EngineFactory):
                 engine_config("checked", **self._arguments(spec))
 
     def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:
-        make, device, network = load_transport(self._service.transport), self._config.device, self._service.network
+        make, device, network = load_transport(self._service.transport), self.device, self._service.network
         if pipes is None:
             bridge = WorkerBridge(
                 lambda layout, num_blocks: make(KvCacheSpec(spec.instance, epoch, layout, num_blocks, device, network))
@@ -148,11 +151,14 @@ class VllmFactory(EngineFactory):
         usual: dict[str, Any] = {
             "max_num_batched_tokens": _token_budget(spec, most, self.max_model_len),
             "max_num_seqs": most,
-            "enforce_eager": torch.device(config.device).type == "cpu",
+            "enforce_eager": self.device == "cpu",
             "tensor_parallel_size": spec.split.tensor,
             "pipeline_parallel_size": spec.split.pipeline,
         }
-        if config.kv_cache_bytes is not None or "gpu_memory_utilization" not in options:
+        if self.device != "cpu" and config.kv_cache_bytes is None:  # vLLM measures what the weights leave
+            share = config.gpu_memory_utilization or DEFAULT_UTILIZATION
+            usual["gpu_memory_utilization"] = share / len(self._service.workers)
+        elif config.kv_cache_bytes is not None or "gpu_memory_utilization" not in options:
             usual["kv_cache_memory_bytes"] = (config.kv_cache_bytes or DEFAULT_KV_CACHE_BYTES) // spec.split.ranks
         return {"prefix_caching": config.prefix_caching, **usual, **options}
 

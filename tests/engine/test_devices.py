@@ -1,11 +1,13 @@
 """Devices of workers, and the GPU memory that is left for KV."""
 
+import sys
+
 import pytest
 import torch
 
-from twofold.engine.devices import CONTEXT_BYTES, DeviceMemory, choose_device, kv_cache_bytes, place_ranks
-from twofold.engine.torch.memory import measure_memory
+from twofold.engine.devices import CONTEXT_BYTES, DeviceMemory, GpuBudget, choose_device, place_ranks
 from twofold.errors import ConfigurationError
+from twofold.serving.worker.torch_parts import measure_memory
 
 GIB = 1 << 30
 WORKERS = {"prefill-0": 1, "prefill-1": 1, "decode-0": 1}
@@ -45,14 +47,15 @@ def test_a_worker_needs_a_gpu_for_each_rank():
 
 def test_kv_gets_what_weights_and_the_largest_batch_leave_of_the_share():
     alone = DeviceMemory(total=80 * GIB, free=60 * GIB, loaded=16 * GIB, peak=18 * GIB)
-    assert kv_cache_bytes(alone, 0.9, 1) == 72 * GIB - 18 * GIB - CONTEXT_BYTES
-    assert kv_cache_bytes(alone, 0.9, 2) == 36 * GIB - 18 * GIB - CONTEXT_BYTES
-    assert kv_cache_bytes(alone, 0.25, 2) == 0, "the weights are more than the share"
+    assert GpuBudget(0.9, sys.maxsize).kv_cache_bytes(alone, 1) == 72 * GIB - 18 * GIB - CONTEXT_BYTES
+    assert GpuBudget(0.9, sys.maxsize).kv_cache_bytes(alone, 2) == 36 * GIB - 18 * GIB - CONTEXT_BYTES
+    assert GpuBudget(0.25, sys.maxsize).kv_cache_bytes(alone, 2) == 0, "the weights are more than the share"
+    assert GpuBudget(0.9, 5 * GIB).kv_cache_bytes(alone, 1) == 5 * GIB, "host memory is the limit"
 
 
 def test_kv_leaves_memory_that_other_processes_use():
     crowded = DeviceMemory(total=80 * GIB, free=10 * GIB, loaded=16 * GIB, peak=18 * GIB)
-    assert kv_cache_bytes(crowded, 0.9, 1) == 8 * GIB
+    assert GpuBudget(0.9, sys.maxsize).kv_cache_bytes(crowded, 1) == 8 * GIB
 
 
 def test_the_largest_batch_runs_before_memory_is_read(loaded, monkeypatch):
@@ -61,7 +64,6 @@ def test_the_largest_batch_runs_before_memory_is_read(loaded, monkeypatch):
     forward = model.model.forward
     reserved = iter([100, 170])
     monkeypatch.setattr(model.model, "forward", lambda **named: calls.append(named) or forward(**named))
-    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda _: calls.clear())
     for name in ("memory_reserved", "max_memory_reserved"):
         monkeypatch.setattr(f"torch.cuda.{name}", lambda _: next(reserved))
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (800, 1000))

@@ -11,7 +11,7 @@ from twofold.errors import RequestError
 from twofold.request import FinishReason, Generation, TokenOutput
 from twofold.serving.controller.live_request import OutputSink
 from twofold.serving.controller.service import ServedModel
-from twofold.serving.telemetry.snapshot import ServiceSnapshot
+from twofold.serving.telemetry.snapshot import ServiceHistory, ServiceSnapshot
 from twofold.serving.telemetry.telemetry import Telemetry
 
 EOS = 1  # id of </s> in the test tokenizers
@@ -115,6 +115,9 @@ class ScriptedService:
     def snapshot(self) -> ServiceSnapshot:
         self.looks += 1
         return self.telemetry.snapshot([])
+
+    def history(self) -> ServiceHistory:
+        return self.telemetry.history([])
 
     def metrics(self) -> bytes:
         return b"# HELP scripted_requests_total requests\nscripted_requests_total 0\n"

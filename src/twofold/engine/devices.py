@@ -23,11 +23,17 @@ class DeviceMemory(NamedTuple):
     peak: int
 
 
-def kv_cache_bytes(memory: DeviceMemory, utilization: float, sharing: int) -> int:
-    """Return the bytes for the KV cache of one of `sharing` ranks, which share `utilization` of a GPU's memory."""
-    share = int(memory.total * utilization) // sharing - memory.peak - CONTEXT_BYTES
-    # Other processes may use the GPU, too.
-    return max(0, min(share, memory.free - (memory.peak - memory.loaded)))
+class GpuBudget(NamedTuple):
+    """Share of a GPU's memory for all ranks on it, and the most bytes for the KV cache of one of them."""
+
+    utilization: float
+    most_bytes: int
+
+    def kv_cache_bytes(self, memory: DeviceMemory, sharing: int) -> int:
+        """Return the bytes for the KV cache of one of `sharing` ranks on a GPU."""
+        share = int(memory.total * self.utilization) // sharing - memory.peak - CONTEXT_BYTES
+        free = memory.free - (memory.peak - memory.loaded)  # other processes may use the GPU, too
+        return max(0, min(share, free, self.most_bytes))
 
 
 def choose_device(name: str) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from twofold.cli.serve.config import service_config
 from twofold.cli.serve.settings import ServeSettings
-from twofold.errors import ConfigurationError, UserError
+from twofold.errors import UserError
 from twofold.serving.worker.torch_parts import prepare
 
 

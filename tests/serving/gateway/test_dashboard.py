@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from contextlib import ExitStack
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -12,12 +13,14 @@ from support.browser import browsing, chromium
 from support.running_gateway import running_gateway
 from support.scripted_service import ScriptedService
 from support.timelines import SPLIT_MOMENTS, request_timeline
+from twofold.errors import InstanceLostError
 from twofold.instance import Role
 from twofold.request import FinishReason
 from twofold.scheduling.instance.status import InstanceStatus
 from twofold.serving.gateway.app import Dashboard
 from twofold.serving.gateway.keys import ApiKey, KeyRing
-from twofold.serving.telemetry.snapshot import InstanceState, ServiceSnapshot
+from twofold.serving.telemetry.snapshot import InstanceState, ServiceHistory, ServiceSnapshot
+from twofold.serving.telemetry.telemetry import Telemetry
 
 needs_chromium = pytest.mark.skipif(chromium() is None, reason="there is no Chromium here")
 
@@ -27,8 +30,11 @@ def shifted(moments, by):
 
 
 def busy_service():
-    """Return a stub of the service with several requests and three instances, one of them lost."""
+    """Return a stub of the service, up for a minute, with several requests and three instances, one of them lost."""
     service, now = ScriptedService(), time.monotonic()
+    clock = Mock(return_value=now - 60.0)
+    service.telemetry = Telemetry("tiny", clock=clock)
+    clock.side_effect = time.monotonic
     instances = service.telemetry.instances
     for name, role in {"prefill-0": Role.PREFILL, "prefill-1": Role.PREFILL, "decode-0": Role.DECODE}.items():
         instances.role(name, role)
@@ -41,6 +47,8 @@ def busy_service():
         tokens = [at + 3.0, at + 5.0, at + 6.0]
         moments = shifted(SPLIT_MOMENTS, at - 1.0)
         service.telemetry.ended(request_timeline(tokens, name=f"request-{number}", arrived=at, **moments), at + 6.0)
+    service.telemetry.failed(InstanceLostError("gone"))
+    service.telemetry.configuration = {"Router": "jsq", "Device": "cpu"}
     service.telemetry.ended(request_timeline([], name="failed", arrived=now - 3, reason=FinishReason.ERROR), now)
     return service
 
@@ -86,6 +94,8 @@ def test_a_browser_renders_the_dashboard():
             events = await page.text("#events")
             assert "prefill → mixed" in events
             assert "lost" in events
+            assert "Failed: instance lost\n1" in await page.text("#errors")
+            assert "Router\njsq\nDevice\ncpu" in await page.text("#config")
             await page.evaluate("document.querySelector('#as-table').open = true")
             await page.until("document.querySelectorAll('#requests tbody tr').length === 5")
             assert "request-3" in await page.text("#requests")
@@ -95,6 +105,33 @@ def test_a_browser_renders_the_dashboard():
                 await page.size(width, 900)
                 assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
             await page.scheme("dark")
+            assert page.errors == []
+
+    with running_gateway(busy_service()) as client:
+        asyncio.run(look(client.base_url))
+
+
+def test_the_history_is_data_of_the_dashboard():
+    with running_gateway(busy_service(), keys=KeyRing([ApiKey("watcher", "secret")])) as client:
+        assert client.get("/dashboard/history").status_code == 401
+        answer = client.get("/dashboard/history", headers={"authorization": "Bearer secret"})
+        history = msgspec.json.decode(answer.content, type=ServiceHistory)
+        assert (sum(history.flow.requests), sum(history.flow.tokens)) == (5, 12)
+
+
+@needs_chromium
+def test_the_range_of_the_charts_survives_a_reload():
+
+    async def look(url):
+        async with browsing(chromium()) as page:
+            await page.open(f"{url}/dashboard")
+            await page.until("document.body.classList.contains('known')")
+            assert await page.evaluate("document.querySelector('#range').value") == "300"
+            await page.evaluate("document.querySelector('#range').value = '21600'")
+            await page.evaluate("document.querySelector('#range').dispatchEvent(new Event('change'))")
+            await page.open(f"{url}/dashboard")
+            await page.until("document.querySelector('#ttft').shown?.n === 2160", tries=300)
+            assert await page.evaluate("document.querySelector('#range').value") == "21600"
             assert page.errors == []
 
     with running_gateway(busy_service()) as client:

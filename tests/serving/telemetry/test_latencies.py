@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.timelines import request_timeline
-from twofold.serving.telemetry.latencies import RANKS, LatencyHistogram, LatencyWindow
+from twofold.serving.telemetry.latencies import BIN_S, HISTORY, RANKS, LatencyHistogram, LatencyWindow
 from twofold.slo import Slo
 
 latency = st.floats(1e-4, 1e3)
@@ -63,3 +63,15 @@ def test_old_bins_are_dropped():
 def test_an_empty_window_has_no_percentiles():
     recent = LatencyWindow(Slo(), 0.0).recent(1.0, 60.0)
     assert (recent.good, recent.ttft.p50_s, recent.ttft.within, recent.requests) == (None, None, None, 0)
+
+
+def test_the_history_covers_six_hours_and_is_bounded():
+    latencies = LatencyWindow(Slo(), 0.0)
+    for number in range(HISTORY + 50):
+        at = BIN_S * number + 1.0
+        timeline = request_timeline([at], name=str(number), arrived=at)
+        latencies.take([timeline])
+        latencies.end(timeline, at, good=True)
+    assert BIN_S * HISTORY == 6 * 3600
+    assert latencies.flow(at).requests == [1] * HISTORY
+    assert latencies.flow(at, 30).requests == [1] * 30

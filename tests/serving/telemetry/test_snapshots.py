@@ -4,10 +4,11 @@ import msgspec
 import pytest
 
 from support.timelines import SPLIT_MOMENTS, request_timeline
+from twofold.errors import InstanceLostError, RequestError
 from twofold.instance import Role
 from twofold.request import FinishReason
 from twofold.scheduling.instance.status import InstanceStatus
-from twofold.serving.telemetry.snapshot import InstanceState, ServiceSnapshot
+from twofold.serving.telemetry.snapshot import InstanceState, ServiceHistory, ServiceSnapshot
 from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.slo import Slo
 
@@ -136,3 +137,45 @@ def test_the_snapshot_round_trips_through_json(telemetry):
     telemetry.ended(request_timeline([102.5], arrived=101.0), 103.0)
     snapshot = telemetry.seen(104.0)
     assert msgspec.json.decode(msgspec.json.encode(snapshot), type=ServiceSnapshot) == snapshot
+
+
+def test_the_history_has_pools_and_host_beside_the_requests(telemetry):
+    telemetry.at(100.1).role("prefill-1", Role.PREFILL)
+    telemetry.at(100.1).status("prefill-1", status(blocks_total=10, blocks_free=10))
+    for second in range(20):
+        telemetry.at(100.5 + second).status("prefill-0", status(waiting=2, running=1, blocks_total=10, blocks_free=5))
+        telemetry.at(100.6 + second).step("prefill-0", 4)
+    telemetry.at(115.0).role("prefill-1", Role.DECODE)
+    telemetry.ended(request_timeline([102.5, 103.0], arrived=101.0), 103.0)
+    telemetry.now = 128.0
+    history = telemetry.history(())
+    assert (history.first, history.flow.requests, history.flow.tokens) == (0, [1, 0, 0], [2, 0, 0])
+    one, two = history.samples
+    assert (one.number, one.pools) == (0, {Role.PREFILL: (2.0, 2.0, 0.25)})
+    assert (two.number, two.pools) == (1, {Role.PREFILL: (4.0, 2.0, 0.5), Role.DECODE: (0.0, 0.0, 0.0)})
+    assert 0.0 <= one.cpu <= 1.0
+    assert 0.0 < one.memory < 1.0
+    assert msgspec.json.decode(msgspec.json.encode(history), type=ServiceHistory) == history
+
+
+def test_a_pause_leaves_a_gap_in_the_history(telemetry):
+    telemetry.at(111.0).status("prefill-0", status(blocks_total=10, blocks_free=10))
+    telemetry.now = 145.0
+    history = telemetry.history(())
+    assert [sample.number for sample in history.samples] == [0, 3]
+    assert len(history.flow.tokens) == 5
+    telemetry.now = 7 * 3600.0
+    assert telemetry.history(()).first == (7 * 3600 - 100) // 10 + 1 - len(telemetry.history(()).flow.tokens) > 0
+
+
+def test_failures_are_counted_by_reason(telemetry):
+    telemetry.failed(RequestError("late", status=504, code="deadline_exceeded"))
+    telemetry.failed(RequestError("bad", status=500))
+    telemetry.failed(InstanceLostError("gone"))
+    totals = telemetry.seen(102.0).totals
+    assert {name: totals[name] for name in totals if name.startswith("failed_")} == {
+        "failed_deadline_exceeded": 1,
+        "failed_other": 1,
+        "failed_instance_lost": 1,
+    }
+    assert b'request_failures_total{reason="instance_lost"} 1.0' in telemetry.exposition()

@@ -96,7 +96,9 @@ class EngineSettings(Settings, panel="Engine"):
     dtype: str | None = options.DTYPE.field(unset="auto")
     device: str | None = options.DEVICE.field(unset="auto: cuda if torch finds a GPU, else cpu")
     block_size: int | None = options.BLOCK_SIZE.field(unset="16; 32 with vLLM, unless on --device cuda")
-    kv_cache_memory_bytes: int | None = options.KV_CACHE_MEMORY.field(unset="1GiB; on a GPU by --gpu-memory-utilization")
+    kv_cache_memory_bytes: int | None = options.KV_CACHE_MEMORY.field(
+        unset="1GiB; on a GPU by --gpu-memory-utilization"
+    )
     gpu_memory_utilization: float | None = options.GPU_MEMORY.field(unset="0.9")
     swap_space: int | None = options.SWAP_SPACE.field()
     enable_prefix_caching: bool | None = flag(

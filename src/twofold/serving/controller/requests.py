@@ -326,6 +326,7 @@ class LiveRequests:
 
     def fail(self, live: LiveRequest, error: TwofoldError) -> None:
         """End a request and deliver `error` to its client."""
+        self._telemetry.failed(error)
         self.end(live, FinishReason.ERROR)
         live.sink.failed(error)
 

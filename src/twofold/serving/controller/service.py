@@ -11,7 +11,7 @@ from twofold.scheduling.instance.status import InstanceStatus
 from twofold.serving.controller.health import Worker, WorkerGroup
 from twofold.serving.controller.live_request import OutputSink
 from twofold.serving.controller.requests import LiveRequests
-from twofold.serving.telemetry.snapshot import PoolMember, ServiceSnapshot
+from twofold.serving.telemetry.snapshot import PoolMember, ServiceHistory, ServiceSnapshot
 from twofold.serving.telemetry.telemetry import Telemetry
 
 
@@ -141,6 +141,10 @@ class Service:
     def snapshot(self) -> ServiceSnapshot:
         """Return the current state and recent history of the service for the dashboard."""
         return self._telemetry.snapshot(self._requests.recorder.live)
+
+    def history(self) -> ServiceHistory:
+        """Return the series of the last hours for the dashboard."""
+        return self._telemetry.history(self._requests.recorder.live)
 
     def metrics(self) -> bytes:
         """Return the service's metrics in the Prometheus text format."""

@@ -126,6 +126,7 @@ def create_app(
         app.add_route(path, endpoint, methods=["POST"])
     _add_api(app, gateway)
     _add_operations(app, service, gateway.bodies, keys=settings.keys is not None)
+    _add_dashboard(app, service)
     return RequestMiddleware(app, settings.keys, posted)
 
 
@@ -251,6 +252,8 @@ def _add_operations(app: FastAPI, service: Service, bodies: BodyReader, *, keys:
     async def docs() -> Response:
         return get_swagger_ui_html(openapi_url="/openapi.json", title=f"Twofold: {service.model.name}")
 
+
+def _add_dashboard(app: FastAPI, service: Service) -> None:
     dashboard = Dashboard(service)
 
     @app.get("/dashboard")
@@ -260,6 +263,10 @@ def _add_operations(app: FastAPI, service: Service, bodies: BodyReader, *, keys:
     @app.get("/dashboard/data")
     async def data() -> Response:
         return dashboard.data()
+
+    @app.get("/dashboard/history")
+    async def history() -> Response:
+        return json_response(service.history())
 
 
 def _card(model: ServedModel, name: str) -> ModelCard:

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
@@ -180,6 +181,7 @@ class LocalService:
             created=int(time.time()),
             adapters=config.engine.adapters,
         )
+        self._telemetry.configuration = shown_configuration(config, facts)
         cluster = self._make_cluster()
         overload = self._make_overload(cluster)
         workers = {worker.instance: worker.role for worker in config.workers}
@@ -296,6 +298,15 @@ class LocalService:
             if self._controller is not None:
                 self._controller.fail_all(reason)
         self.stop()
+
+
+def shown_configuration(config: ServiceConfig, facts: ModelFacts) -> dict[str, str]:
+    """Return the configuration of a service for the dashboard."""
+    engine, package = config.engine, config.engine.traits.package
+    named = f"{engine.engine} {version(package)}" if package is not None else engine.engine
+    shown = {"Router": config.router, "Hand-off": config.handoff, "Transport": config.transport, "Engine": named}
+    shown |= {"Device": facts.device or "none", "Data type": engine.dtype, "KV eviction": engine.eviction}
+    return shown | {"Prefix caching": "yes" if engine.prefix_caching else "no"}
 
 
 def ready_line(listener: socket.socket, measured: str | None = None) -> str:

@@ -13,18 +13,12 @@ DEFAULT_KV_CACHE_BYTES = 1024 * MIB
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Context length in tokens, and numbers of KV blocks in a worker's device memory and swap space.
-
-    With `utilization`, workers that have loaded the model compute their own number: their part of that share of a
-    GPU's memory, at most `most_bytes`.
-    """
+    """Context length in tokens, and numbers of KV blocks in a worker's device memory and swap space."""
 
     layout: KvLayout
     num_blocks: int
     max_model_len: int
     swap_blocks: int = 0
-    utilization: float | None = None
-    most_bytes: int = sys.maxsize
 
 
 def plan_memory(
@@ -36,13 +30,17 @@ def plan_memory(
     available_bytes: int,
     swap_bytes: int | None = None,
     swapping: int = 0,
-    utilization: float | None = None,
-    most_bytes: int = sys.maxsize,
 ) -> MemoryPlan:
     """Return the numbers of KV and swap blocks per worker. Raises ConfigurationError if memory is insufficient."""
     wanted = kv_cache_bytes if kv_cache_bytes is not None else DEFAULT_KV_CACHE_BYTES
-    num_blocks = blocks_in(wanted, layout, max_model_len) if utilization is None else 0
-    least, needed_blocks = _least(layout, max_model_len)
+    num_blocks = wanted // layout.bytes_per_block
+    needed_blocks = -(-max_model_len // layout.block_size)
+    least = f"{-(-needed_blocks * layout.bytes_per_block // MIB)}MiB"
+    require(
+        num_blocks >= needed_blocks,
+        f"a KV cache of {wanted / MIB:,.1f} MiB holds {num_blocks * layout.block_size:,} tokens, and one "
+        f"request may need {max_model_len:,}: set --kv-cache-memory-bytes to at least {least} or lower --max-model-len",
+    )
     swap_blocks = 0 if swap_bytes is None else swap_bytes // layout.bytes_per_block
     require(
         swap_bytes is None or swap_blocks >= needed_blocks,
@@ -57,30 +55,7 @@ def plan_memory(
         f"this machine has {available_bytes / MIB:,.0f} MiB left: lower --kv-cache-memory-bytes"
         f"{' or --swap-space' if swap_total else ''}",
     )
-    return MemoryPlan(
-        layout=layout,
-        num_blocks=num_blocks,
-        max_model_len=max_model_len,
-        swap_blocks=swap_blocks,
-        utilization=utilization,
-        most_bytes=most_bytes,
-    )
-
-
-def blocks_in(nbytes: int, layout: KvLayout, max_model_len: int) -> int:
-    """Return the KV blocks in a cache of `nbytes`. Raises ConfigurationError if a request may need more."""
-    num_blocks, (least, needed_blocks) = nbytes // layout.bytes_per_block, _least(layout, max_model_len)
-    require(
-        num_blocks >= needed_blocks,
-        f"a KV cache of {nbytes / MIB:,.1f} MiB holds {num_blocks * layout.block_size:,} tokens, and one "
-        f"request may need {max_model_len:,}: set --kv-cache-memory-bytes to at least {least} or lower --max-model-len",
-    )
-    return num_blocks
-
-
-def _least(layout: KvLayout, max_model_len: int) -> tuple[str, int]:
-    blocks = -(-max_model_len // layout.block_size)
-    return f"{-(-blocks * layout.bytes_per_block // MIB)}MiB", blocks
+    return MemoryPlan(layout=layout, num_blocks=num_blocks, max_model_len=max_model_len, swap_blocks=swap_blocks)
 
 
 def available_memory() -> int:

@@ -49,9 +49,7 @@ def find_model(source: str) -> Path:
 
 
 class ModelFacts(NamedTuple):
-    """Context length and vocabulary size of a model in tokens, a hash of its configuration and weights, and the
-    devices of the workers on this host.
-    """
+    """Context length and vocabulary size of a model in tokens, a hash of its files, and the workers' devices."""
 
     max_model_len: int
     vocab_size: int

@@ -6,8 +6,17 @@ from typing import Final
 from twofold.instance import Role
 from twofold.kvcache.cache import RemovalReason
 from twofold.scheduling.instance.status import InstanceStatus
+from twofold.serving.telemetry.host import HostMeter
+from twofold.serving.telemetry.latencies import BIN_S, HISTORY
 from twofold.serving.telemetry.metrics import MetricRegistry
-from twofold.serving.telemetry.snapshot import InstanceSeries, InstanceSnapshot, InstanceState, RoleSpan, ServiceLog
+from twofold.serving.telemetry.snapshot import (
+    InstanceSeries,
+    InstanceSnapshot,
+    InstanceState,
+    PoolSample,
+    RoleSpan,
+    ServiceLog,
+)
 
 NO_STATUS: Final = InstanceStatus(0, 0, 0, 0, 0, 0, 0, 0)
 INTERVAL_S = 1.0
@@ -48,6 +57,11 @@ class InstanceHistory:
         self._waiting.append(status.waiting + status.lease_queue)
         used = 1 - status.blocks_free / status.blocks_total if status.blocks_total else 0.0
         self._kv_used.append(round(used, 4))
+
+    def recent(self, seconds: int) -> list[float]:
+        """Return the means of batch, waiting sequences and KV use over the last `seconds`."""
+        series = (list(each)[-seconds:] for each in (self._batches, self._waiting, self._kv_used))
+        return [sum(last) / max(1, len(last)) for last in series]
 
     def snapshot(self, name: str, status: InstanceStatus) -> InstanceSnapshot:
         return InstanceSnapshot(
@@ -100,6 +114,8 @@ class InstanceTelemetry:
         self._restarts = counter("worker_restarts", "Restarts of worker processes.", "instance")
         self._log = log
         self._sampled = 0  # seconds in the series
+        self._meter = HostMeter()
+        self._samples: deque[PoolSample] = deque(maxlen=HISTORY)
         self._statuses: dict[str, InstanceStatus] = {}
         self._instances: dict[str, InstanceHistory] = {}  # those with a known role
 
@@ -198,6 +214,11 @@ class InstanceTelemetry:
             known.snapshot(name, status_of(name, NO_STATUS)) for name, known in sorted(self._instances.items())
         )
 
+    def samples(self) -> tuple[PoolSample, ...]:
+        """Return samples of the pools and the host over the last hours, oldest first."""
+        self._fill()
+        return tuple(self._samples)
+
     def _find(self, instance: str) -> InstanceHistory | None:
         self._fill()
         return self._instances.get(instance)
@@ -211,3 +232,13 @@ class InstanceTelemetry:
         for _ in range(min(passed, SERIES_S)):
             for name, known in self._instances.items():
                 known.sample(self._statuses.get(name, NO_STATUS))
+        number = self._sampled // int(BIN_S) - 1  # the last bin that is over
+        if number >= 0 and (not self._samples or self._samples[-1].number < number):
+            pools = {role: self._pool_means(role) for role in {known.role for known in self._instances.values()}}
+            host, *_ = self._meter.sample()
+            self._samples.append(PoolSample(number, pools, host.busy, round(host.memory_used / host.memory_total, 4)))
+
+    def _pool_means(self, role: Role) -> tuple[float, float, float]:
+        members = [known.recent(int(BIN_S)) for known in self._instances.values() if known.role is role]
+        batch, waiting, kv_used = (sum(means) for means in zip(*members, strict=True))
+        return round(batch / len(members), 2), round(waiting, 2), round(kv_used / len(members), 4)

@@ -17,6 +17,8 @@ _BUCKETS_PER_E = 1 / math.log(_GROWTH)
 _OFFSET = 200  # keeps bucket numbers positive down to nanoseconds
 _SHORTEST_S = 1e-8
 RANKS = (0.5, 0.9, 0.99)
+BIN_S = 10.0
+HISTORY = 2160  # bins: six hours
 
 Floats = npt.NDArray[np.float64]
 
@@ -82,7 +84,7 @@ class _Bin:
 class LatencyWindow:
     """Latencies, tokens and finished requests in each of the last `bins` time bins of `bin_s` seconds."""
 
-    def __init__(self, slo: Slo, start_s: float, *, bin_s: float = 5.0, bins: int = 60) -> None:
+    def __init__(self, slo: Slo, start_s: float, *, bin_s: float = BIN_S, bins: int = HISTORY) -> None:
         self._slo, self._start_s, self._bin_s = slo, start_s, bin_s
         self._ttft_bound_s = math.inf if slo.ttft_s is None else slo.ttft_s
         self._itl_bound_s = math.inf if slo.tpot_s is None else slo.tpot_s
@@ -124,9 +126,10 @@ class LatencyWindow:
             bin_.requests += 1
             bin_.good += good
 
-    def flow(self, now: float) -> ThroughputSeries:
+    def flow(self, now: float, last: int = HISTORY) -> ThroughputSeries:
+        """Return the series of the `last` bins; the last one is the current bin."""
         self._bin(self._number(now))
-        bins = list(self._bins)
+        bins = list(self._bins)[-last:]
         return ThroughputSeries(
             bin_s=self._bin_s,
             requests=[each.requests for each in bins],

@@ -9,6 +9,7 @@ import msgspec
 
 from twofold.instance import Role
 from twofold.request import FinishReason, RequestTimings
+from twofold.serving.telemetry.host import DeviceLoad
 from twofold.slo import Slo
 from twofold.timeline import Moment, Timeline
 
@@ -215,6 +216,23 @@ class ServiceEvent(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
+class PoolSample(msgspec.Struct, frozen=True, array_like=True):
+    """Means over a bin: each pool's batch, waiting sequences and share of KV blocks, and load of CPU and memory."""
+
+    number: int  # of bins since the start
+    pools: dict[Role, tuple[float, float, float]]
+    cpu: float
+    memory: float
+
+
+class ServiceHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """Series of the last hours: of requests, from bin `first` on, and samples of the pools in these bins."""
+
+    first: int
+    flow: ThroughputSeries
+    samples: tuple[PoolSample, ...]
+
+
 class ServiceLog:
     """Counters since the start of a service, and its latest 50 events."""
 
@@ -247,3 +265,5 @@ class ServiceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     recent: RecentSummary
     totals: dict[str, int]  # since the start
     events: tuple[ServiceEvent, ...]
+    configuration: dict[str, str]
+    host: tuple[DeviceLoad, ...]  # the CPU, then the GPUs

@@ -8,7 +8,7 @@ import msgspec
 from prometheus_client import generate_latest
 
 import twofold
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, RequestError, TwofoldError
 from twofold.events import PlacedRequest, RequestSubscriber
 from twofold.request import Request
 from twofold.scheduling.admission.admission import Admission
@@ -18,6 +18,7 @@ from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.replan.replanner import ReplanDecision, ReplanOutcome
 from twofold.serving.messages import HandoffReport
 from twofold.serving.telemetry.context import CURRENT, RequestContext, TraceParent
+from twofold.serving.telemetry.host import HostMeter
 from twofold.serving.telemetry.instances import INTERVAL_S, InstanceTelemetry
 from twofold.serving.telemetry.logs import log_ended, log_rejected
 from twofold.serving.telemetry.metrics import (
@@ -29,7 +30,7 @@ from twofold.serving.telemetry.metrics import (
     StoreMetrics,
 )
 from twofold.serving.telemetry.requests import RequestTelemetry, phases
-from twofold.serving.telemetry.snapshot import AttemptStage, ServiceLog, ServiceSnapshot
+from twofold.serving.telemetry.snapshot import AttemptStage, ServiceHistory, ServiceLog, ServiceSnapshot
 from twofold.slo import Slo
 from twofold.timeline import Timeline
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from twofold.serving.telemetry.tracing import Tracer
 
 WINDOW_S = 60.0
+RECENT_BINS = 30  # five minutes
 
 
 class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +79,9 @@ class Telemetry(RequestSubscriber):
         for outcome in ReplanOutcome:
             self._replans.labels(outcome.value)
         self.held = registry.gauge("num_requests_held", "Requests that wait for placement.")
+        self._failures = counter("request_failures", "Requests that failed, by reason.", "reason")
+        self._meter = HostMeter()
+        self.configuration: dict[str, str] = {}  # of the service, for the dashboard
         self._origins: dict[str, tuple[RequestContext, TraceParent]] = {}  # context, and the span id sent to the client
 
     def admission(self, admission: Admission) -> None:
@@ -131,6 +136,12 @@ class Telemetry(RequestSubscriber):
         self._log.totals["replays"] += 1
         self._log.event(f"replays {request_id}", instance)
 
+    def failed(self, error: TwofoldError) -> None:
+        """Count a request that fails with `error`."""
+        code = error.code if isinstance(error, RequestError) else "instance_lost"
+        self._failures.labels(code or "other").inc()
+        self._log.totals[f"failed_{code or 'other'}"] += 1
+
     def deadline_missed(self) -> None:
         self._deadline_misses.inc()
         self._log.totals["deadline_misses"] += 1
@@ -166,11 +177,20 @@ class Telemetry(RequestSubscriber):
             phases=phases(live, sum(each.waiting for each in instances)),
             handoffs_in_flight=sum(each.arriving for each in instances),
             requests=self._requests.snapshot(live),
-            flow=latencies.flow(now),
+            flow=latencies.flow(now, RECENT_BINS),
             recent=latencies.recent(now, WINDOW_S),
             totals=dict(self._log.totals),
             events=tuple(self._log.events),
+            configuration=self.configuration,
+            host=self._meter.sample(),
         )
+
+    def history(self, live: Collection[Timeline]) -> ServiceHistory:
+        """Return the history of the service, of up to six hours."""
+        now = self._log.clock()
+        flow = self._requests.latencies(live).flow(now)
+        first = int((now - self._log.start_s) // flow.bin_s) + 1 - len(flow.tokens)
+        return ServiceHistory(first=first, flow=flow, samples=self.instances.samples())
 
     def close(self) -> None:
         """Export the remaining trace spans, which may take some seconds."""

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
-from twofold.engine.devices import DEFAULT_UTILIZATION, choose_device, kv_cache_bytes, place_ranks
+from twofold.engine.base import SequenceStep
+from twofold.engine.devices import DEFAULT_UTILIZATION, DeviceMemory, GpuBudget, choose_device, place_ranks
 from twofold.engine.grammar import GrammarMatchers
 from twofold.engine.rank_link import FirstRankLink
 from twofold.engine.tokenizer import tokenizer_json
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import LoadedModel, load_model
-from twofold.engine.torch.memory import measure_memory
 from twofold.engine.torch.pool import KvPool, copy_blocks
 from twofold.engine.torch.ranks import RankIteration, SplitEngine, follow
 from twofold.engine.torch.split_model import RankGroup, check_split_model, split_model
@@ -25,7 +25,7 @@ from twofold.scheduling.batchers import BATCHERS, can_swap
 from twofold.scheduling.instance.swap_preemption import BlockCopy
 from twofold.security.network import HostNetwork
 from twofold.serving.config import ServiceConfig, WorkerConfig
-from twofold.serving.launch.memory_plan import MemoryPlan, available_memory, blocks_in, plan_memory
+from twofold.serving.launch.memory_plan import MemoryPlan, available_memory, plan_memory
 from twofold.serving.launch.model_source import model_fingerprint
 from twofold.serving.store.copier import PoolCopier
 from twofold.serving.store.server import check_store
@@ -83,12 +83,13 @@ class TorchFactory(EngineFactory):
         make_transport: MakeTransport,
         network: HostNetwork | None,
         tokenizer: Path,
+        budget: GpuBudget | None = None,  # the size of the KV cache; None: by the plan
     ) -> None:
         self.model = name
         self._tokenizer = tokenizer  # directory
-        self._model, self._plan, self._devices = model, plan, devices
+        self._model, self._plan, self._devices, self._budget = model, plan, devices, budget
         self._sharing = Counter(chain.from_iterable(devices.values()))
-        self.device = ", ".join(self._sharing)
+        self.device = f"{', '.join(self._sharing)}, {plan.layout.dtype}"
         self._make_transport, self._network = make_transport, network
         self.max_model_len = plan.max_model_len
         self.vocab_size = model.vocab_size
@@ -163,15 +164,32 @@ class TorchFactory(EngineFactory):
 
     def _num_blocks(self, spec: WorkerConfig, model: LoadedModel, device: str) -> int:
         """Return the number of KV blocks of a rank, by the plan or by the memory of its GPU."""
-        plan = self._plan
-        if plan.utilization is None:
+        plan, budget = self._plan, self._budget
+        if budget is None:
             return plan.num_blocks
         layout, batcher = model.layout(plan.layout.block_size), BATCHERS[spec.batcher]
         whole = batcher.prefills and not batcher.cuts_prompts
         tokens = plan.max_model_len if whole else min(spec.max_num_batched_tokens, plan.max_model_len)
         memory = measure_memory(model, layout.block_size, tokens, device)
-        free_bytes = kv_cache_bytes(memory, plan.utilization, self._sharing[device])
-        return blocks_in(min(free_bytes, plan.most_bytes), layout, plan.max_model_len)
+        found = budget.kv_cache_bytes(memory, self._sharing[device]) // layout.bytes_per_block
+        require(
+            found >= plan.num_blocks,
+            f"{device} has room for {found * layout.block_size:,} tokens of KV beside the weights, and one request may "
+            f"need {plan.max_model_len:,}: lower --max-model-len or raise --gpu-memory-utilization",
+        )
+        return found
+
+
+def measure_memory(model: LoadedModel, block_size: int, tokens: int, device: str) -> DeviceMemory:
+    """Run the largest batch, a prompt of `tokens` tokens, on the GPU with the weights, and return its memory."""
+    cuda, loaded, blocks = torch.cuda, torch.cuda.memory_reserved(device), -(-tokens // block_size)
+    engine = TorchEngine(model, KvPool(model.layout(block_size), blocks, device=device))
+    engine.run([SequenceStep("", [0] * tokens, start=0, block_table=tuple(range(blocks)), sampling=None)])
+    del engine
+    peak = cuda.max_memory_reserved(device)
+    cuda.empty_cache()
+    free, total = cuda.mem_get_info(device)
+    return DeviceMemory(total, free, loaded, peak)
 
 
 def prepare(service: ServiceConfig, report: ReportStage) -> TorchFactory:
@@ -185,28 +203,29 @@ def prepare(service: ServiceConfig, report: ReportStage) -> TorchFactory:
     devices = place_ranks(device, ranks, torch.cuda.device_count())
     utilization = config.gpu_memory_utilization
     require(utilization is None or device != "cpu", "--gpu-memory-utilization is for GPUs, and the workers use the CPU")
-    if device != "cpu" and config.kv_cache_bytes is None:
-        utilization = utilization or DEFAULT_UTILIZATION
     report("loading the model")
     model = load_model(config.model, dtype=config.dtype)
     for worker in service.workers:
         check_split_model(model, worker.split, config.model)
-    layout, available_bytes = model.layout(config.block_size), available_memory()
+    layout, available_bytes, budget = model.layout(config.block_size), available_memory(), None
     if service.store is not None:
         check_store(service.store, layout, available_bytes)
         available_bytes -= service.store.memory_bytes
+    kv_cache_bytes, max_model_len = config.kv_cache_bytes, config.context(model.max_model_len)
+    if device != "cpu" and kv_cache_bytes is None:
+        # Other transports have a copy of each block in host memory.
+        most_bytes = sys.maxsize if service.transport == "nixl" else available_bytes // max(1, sum(ranks.values()))
+        budget = GpuBudget(utilization or DEFAULT_UTILIZATION, most_bytes)
+        kv_cache_bytes = layout.pool_bytes(-(-max_model_len // config.block_size))  # the least; workers find the most
     plan = plan_memory(
         layout,
-        kv_cache_bytes=config.kv_cache_bytes,
-        max_model_len=config.context(model.max_model_len),
+        kv_cache_bytes=kv_cache_bytes,
+        max_model_len=max_model_len,
         workers=len(service.workers),
         available_bytes=available_bytes,
         swap_bytes=config.swap_bytes,
         swapping=sum(can_swap(worker.batcher) for worker in service.workers),
-        utilization=utilization,
-        # Other transports have a copy of each block in host memory.
-        most_bytes=sys.maxsize if service.transport == "nixl" else available_bytes // max(1, sum(ranks.values())),
     )
     name, make = model_fingerprint(Path(config.model)), load_transport(service.transport)
     tokenizer = Path(config.tokenizer or config.model)
-    return TorchFactory(model, name, plan, devices, make, service.network, tokenizer)
+    return TorchFactory(model, name, plan, devices, make, service.network, tokenizer, budget)

@@ -80,7 +80,9 @@ class VllmFactory(EngineFactory):
         kv_heads = [1 if model.use_mla else model.get_total_num_kv_heads()] * self._num_layers
         for worker in service.workers:
             unsharded = worker.split.ranks == 1
-            require(self.device == "cpu" or unsharded, "--tp and --pp need --device cpu: ranks of vLLM hand off from it")
+            require(
+                self.device == "cpu" or unsharded, "--tp and --pp need --device cpu: ranks of vLLM hand off from it"
+            )
             check_sharding(worker.split, kv_heads, model.hf_text_config.num_attention_heads, config.model)
             drafts = self._options(worker.role).get("speculative_config")
             require(not drafts or unsharded, "speculative_config is not tested with --tp or --pp")

@@ -133,9 +133,7 @@ PROFILES: Final = replace(PROFILE, help=PROFILE.help.replace(".", "; repeatable.
 LINK_BANDWIDTH: Final = Flag("Bandwidth of KV transfers in GB/s.")
 KV_CACHE_MEMORY: Final = Flag("KV cache memory of each worker, as in 500M.", metavar="SIZE", parse=parse_size)
 DTYPE: Final = Flag("Data type of weights and KV cache.", choices=DTYPES)
-GPU_MEMORY: Final = Flag(
-    "Share of a GPU's memory for the weights and KV of all workers on it, without --kv-cache-memory-bytes.", gt=0, le=1
-)
+GPU_MEMORY: Final = Flag("Share of a GPU's memory for the weights and KV cache of all workers on it.", gt=0, le=1)
 DEVICE: Final = Flag("Device of each worker: cpu, cuda or cuda:0.")
 PIN_CORES: Final = Flag("Pin each worker to its own CPU cores.")
 

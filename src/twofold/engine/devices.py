@@ -15,32 +15,21 @@ CONTEXT_BYTES: Final = 1 << 30
 
 
 class DeviceMemory(NamedTuple):
-    """Memory of a GPU in bytes, with a worker's weights on it. Torch's own is `loaded`, and `peak` in a batch."""
+    """Memory of a GPU in bytes: all, free, and torch's, with a worker's weights and at its peak in a batch."""
 
     total: int
     free: int
     loaded: int
     peak: int
 
-
-class GpuBudget(NamedTuple):
-    """Share of a GPU's memory for all ranks on it, and the most bytes for the KV cache of one of them."""
-
-    utilization: float
-    most_bytes: int
-
-    def kv_cache_bytes(self, memory: DeviceMemory, sharing: int) -> int:
-        """Return the bytes for the KV cache of one of `sharing` ranks on a GPU."""
-        share = int(memory.total * self.utilization) // sharing - memory.peak - CONTEXT_BYTES
-        free = memory.free - (memory.peak - memory.loaded)  # other processes may use the GPU, too
-        return max(0, min(share, free, self.most_bytes))
+    def for_kv(self, share: float) -> int:
+        """Return the bytes for a KV cache if the worker may use this share of the GPU's memory."""
+        free = self.free - (self.peak - self.loaded)  # other processes may use the GPU, too
+        return max(0, min(int(self.total * share) - self.peak - CONTEXT_BYTES, free))
 
 
 def choose_device(name: str) -> str:
-    """Return the device `name`; for `auto`, cuda if torch finds a GPU, else cpu.
-
-    Raises ConfigurationError unless torch supports it.
-    """
+    """Return the device `name`, or for `auto` the best there is. Raises ConfigurationError unless torch has it."""
     # Must not initialize CUDA, which survives no fork.
     if name == AUTO:
         return "cuda" if torch.version.cuda is not None and torch.cuda.device_count() else "cpu"
@@ -55,14 +44,12 @@ def choose_device(name: str) -> str:
 
 
 def place_ranks(device: str, ranks: Mapping[str, int], gpus: int) -> dict[str, tuple[str, ...]]:
-    """Return the device of each rank of each worker, given their numbers of ranks.
+    """Return the device of each rank of each worker. With `cuda`, they take the GPUs in turn.
 
-    With `cuda`, the ranks of all workers take the GPUs in turn. Raises ConfigurationError if a worker has more ranks
-    than there are GPUs.
+    Raises ConfigurationError if a worker has more ranks than there are GPUs.
     """
-    if device != "cuda":
-        return {worker: (device,) * count for worker, count in ranks.items()}
-    most = max(ranks.values(), default=1)
-    require(most <= gpus, f"--device cuda: a worker needs a GPU for each rank, so {most}, and torch finds {gpus}")
-    turns = cycle(range(gpus))
-    return {worker: tuple(f"cuda:{next(turns)}" for _ in range(count)) for worker, count in ranks.items()}
+    places = [f"cuda:{index}" for index in range(gpus)] if device == "cuda" else [device]
+    most, turns = max(ranks.values(), default=1), cycle(places)
+    why = f"--device {device}: each rank of a worker needs its own GPU, so {most}, and there are {len(places)}"
+    require(device == "cpu" or most <= len(places), why)
+    return {worker: tuple(next(turns) for _ in range(count)) for worker, count in ranks.items()}

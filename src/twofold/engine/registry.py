@@ -18,7 +18,7 @@ class EngineTraits:
     environment: Mapping[str, str] = field(default_factory=dict)  # defaults of environment variables
     runs_model: bool = True  # False: only takes the time that a model would take
     recomputes: bool = False  # may preempt a decode and recompute its KV from the prompt
-    cpu_block_size: int = 16
+    block_size: int = 16  # tokens in a KV block by default
 
     def check_installed(self) -> None:
         """Raise ConfigurationError if the engine's package is not installed."""
@@ -52,7 +52,7 @@ ENGINES: dict[str, EngineTraits] = {
             "OMP_NUM_THREADS": "1",
         },
         recomputes=True,
-        cpu_block_size=32,
+        block_size=32,  # the default on a CPU
     ),
     "emulated": EngineTraits(
         help="takes the time of the machines in --cluster, and computes nothing",

@@ -75,6 +75,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     split: Sharding = UNSHARDED  # tensor and pipeline parallelism
 
+    def largest_batch(self, max_model_len: int) -> int:
+        """Return the most tokens in an iteration, given the longest prompt: whole prompts may exceed the budget."""
+        whole = BATCHERS[self.batcher].prefills and not BATCHERS[self.batcher].cuts_prompts
+        return max(self.max_num_batched_tokens, max_model_len if whole else 0)
+
 
 class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of workers that join from other hosts: batching policy of each role, and token budget."""

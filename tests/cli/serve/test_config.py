@@ -84,7 +84,7 @@ def test_the_model_is_called_as_in_the_file(cluster):
         ({"model": "llama2-70b"}, "MODEL is not used"),
         ({"dtype": "float32"}, "--dtype has no effect"),
         ({"device": "cuda"}, "--device has no effect"),
-        ({"kv_cache_memory_bytes": 1}, "--kv-cache-memory-bytes needs --engine torch"),
+        ({"kv_cache_memory_bytes": 1}, "--kv-cache-memory-bytes has no effect"),
     ],
 )
 def test_flags_that_deny_the_file(cluster, flags, said):

@@ -34,7 +34,6 @@ def test_each_phase_has_its_degree():
     [
         ({"transport": "nixl"}, r"from prefill-0 \(TP1 PP1\) to decode-0 \(TP2 PP1\): use shared_memory"),
         ({"kv_checksums": True}, "--kv-checksums .* decode-0 .* shards"),
-        ({"engine": EngineConfig(model="m", device="cuda:1")}, "use cuda"),
         ({"engine": EngineConfig(model="m", swap_bytes=1 << 30)}, "--swap-space .* decode-0 .* shards"),
     ],
 )

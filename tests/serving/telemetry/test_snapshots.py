@@ -81,7 +81,7 @@ def test_a_lost_instance_is_empty_until_it_returns(telemetry):
     telemetry.at(101.0).status("prefill-0", status(waiting=3, blocks_total=10, blocks_free=1))
     telemetry.at(102.0).remove("prefill-0")
     lost = only(telemetry.seen(102.0))
-    assert (lost.state, lost.waiting, lost.blocks_total) == (InstanceState.LOST, 0, 0)
+    assert (lost.state, lost.status.waiting, lost.status.blocks_total) == (InstanceState.LOST, 0, 0)
     telemetry.at(103.0).restarted("prefill-0")
     telemetry.at(104.0).role("prefill-0", Role.PREFILL)
     telemetry.at(104.0).state("prefill-0", InstanceState.UP)

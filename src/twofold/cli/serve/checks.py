@@ -65,9 +65,8 @@ def _check_emulated(settings: ServeSettings) -> None:
         raise ConfigurationError("--engine emulated needs --cluster FILE, with the machines to emulate")
     refuse(settings, "model", "is not used with --engine emulated: the cluster file names the model")
     unused = f"dtype device transport kv_checksums kv_store_dram {_SIZES} pipeline_chunk"
+    unused += " kv_cache_memory_bytes gpu_memory_utilization"
     refuse(settings, unused, "has no effect with --engine emulated, which computes nothing")
-    memory = "kv_cache_memory_bytes gpu_memory_utilization"
-    refuse(settings, memory, "needs --engine torch: an emulated machine has its own memory")
 
 
 def _check_vllm(settings: ServeSettings) -> None:

@@ -94,7 +94,7 @@ def _from_flags(settings: ServeSettings) -> ServiceConfig:
         others_join=others_join,
     )
     terms = policies.terms(colocated=unsplit)
-    block_size = settings.block_size or _default_block_size(settings)
+    block_size = settings.block_size or ENGINES[settings.engine].block_size
     return _config(
         settings,
         _model_engine(settings, block_size, settings.max_num_seqs or 64, settings.swap_space),
@@ -169,10 +169,6 @@ def _model_engine(settings: ServeSettings, block_size: int, max_num_seqs: int, s
         max_num_seqs=max_num_seqs,
         prefix_caching=settings.enable_prefix_caching is not False,
     )
-
-
-def _default_block_size(settings: ServeSettings) -> int:
-    return 16 if (settings.device or "").startswith("cuda") else ENGINES[settings.engine].cpu_block_size
 
 
 def _emulated_engine(settings: ServeSettings, spec: ClusterSpec) -> EngineConfig:

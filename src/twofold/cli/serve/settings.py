@@ -95,10 +95,8 @@ class EngineSettings(Settings, panel="Engine"):
     engine: str = flag("Engine that runs the model.", "torch", choices=ENGINES)
     dtype: str | None = options.DTYPE.field(unset="auto")
     device: str | None = options.DEVICE.field(unset="auto: cuda if torch finds a GPU, else cpu")
-    block_size: int | None = options.BLOCK_SIZE.field(unset="16; 32 with vLLM, unless on --device cuda")
-    kv_cache_memory_bytes: int | None = options.KV_CACHE_MEMORY.field(
-        unset="1GiB; on a GPU by --gpu-memory-utilization"
-    )
+    block_size: int | None = options.BLOCK_SIZE.field(unset="16; 32 with vLLM")
+    kv_cache_memory_bytes: int | None = options.KV_CACHE_MEMORY.field(unset="1GiB; on GPUs, a share of the memory")
     gpu_memory_utilization: float | None = options.GPU_MEMORY.field(unset="0.9")
     swap_space: int | None = options.SWAP_SPACE.field()
     enable_prefix_caching: bool | None = flag(

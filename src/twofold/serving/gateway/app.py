@@ -78,6 +78,9 @@ class Dashboard:
             self._taken_s = now
         return Response(self._data, media_type="application/json", headers={"Cache-Control": "no-store"})
 
+    async def history(self, _request: Request) -> Response:
+        return json_response(self._service.history())
+
 
 def _policy(page: str) -> str:
     """Return a content security policy that allows only the scripts and styles inside `page`."""
@@ -126,7 +129,6 @@ def create_app(
         app.add_route(path, endpoint, methods=["POST"])
     _add_api(app, gateway)
     _add_operations(app, service, gateway.bodies, keys=settings.keys is not None)
-    _add_dashboard(app, service)
     return RequestMiddleware(app, settings.keys, posted)
 
 
@@ -252,8 +254,6 @@ def _add_operations(app: FastAPI, service: Service, bodies: BodyReader, *, keys:
     async def docs() -> Response:
         return get_swagger_ui_html(openapi_url="/openapi.json", title=f"Twofold: {service.model.name}")
 
-
-def _add_dashboard(app: FastAPI, service: Service) -> None:
     dashboard = Dashboard(service)
 
     @app.get("/dashboard")
@@ -264,9 +264,7 @@ def _add_dashboard(app: FastAPI, service: Service) -> None:
     async def data() -> Response:
         return dashboard.data()
 
-    @app.get("/dashboard/history")
-    async def history() -> Response:
-        return json_response(service.history())
+    app.add_route("/dashboard/history", dashboard.history)
 
 
 def _card(model: ServedModel, name: str) -> ModelCard:

@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 
 from twofold.engine.base import KvLayout
-from twofold.errors import ConfigurationError, require
+from twofold.errors import require
+from twofold.serving.telemetry.host import memory_bytes
 
 MIB = 2**20
 DEFAULT_KV_CACHE_BYTES = 1024 * MIB
@@ -60,14 +61,7 @@ def plan_memory(
 
 def available_memory() -> int:
     """Return the available memory in bytes: the host's MemAvailable, limited by the container's cgroup."""
-    return min(_host_memory(), _group_memory(Path("/sys/fs/cgroup")))
-
-
-def _host_memory() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise ConfigurationError("/proc/meminfo has no MemAvailable")
+    return min(memory_bytes("MemAvailable"), _group_memory(Path("/sys/fs/cgroup")))
 
 
 def _group_memory(group: Path) -> int:

@@ -195,11 +195,6 @@ def check_splits(config: ServiceConfig) -> None:
         config.journal_dir is None or not any(BATCHERS[worker.batcher].chunked for worker in divided),
         "--journal records one batch at a time, and --pipeline-chunk runs several: leave one of them out",
     )
-    require(
-        not config.engine.device.startswith("cuda:"),
-        f"--device {config.engine.device} is one device, and each rank of {first.instance} ({first.split}) needs "
-        "its own: use cuda",
-    )
 
 
 def _pair(config: ServiceConfig, divided: WorkerConfig) -> str:

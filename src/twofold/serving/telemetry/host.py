@@ -1,10 +1,12 @@
-"""Load of this host: its CPU cores, memory and NVIDIA GPUs."""
+"""Load of this host: its CPU cores, memory and NVIDIA GPUs, and the pools of the service."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+
+from twofold.instance import Role
 
 
 class DeviceLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,6 +16,21 @@ class DeviceLoad(msgspec.Struct, frozen=True, kw_only=True):
     busy: float
     memory_used: int
     memory_total: int
+
+
+class LoadSample(msgspec.Struct, frozen=True, array_like=True):
+    """Means over a bin: each pool's batch, waiting sequences and share of KV blocks, and the load of CPU and memory."""
+
+    number: int  # of bins since the start
+    pools: dict[Role, tuple[float, float, float]]
+    cpu: float
+    memory: float
+
+
+def memory_bytes(name: str, proc: Path = Path("/proc")) -> int:
+    """Return an entry of /proc/meminfo, such as MemAvailable."""
+    entries = (line.split() for line in (proc / "meminfo").read_text("ascii").splitlines())
+    return next(int(entry[1]) * 1024 for entry in entries if entry[0] == f"{name}:")
 
 
 class HostMeter:
@@ -27,10 +44,9 @@ class HostMeter:
         """Return the load of the host and of each GPU."""
         busy, total = self._ticks()
         share, self._busy, self._all = (busy - self._busy) / max(1, total - self._all), busy, total
-        memory = dict(line.split()[:2] for line in (self._proc / "meminfo").read_text("ascii").splitlines())
-        bytes_total, free = (int(memory[name]) * 1024 for name in ("MemTotal:", "MemAvailable:"))
-        cores, used = f"{os.cpu_count()} cores", bytes_total - free
-        return DeviceLoad(name=cores, busy=round(share, 4), memory_used=used, memory_total=bytes_total), *_gpus()
+        cores, memory = f"{os.cpu_count()} cores", memory_bytes("MemTotal", self._proc)
+        used = memory - memory_bytes("MemAvailable", self._proc)
+        return DeviceLoad(name=cores, busy=round(share, 4), memory_used=used, memory_total=memory), *_gpus()
 
     def _ticks(self) -> tuple[int, int]:
         # proc_stat(5): user, nice, system, idle, iowait, irq, softirq and steal of all cores.

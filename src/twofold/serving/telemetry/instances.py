@@ -6,17 +6,10 @@ from typing import Final
 from twofold.instance import Role
 from twofold.kvcache.cache import RemovalReason
 from twofold.scheduling.instance.status import InstanceStatus
-from twofold.serving.telemetry.host import HostMeter
+from twofold.serving.telemetry.host import HostMeter, LoadSample
 from twofold.serving.telemetry.latencies import BIN_S, HISTORY
 from twofold.serving.telemetry.metrics import MetricRegistry
-from twofold.serving.telemetry.snapshot import (
-    InstanceSeries,
-    InstanceSnapshot,
-    InstanceState,
-    PoolSample,
-    RoleSpan,
-    ServiceLog,
-)
+from twofold.serving.telemetry.snapshot import InstanceSeries, InstanceSnapshot, InstanceState, RoleSpan, ServiceLog
 
 NO_STATUS: Final = InstanceStatus(0, 0, 0, 0, 0, 0, 0, 0)
 INTERVAL_S = 1.0
@@ -69,15 +62,8 @@ class InstanceHistory:
             role=self.role,
             home=self.home,
             state=self.state,
-            waiting=status.waiting,
-            running=status.running,
-            lease_queue=status.lease_queue,
-            arriving=status.arriving,
-            handing_off=status.handing_off,
+            status=status,
             batch=self.batch if status.running else 0,
-            blocks_total=status.blocks_total,
-            blocks_free=status.blocks_free,
-            blocks_in_flight=status.blocks_in_flight,
             restarts=self.restarts,
             roles=tuple(self.roles),
             series=InstanceSeries(batch=list(self._batches), waiting=list(self._waiting), kv_used=list(self._kv_used)),
@@ -115,7 +101,7 @@ class InstanceTelemetry:
         self._log = log
         self._sampled = 0  # seconds in the series
         self._meter = HostMeter()
-        self._samples: deque[PoolSample] = deque(maxlen=HISTORY)
+        self._samples: deque[LoadSample] = deque(maxlen=HISTORY)
         self._statuses: dict[str, InstanceStatus] = {}
         self._instances: dict[str, InstanceHistory] = {}  # those with a known role
 
@@ -214,7 +200,7 @@ class InstanceTelemetry:
             known.snapshot(name, status_of(name, NO_STATUS)) for name, known in sorted(self._instances.items())
         )
 
-    def samples(self) -> tuple[PoolSample, ...]:
+    def samples(self) -> tuple[LoadSample, ...]:
         """Return samples of the pools and the host over the last hours, oldest first."""
         self._fill()
         return tuple(self._samples)
@@ -236,7 +222,7 @@ class InstanceTelemetry:
         if number >= 0 and (not self._samples or self._samples[-1].number < number):
             pools = {role: self._pool_means(role) for role in {known.role for known in self._instances.values()}}
             host, *_ = self._meter.sample()
-            self._samples.append(PoolSample(number, pools, host.busy, round(host.memory_used / host.memory_total, 4)))
+            self._samples.append(LoadSample(number, pools, host.busy, round(host.memory_used / host.memory_total, 4)))
 
     def _pool_means(self, role: Role) -> tuple[float, float, float]:
         members = [known.recent(int(BIN_S)) for known in self._instances.values() if known.role is role]

@@ -12,6 +12,7 @@ from twofold.serving.telemetry.context import RequestContext
 from twofold.timeline import Timeline
 
 FIELDS = "fields"  # attribute of a log record with additional fields
+_LATENCIES = ("prefill_s", "transfer_s", "ttft_s", "tpot_s", "e2e_s")
 request_log = logging.getLogger("twofold.requests")
 
 
@@ -66,12 +67,8 @@ def log_ended(timeline: Timeline, context: RequestContext | None, model: str) ->
         "prefill_instance": timeline.prefill_instance,
         "decode_instance": timeline.decode_instance,
         "queue_s": _rounded(timeline.queue_prefill_s),
-        "prefill_s": _rounded(timeline.prefill_s),
-        "transfer_s": _rounded(timeline.transfer_s),
-        "ttft_s": _rounded(timeline.ttft_s),
-        "tpot_s": _rounded(timeline.tpot_s),
-        "e2e_s": _rounded(timeline.e2e_s),
     }
+    fields |= {name: _rounded(getattr(timeline, name)) for name in _LATENCIES}
     request_log.info("request ended", extra={FIELDS: fields})
 
 

@@ -9,7 +9,8 @@ import msgspec
 
 from twofold.instance import Role
 from twofold.request import FinishReason, RequestTimings
-from twofold.serving.telemetry.host import DeviceLoad
+from twofold.scheduling.instance.status import InstanceStatus
+from twofold.serving.telemetry.host import DeviceLoad, LoadSample
 from twofold.slo import Slo
 from twofold.timeline import Moment, Timeline
 
@@ -140,15 +141,8 @@ class InstanceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     home: Role  # the configured role
     state: InstanceState
-    waiting: int = 0
-    running: int = 0
-    lease_queue: int = 0  # requests that wait for KV blocks
-    arriving: int = 0  # requests with KV that is being received
-    handing_off: int = 0  # requests with KV that is being sent
+    status: InstanceStatus
     batch: int = 0  # sequences that got a token in the last iteration
-    blocks_total: int = 0
-    blocks_free: int = 0
-    blocks_in_flight: int = 0
     restarts: int = 0
     roles: tuple[RoleSpan, ...] = ()
     series: InstanceSeries
@@ -216,21 +210,12 @@ class ServiceEvent(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class PoolSample(msgspec.Struct, frozen=True, array_like=True):
-    """Means over a bin: each pool's batch, waiting sequences and share of KV blocks, and load of CPU and memory."""
-
-    number: int  # of bins since the start
-    pools: dict[Role, tuple[float, float, float]]
-    cpu: float
-    memory: float
-
-
 class ServiceHistory(msgspec.Struct, frozen=True, kw_only=True):
     """Series of the last hours: of requests, from bin `first` on, and samples of the pools in these bins."""
 
     first: int
     flow: ThroughputSeries
-    samples: tuple[PoolSample, ...]
+    samples: tuple[LoadSample, ...]
 
 
 class ServiceLog:

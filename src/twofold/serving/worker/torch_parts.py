@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from twofold.engine.base import SequenceStep
-from twofold.engine.devices import DEFAULT_UTILIZATION, DeviceMemory, GpuBudget, choose_device, place_ranks
+from twofold.engine.devices import DEFAULT_UTILIZATION, DeviceMemory, choose_device, place_ranks
 from twofold.engine.grammar import GrammarMatchers
 from twofold.engine.rank_link import FirstRankLink
 from twofold.engine.tokenizer import tokenizer_json
@@ -21,7 +21,7 @@ from twofold.engine.torch.pool import KvPool, copy_blocks
 from twofold.engine.torch.ranks import RankIteration, SplitEngine, follow
 from twofold.engine.torch.split_model import RankGroup, check_split_model, split_model
 from twofold.errors import require
-from twofold.scheduling.batchers import BATCHERS, can_swap
+from twofold.scheduling.batchers import can_swap
 from twofold.scheduling.instance.swap_preemption import BlockCopy
 from twofold.security.network import HostNetwork
 from twofold.serving.config import ServiceConfig, WorkerConfig
@@ -83,11 +83,13 @@ class TorchFactory(EngineFactory):
         make_transport: MakeTransport,
         network: HostNetwork | None,
         tokenizer: Path,
-        budget: GpuBudget | None = None,  # the size of the KV cache; None: by the plan
+        utilization: float | None = None,  # share of a GPU's memory; None: the KV cache is that of the plan
+        most_bytes: int = sys.maxsize,  # for the KV cache of a rank
     ) -> None:
         self.model = name
         self._tokenizer = tokenizer  # directory
-        self._model, self._plan, self._devices, self._budget = model, plan, devices, budget
+        self._model, self._plan, self._devices = model, plan, devices
+        self._utilization, self._most_bytes = utilization, most_bytes
         self._sharing = Counter(chain.from_iterable(devices.values()))
         self.device = f"{', '.join(self._sharing)}, {plan.layout.dtype}"
         self._make_transport, self._network = make_transport, network
@@ -164,14 +166,14 @@ class TorchFactory(EngineFactory):
 
     def _num_blocks(self, spec: WorkerConfig, model: LoadedModel, device: str) -> int:
         """Return the number of KV blocks of a rank, by the plan or by the memory of its GPU."""
-        plan, budget = self._plan, self._budget
-        if budget is None:
+        plan = self._plan
+        if self._utilization is None:
             return plan.num_blocks
-        layout, batcher = model.layout(plan.layout.block_size), BATCHERS[spec.batcher]
-        whole = batcher.prefills and not batcher.cuts_prompts
-        tokens = plan.max_model_len if whole else min(spec.max_num_batched_tokens, plan.max_model_len)
-        memory = measure_memory(model, layout.block_size, tokens, device)
-        found = budget.kv_cache_bytes(memory, self._sharing[device]) // layout.bytes_per_block
+        layout = model.layout(plan.layout.block_size)
+        tokens = min(spec.largest_batch(plan.max_model_len), plan.max_model_len)
+        share = self._utilization / self._sharing[device]
+        kv_bytes = measure_memory(model, layout.block_size, tokens, device).for_kv(share)
+        found = min(kv_bytes, self._most_bytes) // layout.bytes_per_block
         require(
             found >= plan.num_blocks,
             f"{device} has room for {found * layout.block_size:,} tokens of KV beside the weights, and one request may "
@@ -201,21 +203,22 @@ def prepare(service: ServiceConfig, report: ReportStage) -> TorchFactory:
     device = choose_device(config.device)
     ranks = {worker.instance: worker.split.ranks for worker in service.workers}
     devices = place_ranks(device, ranks, torch.cuda.device_count())
-    utilization = config.gpu_memory_utilization
-    require(utilization is None or device != "cpu", "--gpu-memory-utilization is for GPUs, and the workers use the CPU")
+    for_gpus = "--gpu-memory-utilization is for GPUs, and the workers use the CPU"
+    require(config.gpu_memory_utilization is None or device != "cpu", for_gpus)
     report("loading the model")
     model = load_model(config.model, dtype=config.dtype)
     for worker in service.workers:
         check_split_model(model, worker.split, config.model)
-    layout, available_bytes, budget = model.layout(config.block_size), available_memory(), None
+    layout, available_bytes = model.layout(config.block_size), available_memory()
     if service.store is not None:
         check_store(service.store, layout, available_bytes)
         available_bytes -= service.store.memory_bytes
     kv_cache_bytes, max_model_len = config.kv_cache_bytes, config.context(model.max_model_len)
+    utilization, most_bytes = None, sys.maxsize
     if device != "cpu" and kv_cache_bytes is None:
-        # Other transports have a copy of each block in host memory.
-        most_bytes = sys.maxsize if service.transport == "nixl" else available_bytes // max(1, sum(ranks.values()))
-        budget = GpuBudget(utilization or DEFAULT_UTILIZATION, most_bytes)
+        utilization = config.gpu_memory_utilization or DEFAULT_UTILIZATION
+        if service.transport != "nixl":  # a copy of each block is in host memory
+            most_bytes = available_bytes // max(1, sum(ranks.values()))
         kv_cache_bytes = layout.pool_bytes(-(-max_model_len // config.block_size))  # the least; workers find the most
     plan = plan_memory(
         layout,
@@ -228,4 +231,4 @@ def prepare(service: ServiceConfig, report: ReportStage) -> TorchFactory:
     )
     name, make = model_fingerprint(Path(config.model)), load_transport(service.transport)
     tokenizer = Path(config.tokenizer or config.model)
-    return TorchFactory(model, name, plan, devices, make, service.network, tokenizer, budget)
+    return TorchFactory(model, name, plan, devices, make, service.network, tokenizer, utilization, most_bytes)

@@ -28,7 +28,6 @@ from twofold.errors import require
 from twofold.instance import Role
 from twofold.kvcache.sharding import check_sharding
 from twofold.request import SamplingParams
-from twofold.scheduling.batchers import BATCHERS
 from twofold.serving.config import ServiceConfig, WorkerConfig
 from twofold.serving.launch.memory_plan import DEFAULT_KV_CACHE_BYTES
 from twofold.serving.launch.model_source import model_fingerprint
@@ -80,9 +79,7 @@ class VllmFactory(EngineFactory):
         kv_heads = [1 if model.use_mla else model.get_total_num_kv_heads()] * self._num_layers
         for worker in service.workers:
             unsharded = worker.split.ranks == 1
-            require(
-                self.device == "cpu" or unsharded, "--tp and --pp need --device cpu: ranks of vLLM hand off from it"
-            )
+            require(self.device == "cpu" or unsharded, "--tp and --pp of --engine vllm need --device cpu")
             check_sharding(worker.split, kv_heads, model.hf_text_config.num_attention_heads, config.model)
             drafts = self._options(worker.role).get("speculative_config")
             require(not drafts or unsharded, "speculative_config is not tested with --tp or --pp")
@@ -151,15 +148,16 @@ class VllmFactory(EngineFactory):
         config, options = self._config, self._options(spec.role)
         most = options.get("max_num_seqs", config.max_num_seqs)
         usual: dict[str, Any] = {
-            "max_num_batched_tokens": _token_budget(spec, most, self.max_model_len),
+            # Layers of a whole prompt are complete, and sent, as early as possible.
+            "max_num_batched_tokens": max(spec.largest_batch(self.max_model_len), most),
             "max_num_seqs": most,
             "enforce_eager": self.device == "cpu",
             "tensor_parallel_size": spec.split.tensor,
             "pipeline_parallel_size": spec.split.pipeline,
         }
         if self.device != "cpu" and config.kv_cache_bytes is None:  # vLLM measures what the weights leave
-            share = config.gpu_memory_utilization or DEFAULT_UTILIZATION
-            usual["gpu_memory_utilization"] = share / len(self._service.workers)
+            share = (config.gpu_memory_utilization or DEFAULT_UTILIZATION) / len(self._service.workers)
+            usual["gpu_memory_utilization"] = share
         elif config.kv_cache_bytes is not None or "gpu_memory_utilization" not in options:
             usual["kv_cache_memory_bytes"] = (config.kv_cache_bytes or DEFAULT_KV_CACHE_BYTES) // spec.split.ranks
         return {"prefix_caching": config.prefix_caching, **usual, **options}
@@ -176,12 +174,3 @@ def prepare(service: ServiceConfig, report: ReportStage) -> VllmFactory:
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     report("reading the model's configuration")
     return VllmFactory(service)
-
-
-def _token_budget(spec: WorkerConfig, max_num_seqs: int, max_model_len: int) -> int:
-    batcher = BATCHERS[spec.batcher]
-    # Decode workers compute prompts only after a preemption. Other workers compute whole prompts unless their batcher
-    # splits prompts, so that layers are complete and can be sent as early as possible.
-    cuts = batcher.cuts_prompts or not batcher.prefills
-    budget = spec.max_num_batched_tokens if cuts else max(spec.max_num_batched_tokens, max_model_len)
-    return max(budget, max_num_seqs)

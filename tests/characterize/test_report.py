@@ -162,7 +162,8 @@ def test_a_page_has_every_figure_and_verdict():
     page = html_report(
         found, {found[0].name: list(judged(found[0], found[1]).values())}, drawn, title="Characterization"
     )
-    assert all(f'id="{chart.id}"' in page for chart in drawn)
+    places = [page.index(part) for part in ("Insights of", *(f'id="{chart.id}"' for chart in drawn), "<h2>Instances<")]
+    assert places == sorted(places)
     assert Finding.HOLDS in page
     assert "2.00x" in page  # the slower instance's TTFT
     assert "0.50x" in page  # its price

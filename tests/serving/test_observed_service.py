@@ -79,7 +79,7 @@ def test_the_snapshot_has_instances_requests_and_slo(observed):
     snapshot = observed["snapshot"]
     states = [(each["instance"], each["role"], each["state"]) for each in snapshot["instances"]]
     assert states == [("decode-0", "decode", "up"), ("prefill-0", "prefill", "up")]
-    assert all(each["blocks_total"] > 0 for each in snapshot["instances"])
+    assert all(each["status"]["blocks_total"] > 0 for each in snapshot["instances"])
     assert [request["finish_reason"] for request in snapshot["requests"]] == ["length"] * 3
     assert (snapshot["totals"]["ended_length"], snapshot["totals"]["handoffs"]) == (3, 3)
     assert (snapshot["recent"]["good"], snapshot["recent"]["ttft"]["count"]) == (1.0, 3)

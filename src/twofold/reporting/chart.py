@@ -55,7 +55,7 @@ def grid(rows: int, columns: int, axes: Sequence[tuple[Layout, Layout]], **more:
     layout: Layout = {
         "height": _ROW_PX * rows + 80,
         "margin": {"l": 60, "r": 20, "t": 20, "b": 60},
-        "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom"},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
         "paper_bgcolor": "white",
         "plot_bgcolor": "white",
         "font": {"family": "system-ui, sans-serif", "size": 12},

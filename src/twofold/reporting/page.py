@@ -26,7 +26,8 @@ def html_page(title: str, body: Sequence[str]) -> str:
     from plotly.offline import get_plotlyjs  # noqa: PLC0415 (slow to import)
 
     style, draw = (files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
+    view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    head = f'<meta charset="utf-8">{view}<title>{escape(title)}</title><style>{style}</style>'
     # plotly.js has 4.8 MB, and 1.8 MB compressed and in base 85.
     gzip = zlib.compress(get_plotlyjs().encode(), wbits=_GZIP)
     packed = base64.b85encode(gzip, pad=True).decode()  # has no </script, as / is none of its digits

@@ -26,6 +26,7 @@ from twofold.torture.streams import Ending
 _ANSWERS: Final = ("", "Count", "First")
 _WAITS: Final = ("Fault", "Runs", "Failed", "Longest wait: median", "max")
 _CAPACITY: Final = ("", "Before", "After")
+_SHOWN: Final = ("num_prompts", "max_prompt_tokens", "max_tokens", "concurrency", "duration_s", "every_s", "hang_s")
 Section = tuple[str, Sequence[str], Iterator[Sequence[str]]]  # title, headings and rows
 
 
@@ -145,9 +146,11 @@ def torture_tables(report: TortureReport) -> list[Table]:
 def torture_page(report: TortureReport) -> str:
     """Return the report as an HTML page."""
     verdict = [[(failure, "missed")] for failure in report.failures] or [[("no failure", "met")]]
-    body = [html_section("Verdict", html_table((), verdict))]
+    body = [html_section("Verdict", html_table((), verdict)), html_chart(_chart(report))]
     body += [html_section(title, html_table(headings, rows)) for title, headings, rows in _sections(report)]
-    return html_page(f"Fault suite of {report.config.endpoint.model}", [*body, html_chart(_chart(report))])
+    shown = [(name.replace("_", " "), f"{getattr(report.config, name):g}") for name in _SHOWN]
+    body += [html_section("Configuration", html_table((), [*shown, ("Twofold", report.twofold_version)]))]
+    return html_page(f"Fault suite of {report.config.endpoint.model}", body)
 
 
 def _sections(report: TortureReport) -> Iterator[Section]:

@@ -113,6 +113,7 @@ def test_the_page_has_both_pictures_and_escapes_names():
     ):
         assert words in page, words
     assert "<b>plan" not in page
+    assert page.index("Split: 2.00×") < page.index('id="pareto"') < page.index("<h2>The best of each family")
     assert "https://cdn" not in page.split("<h2>Pareto front")[0].split("<script")[0]
 
 

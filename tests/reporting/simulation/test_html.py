@@ -84,6 +84,15 @@ def test_page_has_design_errors_and_verdict():
         assert expected in page.text
 
 
+def test_the_verdict_and_the_charts_come_before_tables_and_design():
+    slow = result()
+    text = html_report("slow", slow, title="t", slo=SPLITWISE, judged=verdict(slow, SPLITWISE))
+    places = [text.index(part) for part in ("missed", 'id="latencies"', 'id="utilization"', "<h2>SLO<", "<h2>Design<")]
+    assert places == sorted(places)
+    assert text.index("<h2>Rates, energy and cost<") < places[-1]
+    assert '<meta name="viewport" content="width=device-width' in text
+
+
 def test_pools_of_one_role_share_a_cell():
     """Two prefill pools with different machines are listed in the same table cell."""
     pools = (pool("prefill", 2), pool("prefill", 3, ESTIMATED, "dgx-a100"), pool("decode", 1))

@@ -23,8 +23,8 @@ def html_report(
 ) -> str:
     """Return the HTML report."""
     body = [html_section(f"Insights of Splitwise: {name}", _insights(each)) for name, each in judged.items()]
-    body += [html_section("Instances", _instances(found))]
-    return html_page(title, [*body, *(html_chart(chart) for chart in drawn)])
+    body += [html_chart(chart) for chart in drawn]
+    return html_page(title, [*body, html_section("Instances", _instances(found))])
 
 
 def _insights(judged: Sequence[Insight]) -> str:

@@ -106,7 +106,7 @@ def plan_page(
     slo: Slo | SlowdownSlo,
     title: str,
 ) -> str:
-    body = [f"<p>SLO: {escape(slo_text(slo))}</p>", f'<p class="advice">{escape(advice.text)}</p>']
+    body = [f'<p class="advice">{escape(advice.text)}</p>', f"<p>SLO: {escape(slo_text(slo))}</p>"]
     body += [f"<p>Extrapolated for {escape(text)}</p>" for text in extrapolation_texts([plan.best])]
     table = html_table(HEADINGS, map(choice_row, plan.choices), range(1, len(HEADINGS) - 1))
     body += [html_chart(pareto_chart(plan, front)), html_chart(rates_chart(curves, slo))]

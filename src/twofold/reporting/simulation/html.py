@@ -49,10 +49,11 @@ def html_report(
 ) -> str:
     """Return an HTML page about a simulation, which charts and tables call `name`."""
     body = [] if slo is None or judged is None else list(_verdict(name, slo, judged))
-    body += [html_section("Design", _fact_table(design(result)))]
+    body += [html_chart(picture) for picture in pictures(name, result, slo, runs)]
+    body += [] if judged is None else [html_section("SLO", verdict_table(name, judged))]
     body += [html_section("Latencies", percentile_table(result, reference))]
     body += [html_section("Rates, energy and cost", _fact_table(facts(result)))]
-    return html_page(title, body + [html_chart(picture) for picture in pictures(name, result, slo, runs)])
+    return html_page(title, [*body, html_section("Design", _fact_table(design(result)))])
 
 
 def pictures(
@@ -68,9 +69,8 @@ def pictures(
 
 
 def _verdict(name: str, slo: Slo | SlowdownSlo, judged: Verdict) -> Iterator[str]:
-    yield f"<p>SLO: {escape(slo_text(slo))}</p>"
     missed = [check for check in judged.checks if not check.met]
     texts = ", ".join(f"{check.name} {' '.join(check_text(check))}" for check in missed)
     word = '<span class="met">met</span>' if judged.met else '<span class="missed">missed</span>'
-    yield f"<p>{escape(name)}: {word}{escape(f' ({texts})') if missed else ''}</p>"
-    yield html_section("SLO", verdict_table(name, judged))
+    yield f'<p class="advice">{escape(name)}: {word}{escape(f" ({texts})") if missed else ""}</p>'
+    yield f"<p>SLO: {escape(slo_text(slo))}</p>"

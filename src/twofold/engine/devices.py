@@ -8,7 +8,6 @@ import torch
 
 from twofold.errors import ConfigurationError, require
 
-AUTO: Final = "auto"
 DEFAULT_UTILIZATION: Final = 0.9
 # GPU memory of a process outside torch's allocator: the CUDA context, kernels, and workspaces of libraries.
 CONTEXT_BYTES: Final = 1 << 30
@@ -31,7 +30,7 @@ class DeviceMemory(NamedTuple):
 def choose_device(name: str) -> str:
     """Return the device `name`, or for `auto` the best there is. Raises ConfigurationError unless torch has it."""
     # Must not initialize CUDA, which survives no fork.
-    if name == AUTO:
+    if name == "auto":
         return "cuda" if torch.version.cuda is not None and torch.cuda.device_count() else "cpu"
     try:
         kind = torch.device(name).type

@@ -20,7 +20,7 @@ _SET_BY_PODS: Final = {
     *("prefill", "decode", "colocated", "listen_workers", "cluster_key", "pin_cores", "device"),
     *("host", "port", "api_key", "api_keys", "allow_anonymous"),
     *("launcher", "ray_address", "ray_resources", "ray_link_label"),
-    *("kv_cache_memory_bytes", "kv_store_dram", "kv_store_disk", "lora_modules"),
+    *("kv_cache_memory_bytes", "gpu_memory_utilization", "kv_store_dram", "kv_store_disk", "lora_modules"),
 }
 
 

@@ -8,8 +8,11 @@ import pytest
 
 from twofold.bench.services import free_port
 from twofold.cli.main import main
+from twofold.cli.serve.join import JoinSettings, host_config
 from twofold.instance import Role
 from twofold.security.key import write_key
+from twofold.security.network import HostNetwork
+from twofold.serving.config import EngineConfig, ServiceConfig
 
 LISTEN = "tcp://127.0.0.1:7600"
 
@@ -117,3 +120,16 @@ def test_a_colocated_service_may_have_all_its_workers_elsewhere(model, key):
         Role.PREFILL,
         Role.DECODE,
     ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sizes"),
+    [({}, (7, 0.5)), ({"kv_cache_memory_bytes": 9}, (9, 0.5)), ({"gpu_memory_utilization": 0.8}, (None, 0.8))],
+)
+def test_a_host_may_size_its_own_kv_cache(flags, sizes, tmp_path):
+    engine = EngineConfig(model="m", kv_cache_bytes=7, gpu_memory_utilization=0.5)
+    service = ServiceConfig(engine=engine, workers=(), run_dir="")
+    settings = JoinSettings(controller="tcp://10.0.0.1:7600", cluster_key=tmp_path, model="m", **flags)
+    network = HostNetwork(host="h", address="10.0.0.2", key_file="k", controller="tcp://10.0.0.1:7600")
+    made = host_config(service, settings, network, tmp_path).engine
+    assert (made.kv_cache_bytes, made.gpu_memory_utilization) == sizes

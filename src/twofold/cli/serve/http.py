@@ -21,8 +21,8 @@ from twofold.serving.gateway.gateway import RequestLimits
 from twofold.serving.gateway.keys import KeyRing, read_keys
 from twofold.serving.gateway.tools.families import AnswerParsers
 from twofold.serving.launch.local_service import HttpConfig
-from twofold.serving.telemetry.telemetry import TelemetryConfig
-from twofold.slo import Slo
+from twofold.serving.telemetry.logs import configure_logs
+from twofold.serving.telemetry.telemetry import Telemetry, make_telemetry
 
 KEY_FLAG: Final = "--api-key"
 KEY_VARIABLE: Final = "TWOFOLD_API_KEY"
@@ -73,9 +73,10 @@ def http_config(
     )
 
 
-def telemetry_config(settings: TelemetrySettings) -> TelemetryConfig:
-    """Return the telemetry configuration: address of the trace collector, and SLO for attainment metrics."""
-    return TelemetryConfig(otlp_endpoint=settings.otlp_endpoint or None, slo=settings.slo or Slo())
+def start_telemetry(settings: TelemetrySettings, model: str) -> Telemetry:
+    """Configure the logs, and return the telemetry of a service. Raises ConfigurationError if a package is missing."""
+    configure_logs(settings.log_format, requests=settings.log_requests)
+    return make_telemetry(model, settings.otlp_endpoint, settings.slo)
 
 
 def find_keys(settings: HttpSettings) -> KeyRing | None:

@@ -4,15 +4,13 @@ import os
 from pathlib import Path
 from typing import Final
 
-from twofold.cli.serve.http import find_keys, http_config, listen, serve, telemetry_config
+from twofold.cli.serve.http import find_keys, http_config, listen, serve, start_telemetry
 from twofold.cli.serve.route_settings import RouteSettings
 from twofold.errors import ConfigurationError, require
 from twofold.hardware.architectures import ConfigJson
 from twofold.instance import Role
 from twofold.scheduling.routers import FORECASTING_ROUTERS, ROUTERS
 from twofold.serving.launch.model_source import find_model
-from twofold.serving.telemetry.logs import configure_logs
-from twofold.serving.telemetry.telemetry import make_telemetry
 from twofold.serving.upstream.config import RouteConfig, parse_servers
 from twofold.serving.upstream.service import RoutedGateway
 
@@ -26,8 +24,7 @@ def run(settings: RouteSettings) -> None:
     config = route_config(settings)
     name = settings.served_model_name or public_name(settings.model)
     http = http_config(settings, name, keys, settings.gateway_processes)
-    configure_logs(config.log_format, requests=settings.log_requests)
-    telemetry = make_telemetry(http.served_model_name, telemetry_config(settings))
+    telemetry = start_telemetry(settings, http.served_model_name)
     listener = listen(settings, keys)
     serve(lambda on_progress: RoutedGateway(config, http, listener, on_progress, telemetry), config.log_format)
 

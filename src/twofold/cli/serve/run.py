@@ -6,12 +6,10 @@ import tempfile
 import msgspec
 
 from twofold.cli.serve.config import public_name, service_config
-from twofold.cli.serve.http import find_keys, http_config, listen, serve, telemetry_config
+from twofold.cli.serve.http import find_keys, http_config, listen, serve, start_telemetry
 from twofold.cli.serve.ray import launcher_of
 from twofold.cli.serve.settings import ServeSettings
 from twofold.serving.launch.local_service import LocalService
-from twofold.serving.telemetry.logs import configure_logs
-from twofold.serving.telemetry.telemetry import make_telemetry
 
 
 def run(settings: ServeSettings) -> None:
@@ -21,8 +19,7 @@ def run(settings: ServeSettings) -> None:
     http = http_config(
         settings, public_name(settings, config), keys, settings.gateway_processes, settings.cache_retention
     )
-    configure_logs(config.log_format, requests=settings.log_requests)
-    telemetry = make_telemetry(http.served_model_name, telemetry_config(settings))
+    telemetry = start_telemetry(settings, http.served_model_name)
     listener = listen(settings, keys)
     with tempfile.TemporaryDirectory(prefix=f"twofold-{os.getpid()}-", ignore_cleanup_errors=True) as run_dir:
         config, launcher = launcher_of(settings, msgspec.structs.replace(config, run_dir=run_dir))

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-import msgspec
 from prometheus_client import generate_latest
 
 import twofold
@@ -38,14 +37,6 @@ if TYPE_CHECKING:
     from twofold.serving.telemetry.tracing import Tracer
 
 WINDOW_S = 60.0
-RECENT_BINS = 30  # five minutes
-
-
-class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of telemetry: URL of the OTLP trace collector (None: no traces), and the SLO of requests."""
-
-    otlp_endpoint: str | None = None
-    slo: Slo = Slo()
 
 
 class Telemetry(RequestSubscriber):
@@ -177,7 +168,7 @@ class Telemetry(RequestSubscriber):
             phases=phases(live, sum(each.status.waiting for each in instances)),
             handoffs_in_flight=sum(each.status.arriving for each in instances),
             requests=self._requests.snapshot(live),
-            flow=latencies.flow(now, RECENT_BINS),
+            flow=latencies.flow(now, last=30),
             recent=latencies.recent(now, WINDOW_S),
             totals=dict(self._log.totals),
             events=tuple(self._log.events),
@@ -198,16 +189,16 @@ class Telemetry(RequestSubscriber):
             self._tracing.close()
 
 
-def make_telemetry(model: str, config: TelemetryConfig) -> Telemetry:
+def make_telemetry(model: str, otlp_endpoint: str | None, slo: Slo | None) -> Telemetry:
     """Create a service's telemetry. Raise ConfigurationError if traces cannot be exported."""
     tracing = None
-    if config.otlp_endpoint is not None:
+    if otlp_endpoint:
         try:
             from twofold.serving.telemetry.tracing import Tracer, otlp_exporter  # noqa: PLC0415 (an extra, and slow)
 
-            tracing = Tracer(model, otlp_exporter(config.otlp_endpoint))
+            tracing = Tracer(model, otlp_exporter(otlp_endpoint))
         except ImportError as error:
             raise ConfigurationError(
                 "--otlp-endpoint needs OpenTelemetry: install it with pip install 'twofold[otel]'"
             ) from error
-    return Telemetry(model, slo=config.slo, tracing=tracing)
+    return Telemetry(model, slo=slo, tracing=tracing)

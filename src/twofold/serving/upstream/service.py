@@ -45,8 +45,7 @@ class RouteService(Service):
             [Server(each, VllmClient(each.url, config.api_key), config.max_restart_delay_s) for each in config.servers]
         )
         limits, ttft_s = http.admission, config.early_ttft_s
-        early = "none" if ttft_s is None else "early"
-        telemetry.configuration = {"Router": config.router, "Engine": "running servers", "Overload control": early}
+        telemetry.configuration = {"Router": config.router, "Engine": "running servers"}
         prompt_keys = self._prompt_keys = UpstreamPromptKeys()
         self._forecast = UpstreamForecast(context, prompt_keys) if config.router in FORECASTING_ROUTERS else None
         requests = LiveRequests(

@@ -91,7 +91,7 @@ class TorchFactory(EngineFactory):
         self._model, self._plan, self._devices = model, plan, devices
         self._utilization, self._most_bytes = utilization, most_bytes
         self._sharing = Counter(chain.from_iterable(devices.values()))
-        self.device = f"{', '.join(self._sharing)}, {plan.layout.dtype}"
+        self.device = f"{', '.join(self._sharing)}, {plan.layout.dtype}" if devices else ""
         self._make_transport, self._network = make_transport, network
         self.max_model_len = plan.max_model_len
         self.vocab_size = model.vocab_size
@@ -203,8 +203,6 @@ def prepare(service: ServiceConfig, report: ReportStage) -> TorchFactory:
     device = choose_device(config.device)
     ranks = {worker.instance: worker.split.ranks for worker in service.workers}
     devices = place_ranks(device, ranks, torch.cuda.device_count())
-    for_gpus = "--gpu-memory-utilization is for GPUs, and the workers use the CPU"
-    require(config.gpu_memory_utilization is None or device != "cpu", for_gpus)
     report("loading the model")
     model = load_model(config.model, dtype=config.dtype)
     for worker in service.workers:
@@ -214,9 +212,11 @@ def prepare(service: ServiceConfig, report: ReportStage) -> TorchFactory:
         check_store(service.store, layout, available_bytes)
         available_bytes -= service.store.memory_bytes
     kv_cache_bytes, max_model_len = config.kv_cache_bytes, config.context(model.max_model_len)
-    utilization, most_bytes = None, sys.maxsize
-    if device != "cpu" and kv_cache_bytes is None:
-        utilization = config.gpu_memory_utilization or DEFAULT_UTILIZATION
+    share, utilization, most_bytes = config.gpu_memory_utilization, None, sys.maxsize
+    if kv_cache_bytes is None:
+        require(share is None or device != "cpu", "--gpu-memory-utilization needs a GPU, and workers use the CPU")
+    if kv_cache_bytes is None and device != "cpu":
+        utilization = share or DEFAULT_UTILIZATION
         if service.transport != "nixl":  # a copy of each block is in host memory
             most_bytes = available_bytes // max(1, sum(ranks.values()))
         kv_cache_bytes = layout.pool_bytes(-(-max_model_len // config.block_size))  # the least; workers find the most

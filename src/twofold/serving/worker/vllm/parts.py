@@ -148,7 +148,6 @@ class VllmFactory(EngineFactory):
         config, options = self._config, self._options(spec.role)
         most = options.get("max_num_seqs", config.max_num_seqs)
         usual: dict[str, Any] = {
-            # Layers of a whole prompt are complete, and sent, as early as possible.
             "max_num_batched_tokens": max(spec.largest_batch(self.max_model_len), most),
             "max_num_seqs": most,
             "enforce_eager": self.device == "cpu",

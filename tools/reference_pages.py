@@ -1,4 +1,5 @@
-"""Pages of the site generated from the code: commands, policies, Python, HTTP requests, the catalog, and notebooks.
+"""Pages of the site generated from the code: commands, policies, Python, HTTP requests, catalog, support matrix,
+notebooks.
 
 mkdocs calls `on_files` while it builds the site (`make docs`).
 """
@@ -13,6 +14,7 @@ import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+import support_matrix
 from twofold import api
 from twofold.cli.main import COMMANDS, load
 from twofold.cli.settings import summary
@@ -34,6 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "python": python(),
         "http": requests(),
         "catalog": catalog(),
+        "support": support_matrix.Page(support_matrix.collect()).text(),
     }
     for name, text in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))

@@ -1,64 +1,76 @@
-"""The commands in README and documentation: all have flags that exist, and those of the guides run."""
+"""Commands of README and documentation: flags and values are parsed, and those that cannot run here are listed."""
 
-import os
-import subprocess
-import sys
+import inspect
+import json
+import re
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
-from support.documented import command_blocks
+from support.documented import PAGES, ROOT, runs
+from support.page_commands import ELSEWHERE, elsewhere
 from twofold.cli.main import load
+from twofold.cli.settings import settings_of
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-POLICY = ROOT / "docs/how-to/add-a-policy.md"  # which tests/cli/test_added_policies.py follows
-GUIDES = sorted({*(ROOT / "docs/get-started").glob("*.md"), *(ROOT / "docs/how-to").glob("*.md")} - {POLICY})
-# Of a service, another host or a package index; the tests of the services run these commands.
-ELSEWHERE = ("serve", "route", "chat", "bench", "characterize", "verify", "pools", "join", "model", "torture")
-
-
-def parsed():
-    for page in PAGES:
-        for block in command_blocks(page):
-            for words in block.commands():
-                yield pytest.param(words, id=f"{page.relative_to(ROOT)}: {' '.join(words)[:60]}")
+STATEMENTS = [statement for page in PAGES for statement in page.statements]
+COMMANDS = [
+    pytest.param(words, statement, id=f"{statement.page.relative_to(ROOT)}: {' '.join(words)[:60]}")
+    for statement in STATEMENTS
+    for words in statement.commands()
+]
 
 
-def runnable():
-    for page in GUIDES:
-        blocks = [block for block in command_blocks(page) if _runs_here(block)]
-        if blocks:
-            yield pytest.param(blocks, id=str(page.relative_to(ROOT)))
-
-
-def _runs_here(block):
-    commands = list(block.commands())
-    return bool(commands or block.text.startswith("for ")) and not any(words[1] in ELSEWHERE for words in commands)
-
-
-@pytest.mark.parametrize("words", list(parsed()))
-def test_every_command_has_flags_that_exist(words):
-    ours = words[2 : words.index("--")] if "--" in words else words[2:]  # the rest are flags of the engine
+def found(words):
+    """Return the command that the words name, and its arguments."""
+    ours = words[1 : words.index("--")] if "--" in words else words[1:]
+    if "--" in words:  # the rest are flags of the engine
+        ours += ["--engine-args", json.dumps(words[words.index("--") + 1 :])]
     given = [each for each in ours if each not in {"…", "..."}]
-    command = load(words[1])
+    command = load(given.pop(0))
     while given and given[0] in getattr(command, "commands", {}):
         command = command.commands[given.pop(0)]
-    known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    return command, given
+
+
+@pytest.mark.parametrize(("words", "statement"), COMMANDS)
+def test_every_command_has_flags_that_exist(words, statement):
+    command, given = found(words)
+    known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
     flags = {each.partition("=")[0] for each in given if each.startswith("-") and not each.lstrip("-").isdigit()}
     assert flags <= known
 
 
-@pytest.mark.parametrize("blocks", list(runnable()))
-def test_the_commands_of_a_guide_run(blocks, tmp_path):
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for block in blocks:
-        ended = subprocess.run(
-            ["bash", "-ec", block.shortened()],
-            cwd=tmp_path,
-            env=os.environ | {"PATH": path},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert ended.returncode == 0, f"{block.text}\n{ended.stderr}"
+@pytest.mark.parametrize(
+    ("words", "statement"), [each for each in COMMANDS if runs(each.values[1]) and elsewhere(each.values[1])]
+)
+def test_a_command_that_cannot_run_here_has_valid_settings(words, statement, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "options.yaml").write_text("max_num_seqs: 256\n")
+    command, given = found([{"by-length": "jsq", "$router": "jsq"}.get(word, word) for word in words])
+    context = command.make_context(command.name, list(given))
+    del context.params["config"]
+    kind = next(iter(get_type_hints(inspect.unwrap(command.callback)).values()))
+    settings_of(kind, context.params)
+
+
+@pytest.mark.parametrize("pattern", ELSEWHERE)
+def test_every_exception_occurs_in_the_documentation(pattern):
+    assert any(re.search(pattern, statement.text) for statement in STATEMENTS)
+
+
+@pytest.mark.parametrize("text", sorted({it.text for it in STATEMENTS if it.program == "make"}))
+def test_every_make_target_exists(text):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert text.split()[1] in targets
+
+
+def test_every_program_is_run_or_listed():
+    known = {"twofold", "make", "for"}
+    others = [it for it in STATEMENTS if it.program not in known and not it.python and not it.benchmark]
+    assert [it.text for it in others if not elsewhere(it)] == []
+
+
+def test_pages_are_found():
+    assert Path("README.md") in {page.path.relative_to(ROOT) for page in PAGES}
+    assert len(STATEMENTS) > 200

@@ -31,6 +31,7 @@ def expected(service):
     return asyncio.run(complete_all(service("llama", COLOCATED), prompts(14), at_once=14, **HOW))
 
 
+@pytest.mark.covers(engine="torch", model="llama", feature="preemption")
 @pytest.mark.parametrize("flags", WAYS)
 def test_swapping_does_not_change_the_output(flags, service, expected):
     url = service("llama", flags)

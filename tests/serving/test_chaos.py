@@ -45,6 +45,7 @@ def check(process, url, roles, *, constrains=True, rounds=None):
     assert leaks(process, before) == {}, "(before, after)"
 
 
+@pytest.mark.covers(engine="torch", model="llama", feature=("replay", "roles"))
 @pytest.mark.parametrize(
     ("roles", "flags"),
     [
@@ -79,6 +80,7 @@ def restarted(process, *earlier):
     return found[0]
 
 
+@pytest.mark.covers(engine="emulated", feature=("replay", "handoff", "layer-wise"))
 def test_streams_survive_faults_during_slow_handoffs(tmp_path):
     file = tmp_path / "cluster.yaml"
     file.write_text(SLOW_LINKS)

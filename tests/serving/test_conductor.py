@@ -71,6 +71,7 @@ def emulated(tmp_path_factory):
         yield made
 
 
+@pytest.mark.covers(engine="emulated", feature="prefix")
 def test_prompts_are_routed_to_their_cached_prefix(emulated):
     _, url = emulated
     begin = [tokens(f"begin {number}", SHARED) for number in range(4)]

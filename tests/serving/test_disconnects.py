@@ -8,6 +8,7 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 import aiohttp
+import pytest
 
 from support.api_client import all_blocks_free, complete, metric, served_name
 from support.flags import COLOCATED, SPLIT
@@ -88,6 +89,7 @@ def check_disconnects(url, disconnects, settled=all_blocks_free):
     )
 
 
+@pytest.mark.covers(engine="torch", feature="disconnects")
 def test_disconnects_free_every_block_of_both_phases(service):
     check_disconnects(service("llama", SPLIT), DISCONNECTS)
 

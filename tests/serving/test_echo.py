@@ -45,6 +45,7 @@ def expected_scores(model_dir, prompts):
         return [torch.log_softmax(model(torch.tensor([prompt])).logits[0, :-1], -1) for prompt in prompts]
 
 
+@pytest.mark.covers(engine="torch", model="llama", feature="logprobs")
 @pytest.mark.parametrize("way", WAYS)
 def test_prompt_logprobs_equal_those_of_transformers(way, service, tiny_model_dir):
     prompts, url = random_prompts(), service("llama", WAYS[way])

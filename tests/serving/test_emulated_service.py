@@ -40,6 +40,7 @@ def metric(url, name):
     return next(float(line.split()[-1]) for line in metrics(url).splitlines() if line.startswith(name))
 
 
+@pytest.mark.covers(engine="emulated", feature="handoff")
 def test_requests_are_served_and_all_blocks_are_freed(url):
     before = metric(url, "twofold:kv_transfer_bytes_total")
     outputs = ask(url, PROMPTS, seed=3)
@@ -58,6 +59,7 @@ def test_tokens_do_not_depend_on_worker_or_load(url):
     assert ask(url, [PROMPTS[3]], seed=12) != alone
 
 
+@pytest.mark.covers(engine="emulated", feature="disconnects")
 def test_disconnects_free_every_block(url):
 
     async def hang_up():

@@ -28,6 +28,8 @@ def prompts(count, seed):
     return [[draw.randint(10, 500) for _ in range(draw.randint(1, 900))] for _ in range(count)]
 
 
+@pytest.mark.covers(engine="torch", model="llama", transport=("shared_memory", "nixl"), feature="handoff")
+@pytest.mark.covers(engine="torch", feature=("pull", "checksums"))
 @pytest.mark.parametrize("flags", WAYS)
 def test_output_equals_that_of_a_colocated_service(flags, service):
     some = prompts(30, seed=1)

@@ -38,6 +38,7 @@ def joined(tiny_model_dir, tmp_path_factory):
         yield running
 
 
+@pytest.mark.covers(engine="torch", model="llama", transport="curve", feature=("handoff", "hosts"))
 def test_output_equals_that_of_one_host(joined, expected):
     assert asyncio.run(ask(joined.url)) == expected
     assert asyncio.run(all_blocks_free(joined.url))
@@ -137,6 +138,7 @@ def test_hosts_outlive_a_killed_service_and_end_with_a_stopped_one(joined, expec
     assert joined.host.wait(600) == 0
 
 
+@pytest.mark.refuses(engine="torch", transport="shared_memory", feature="hosts")
 def test_rejects_remote_hosts_under_shared_memory(tiny_model_dir, tmp_path):
     running = JoinedService(tiny_model_dir("llama"), tmp_path)
     try:

@@ -138,6 +138,7 @@ def timed(name, entries):
         yield latest, name, number, entry
 
 
+@pytest.mark.covers(engine="torch", feature="journal")
 @pytest.mark.parametrize("flags", [SPLIT, COLOCATED], ids=["split", "colocated"])
 def test_replaying_a_live_run_takes_the_same_decisions(flags, tiny_model_dir, tmp_path):
     draw = random.Random(3)

@@ -49,6 +49,7 @@ async def all_at_once(url, count, **fields):
         return await asyncio.gather(*(ask(session, url, name, **fields) for _ in range(count)))
 
 
+@pytest.mark.covers(engine="emulated", feature="overload")
 def test_rejects_requests_that_would_miss_the_ttft_bound(service):
     with service("predicted", "ttft=3,tpot=1") as url:
         answers = asyncio.run(all_at_once(url, EVERYBODY))

@@ -47,6 +47,7 @@ def expected(tiny_model_dir):
     return outputs
 
 
+@pytest.mark.covers(engine="torch", model=("llama", "opt"), feature=("handoff", "tp", "pp", "pipeline-chunks"))
 @pytest.mark.parametrize(
     ("arch", "flags"), WAYS, ids=lambda value: value if isinstance(value, str) else " ".join(value)
 )
@@ -65,6 +66,7 @@ def of_ranks(tiny_model_dir):
         yield running
 
 
+@pytest.mark.covers(engine="torch", model="llama", feature="replay")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_failed_rank_restarts_its_worker(of_ranks, number):
     """Streams stay complete and unchanged when one rank of the decode worker is killed or stopped."""

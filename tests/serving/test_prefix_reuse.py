@@ -59,6 +59,7 @@ def shared_with_earlier(prompts):
     return found
 
 
+@pytest.mark.covers(engine="torch", model=("llama", "gemma2"), feature="prefix")
 @pytest.mark.parametrize("flags", [SPLIT, COLOCATED], ids=["split", "colocated"])
 @pytest.mark.parametrize("arch", ["llama", "gemma2"])
 def test_cached_prefixes_are_reused_without_changing_the_output(arch, flags, service, tiny_model_dir):

@@ -12,6 +12,7 @@ from support.stored_prompts import BLOCK, GREEDY, OUTPUT, ask, hits, kill, moved
 from support.waiting import until
 
 
+@pytest.mark.covers(engine="torch", model="llama", feature="store")
 def test_the_same_tokens_from_every_tier(tiny_model_dir, tmp_path):
     prompt = tokens("stored", 40 * BLOCK + 5)
     (expected,) = greedy_outputs(tiny_model_dir("llama"), [prompt], OUTPUT)

@@ -6,6 +6,7 @@ import signal
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from support.api_client import all_blocks_free, block_counts, complete_all, metric
@@ -57,6 +58,7 @@ def two_hosts(model, folder, *flags):
         yield TwoHosts(joined)
 
 
+@pytest.mark.covers(engine="torch", model="llama", feature=("remote-store", "hosts"))
 def test_the_same_tokens_from_a_remote_store_and_its_copy(tiny_model_dir, tmp_path):
     prompt = tokens("remote", 40 * BLOCK + 5)
     (expected,) = greedy_outputs(tiny_model_dir("llama"), [prompt], OUTPUT)

@@ -55,6 +55,7 @@ def check(urls, kind):
     assert len(complete) >= PROMPTS // 2  # a random model may write white space until the limit
 
 
+@pytest.mark.covers(engine="torch", model="llama", feature="structured")
 @pytest.mark.parametrize("kind", FIELDS)
 def test_constrained_outputs_do_not_depend_on_the_split(kind, service):
     check((service("llama", flags) for flags in WAYS.values()), kind)

@@ -22,6 +22,8 @@ def random_prompts(seed):
     return [[draw.randint(*VOCABULARY) for _ in range(length)] for length in lengths]
 
 
+@pytest.mark.covers(engine="torch", model=ARCHITECTURES, feature="handoff")
+@pytest.mark.covers(engine="torch", transport="shared_memory", feature="handoff")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_greedy_output_equals_generate(arch, service, tiny_model_dir):
     """Prompts sent one at a time, in batches or at random times get the tokens of transformers' `generate`."""
@@ -40,6 +42,7 @@ def test_greedy_output_equals_generate(arch, service, tiny_model_dir):
     assert asyncio.run(all_blocks_free(url))
 
 
+@pytest.mark.covers(engine="torch", model="llama", feature="penalties")
 def test_repetition_penalty_equals_generate(service, tiny_model_dir):
     """A decode worker penalizes the tokens of the prompt, which only its prefill worker has computed."""
     prompts = random_prompts(seed=8)[:24]
@@ -49,6 +52,7 @@ def test_repetition_penalty_equals_generate(service, tiny_model_dir):
     assert expected != greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT), "the penalty must matter"
 
 
+@pytest.mark.covers(engine="torch", model="llama", feature=("sampling", "colocated", "layer-wise", "serialized"))
 @pytest.mark.parametrize("adjusted", [{}, PENALIZED], ids=["plain", "penalized"])
 def test_sampled_output_depends_on_the_seed_alone(adjusted, service):
     """Split and colocated services sample the same tokens for a seed, for any request order and hand-off mode."""

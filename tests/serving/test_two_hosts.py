@@ -65,6 +65,9 @@ async def with_cable_cut(running, expected, *, after_s, for_s):
     assert await asked == expected
 
 
+@pytest.mark.covers(
+    engine="torch", model="llama", transport=("curve", "nixl", "mooncake"), feature=("handoff", "hosts")
+)
 def test_a_cut_link_changes_no_answer(running, expected):
     for for_s in running.cuts_s:
         assert asyncio.run(ask(running.url)) == expected

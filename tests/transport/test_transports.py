@@ -52,6 +52,7 @@ def prepared(cache, peer, transport, layout):
     return cache.connect(theirs)
 
 
+@pytest.mark.covers(transport=("shared_memory", "curve", "nixl", "mooncake"), feature="blocks")
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("transport", EVERY)
 def test_a_write_changes_only_its_blocks_and_layers(cache, peer, transport, layout):

@@ -16,6 +16,7 @@ def refusal(refused, model):
     return partial(refused, "serve", model, "--engine", "vllm")
 
 
+@pytest.mark.refuses(engine="vllm", feature=("store", "journal", "pipeline-chunks"))
 @pytest.mark.parametrize(
     "flags",
     [

@@ -39,6 +39,8 @@ def expected(tiny_model_dir):
     return outputs
 
 
+@pytest.mark.covers(engine="torch", model=ALL, feature=("tokens", "chunked-prefill"))
+@pytest.mark.covers(engine="torch", feature=("latent", "windows"))
 @pytest.mark.parametrize("arch", ALL)
 class TestEqualsGenerate:
     """Greedy output equals the output of `generate` in transformers with eager attention in float32."""
@@ -131,6 +133,7 @@ def test_ignores_garbage_in_unused_memory(arch, engine, loaded, expected):
     assert token_ids(outputs) == expected(arch)
 
 
+@pytest.mark.covers(engine="torch", model="gemma2", feature="half")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision(tiny_model_dir, dtype):
     """Log probabilities in bfloat16 and float16 differ by at most 0.3 from the values in float32."""

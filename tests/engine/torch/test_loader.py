@@ -159,6 +159,7 @@ class TestMistakes:
         assert "\n" not in str(raised.value)
 
 
+@pytest.mark.refuses(engine="torch", feature="states")
 @pytest.mark.parametrize(
     ("model_type", "values", "reason"),
     [

@@ -209,6 +209,7 @@ def test_samples_do_not_depend_on_the_batch(engine):
     assert token_ids(drive(engine(), prompts, other)) != together
 
 
+@pytest.mark.covers(engine="torch", feature="logprobs")
 def test_engine_logprobs_are_those_of_the_model(engine, tiny_model_dir):
     """The log probabilities of all output tokens equal the results of a forward pass in transformers."""
     from transformers import AutoModelForCausalLM

@@ -45,6 +45,8 @@ def outputs(tiny_model_dir, tmp_path_factory):
     return dict(zip(SPLITS, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
+@pytest.mark.covers(engine="torch", model=SPLITS, feature="tp")
+@pytest.mark.covers(engine="torch", model=("llama", "opt", "gemma2"), feature="pp")
 @pytest.mark.parametrize("arch", SPLITS)
 def test_sharded_models_equal_the_whole_model(arch, outputs):
     whole, *divided = outputs[arch]
@@ -56,6 +58,8 @@ def test_sharded_models_equal_the_whole_model(arch, outputs):
         assert first == whole[2] == [output[0][0] for output in whole[0]], f"{split} with chunks on all stages"
 
 
+@pytest.mark.refuses(engine="torch", model=("gpt2", "deepseek_v3"), feature="tp")
+@pytest.mark.refuses(engine="torch", model="gpt2", feature="pp")
 @pytest.mark.parametrize(
     ("arch", "split", "why"),
     [

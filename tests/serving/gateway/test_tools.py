@@ -45,6 +45,7 @@ def prompt_of(started):
     return tool_caller().decode(started.prompt_token_ids, skip_special_tokens=False)
 
 
+@pytest.mark.covers(feature="tools")
 def test_an_answer_with_a_call():
     with running_gateway(service(f"<think>Hm.</think>Look. {CALL}"), tokenizer=tool_caller()) as client:
         (choice,) = ask(client).json()["choices"]

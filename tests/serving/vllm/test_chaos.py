@@ -7,6 +7,7 @@ from serving.vllm.conftest import ENGINE
 from support.running_service import running_service
 
 
+@pytest.mark.covers(engine="vllm", model="llama", feature="replay")
 @pytest.mark.parametrize("flags", [("--handoff", "layer-wise"), ("--handoff", "pull", "--kv-checksums")])
 def test_streams_survive_faults_of_vllm_workers(flags, vllm_model_dir):
     given = (*ENGINE, *SOON, "--prefill", "1", "--decode", "1", "--transport", "nixl", *flags)

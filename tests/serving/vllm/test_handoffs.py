@@ -55,17 +55,22 @@ def check(url, arch, directory):
     assert handed_off(url) >= 2 * len(prompts())
 
 
+@pytest.mark.covers(engine="vllm", model="llama", transport=("shared_memory", "nixl"), feature="handoff")
+@pytest.mark.covers(engine="vllm", model="llama", feature="tokens")
+@pytest.mark.covers(engine="vllm", feature=("layer-wise", "serialized", "pull", "checksums"))
 @pytest.mark.parametrize("way", WAYS)
 def test_split_llama_equals_one_vllm(way, vllm_service, vllm_model_dir):
     """In every hand-off mode and over both transports, the output equals that of one vLLM engine."""
     check(vllm_service("llama", *SPLIT, *WAYS[way]), "llama", vllm_model_dir("llama"))
 
 
+@pytest.mark.covers(engine="vllm", model="qwen3", transport="nixl", feature=("tokens", "handoff"))
 def test_split_qwen3_equals_one_vllm(vllm_service, vllm_model_dir):
     """With layer-wise hand-offs over NIXL, the output equals that of one vLLM engine."""
     check(vllm_service("qwen3", *SPLIT, *WAYS["layer-wise"]), "qwen3", vllm_model_dir("qwen3"))
 
 
+@pytest.mark.covers(engine="vllm", model="llama", feature="penalties")
 def test_penalties_equal_those_of_one_vllm(vllm_service, vllm_model_dir):
     """Penalties and biases give vLLM's own output, although the decode worker gets the first token from its peer."""
     adjusted = {
@@ -81,6 +86,7 @@ def test_penalties_equal_those_of_one_vllm(vllm_service, vllm_model_dir):
     assert alone != expected("llama", vllm_model_dir("llama"))[:20], "the penalties must matter"
 
 
+@pytest.mark.covers(engine="vllm", model="llama", feature=("sampling", "colocated"))
 @pytest.mark.parametrize("adjusted", [{}, PENALIZED], ids=["plain", "penalized"])
 def test_sampled_output_is_independent_of_the_split(adjusted, vllm_service):
     """Split and colocated workers generate equal sampled outputs."""
@@ -92,12 +98,14 @@ def test_sampled_output_is_independent_of_the_split(adjusted, vllm_service):
     assert made[0] == made[1]
 
 
+@pytest.mark.covers(engine="vllm", feature="disconnects")
 @pytest.mark.parametrize("way", ["layer-wise", "pull"])
 def test_disconnected_clients_free_every_block(way, vllm_service):
     """After clients disconnect, all KV blocks of the aborted requests become free."""
     check_disconnects(vllm_service("llama", *SPLIT, *WAYS[way]), 60)
 
 
+@pytest.mark.covers(engine="vllm", model="llama", feature="preemption")
 def test_preempted_decodes_continue(vllm_service, vllm_model_dir):
     """Outputs do not change when vLLM preempts decodes for lack of memory."""
     some = [prompt[:300] for prompt in prompts() if len(prompt) >= 200] * 4

@@ -52,6 +52,7 @@ def test_models_list_the_adapters(service, adapters, vllm_model_dir):
     assert asyncio.run(models()) == {"base": (str(vllm_model_dir("llama")), None)} | paths
 
 
+@pytest.mark.covers(engine="vllm", model="llama", feature="lora")
 def test_outputs_equal_those_of_one_vllm(service, adapters, prompts, vllm_model_dir):
     """Requests for the model and both adapters, which run beside each other, get the tokens of plain vLLM."""
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 
 import aiohttp
+import pytest
 
 from support.api_client import complete, complete_cached
 from support.vllm_alone import greedy_by_vllm
@@ -20,6 +21,7 @@ async def twice(url, prompts):
         return first, [await complete_cached(session, url, prompt, **how) for prompt in prompts]
 
 
+@pytest.mark.covers(engine="vllm", model="llama", feature="prefix")
 def test_routes_prompts_to_their_cached_prefix(vllm_service, vllm_model_dir):
     """When all prompts are sent a second time, the full blocks of every prompt are cached, and the outputs
     are the same as the first time.

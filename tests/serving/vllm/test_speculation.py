@@ -64,6 +64,7 @@ def plain(vllm_model_dir):
     return made
 
 
+@pytest.mark.covers(engine="vllm", model="llama", feature="speculation")
 @pytest.mark.parametrize("method", ["draft_model", "ngram"])
 def test_drafts_change_no_token_and_are_accepted_as_often_split_as_colocated(
     method, plain, vllm_model_dir, tmp_path, monkeypatch

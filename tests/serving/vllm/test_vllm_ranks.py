@@ -36,6 +36,7 @@ def sampled(vllm_model_dir):
         return asyncio.run(complete_all(url, prompts(), at_once=20, **SAMPLED))
 
 
+@pytest.mark.covers(engine="vllm", model="llama", feature=("handoff", "tp", "pp", "replay"))
 @pytest.mark.parametrize("way", WAYS)
 def test_split_workers_equal_one_vllm(way, vllm_model_dir, sampled):
     """Greedy, sampled and interrupted streams do not depend on the parallelism, and every block is freed, also after a
@@ -51,6 +52,7 @@ def test_split_workers_equal_one_vllm(way, vllm_model_dir, sampled):
         assert block_counts(url) == before
 
 
+@pytest.mark.covers(engine="vllm", model="qwen3", feature=("tp", "pp", "replay"))
 def test_a_stopped_rank_restarts_its_worker(vllm_model_dir):
     """Stages hand off to tensor shards, and streams survive a rank that hangs."""
     flags = ("--prefill-pp", "2", "--decode-tp", "2", "--handoff", "serialized")
@@ -68,6 +70,7 @@ def test_colocated_shards_equal_one_vllm(vllm_model_dir):
         assert asyncio.run(all_blocks_free(url))
 
 
+@pytest.mark.refuses(engine="vllm", transport="nixl", feature="tp")
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [

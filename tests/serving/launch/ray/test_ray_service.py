@@ -41,6 +41,7 @@ def test_workers_of_a_phase_are_spread_over_nodes(service, cluster):
     assert len(set(nodes.values())) == 3
 
 
+@pytest.mark.covers(engine="torch", feature="ray")
 def test_workers_of_a_lost_node_move_to_the_others(service, cluster, answers):
     lost = next(node for node in service.nodes().values() if node != cluster.head)
     (worker,) = [name for name, node in service.nodes().items() if node == lost]

@@ -1,0 +1,16 @@
+"""The commands of the pages that start or load services run in a short form, page by page."""
+
+import pytest
+
+from support.documented import ROOT
+from support.page_commands import RUNNABLE, PageRun, needs_services
+
+PATHS = [path for path, statements in RUNNABLE.items() if needs_services(statements)]
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, id=str(path.relative_to(ROOT))) for path in PATHS])
+def test_the_commands_of_a_page_run(path, environment, model, shared, tmp_path):
+    with PageRun(model, tmp_path, environment, shared) as page:
+        for statement in RUNNABLE[path]:
+            page.run(statement)
+        page.settle()

@@ -61,7 +61,7 @@ ELSEWHERE = {
     r"^twofold model get": "downloads a model: tests/cli/test_model.py",
     r"characterize .*--(engine vllm|device cuda)": "needs vLLM or a GPU: docs/characterize.md runs it without",
     r"characterize http://10\.": "a server of the reader: docs/characterize.md runs it with a service",
-    r"tools/evidence\.py": "runs benchmarks: tests/tools/test_evidence.py",
+    r"tools/evidence\.py|&& python bench/": "runs benchmarks: tests/tools/test_evidence.py",
     r"^twofold calibrate live": "takes minutes: tests/cli/test_verify.py",
     r"^twofold characterize MODEL": "docs/characterize.md has the same command",
     r"aiconfigurator|catalog operators": "needs an extra: tests/performance/test_aiconfigurator.py",

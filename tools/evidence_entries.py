@@ -6,6 +6,7 @@ the prose of the pages that are no results, with the reason for each.
 
 import math
 import statistics
+from pathlib import Path
 from typing import Any
 
 from evidence_entry import Entry, Figure, Figures, data, file, module, program, rate, root, seconds, share, times
@@ -245,6 +246,7 @@ def plan(report: Json) -> Figures:
 
 def demo(printed: str) -> Figures:
     output = printed[printed.index("split 1P+1D: ") :].partition("\n\nNext:")[0]
+    output = output.replace(str(Path.home()), "~").strip()
     verdict = output[output.index("Verdict: ") :]
     return {"output": Figure(output), "verdict": Figure(" ".join(verdict.split()))}
 

@@ -23,7 +23,6 @@ def run(*arguments):
 def test_the_published_figure_is_shown():
     """`twofold catalog reuse` shows the Mooncake paper's example: 8,192 tokens of LLaMA-70B on 8 A800."""
     shown = run().stdout
-    assert "8,192 tokens of LLaMA-70B on 8 A800 at their peak: 5.86 GB/s" in shown
     catalog = load_catalog()
     for name in (*catalog.machines, *catalog.links, "its network", "its dram", "its nvme"):
         assert name in shown, name
@@ -38,9 +37,6 @@ def test_json_has_each_machine():
     assert h100["predicted"] > a100["predicted"]
     shortest = a100["shortest"]
     assert shortest["infiniband-ndr"] == 1 < shortest["ethernet-25g"] < shortest["ethernet-10g"]
-    for facts in (a100, h100):
-        assert facts["shortest_at_peak"]["infiniband-xdr"] == 1 < facts["shortest_at_peak"]["ethernet-10g"]
-    assert a100["shortest_at_peak"]["infiniband-edr"] == 1 < h100["shortest_at_peak"]["infiniband-edr"]
 
 
 def test_an_instance_of_some_accelerators():

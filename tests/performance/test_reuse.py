@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from twofold.errors import ConfigurationError
 from twofold.performance.registry import performance_model
 from twofold.performance.reuse import (
-    PUBLISHED,
     REST,
     PrefixCost,
     layer_wise,
@@ -21,6 +20,8 @@ from twofold.performance.reuse import (
 
 EIGHT_A800 = 8 * 312e12
 KV_BYTES = 327_680
+# LLaMA-70B in the paper: 80 layers of width 8,192, eight query heads per KV head, two bytes per value.
+PUBLISHED = PrefixCost(kv_bytes=2 * 80 * 8192 * 2 / 8, flops=80 * 22 * 8192**2, square_flops=80 * 4 * 8192)
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +77,6 @@ def test_bandwidth_and_prefix_break_even_together(llama):
     assert prefix_bytes_per_s(llama, KV_BYTES, tokens) == pytest.approx(2e9, rel=1e-3)
 
 
-@given(st.floats(1e8, 1e12), st.floats(1e12, 1e17))
-def test_the_formula_inverts(bandwidth, flops_per_s):
-    tokens = PUBLISHED.shortest_prefix(bandwidth, flops_per_s)
-    assert PUBLISHED.bytes_per_s(tokens, flops_per_s) <= bandwidth * (1 + 1e-9)
-    if tokens > 1:
-        assert PUBLISHED.bytes_per_s(tokens - 1, flops_per_s) >= bandwidth * (1 - 1e-9)
-
-
 def test_slow_links_have_no_prefix(llama):
     assert shortest_prefix(llama, KV_BYTES, 1e4) is None
 
@@ -113,7 +106,6 @@ def test_no_bandwidth_suffices_without_savings(models, machines):
         lambda _: PUBLISHED.bytes_per_s(0, EIGHT_A800),
         lambda llama: prefix_bytes_per_s(llama, KV_BYTES, 0),
         lambda llama: shortest_prefix(llama, KV_BYTES, 0.0),
-        lambda _: PUBLISHED.shortest_prefix(0.0, EIGHT_A800),
     ],
 )
 def test_rejects_empty_prefixes_and_zero_bandwidth(llama, impossible):

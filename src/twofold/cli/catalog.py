@@ -9,7 +9,6 @@ import msgspec
 import typer
 from rich.console import Console, Group
 from rich.table import Table
-from rich.text import Text
 
 from twofold.cli.options import JSON, PERFORMANCE, TENSOR_PARALLEL
 from twofold.cli.settings import Settings, command, flag, group
@@ -18,7 +17,7 @@ from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.hardware.specs import Accelerator, Link, Machine, Model, StorageTier
 from twofold.performance.aiconfigurator import BACKENDS, catalog_names, measured_versions
 from twofold.performance.registry import performance_model
-from twofold.performance.reuse import PUBLISHED, REST, PrefixCost, prefix_bytes_per_s, shortest_prefix
+from twofold.performance.reuse import REST, PrefixCost, prefix_bytes_per_s, shortest_prefix
 from twofold.reporting.output import json_text, table
 
 Item = Accelerator | Machine | Model | Link | StorageTier
@@ -78,7 +77,7 @@ def reuse(settings: PrefixCostSettings) -> None:
     if settings.json:
         typer.echo(json_text(facts))
     else:
-        Console().print(Group(_bandwidths(facts, model.name, settings.prefix), _prefixes(facts), Text(_published())))
+        Console().print(Group(_bandwidths(facts, model.name, settings.prefix), _prefixes(facts)))
 
 
 class OperatorSettings(Settings):
@@ -166,17 +165,12 @@ def _row(item: Item) -> dict[str, str]:
             }
 
 
-_A800_FLOPS: Final = 312e12  # the published figure is for eight A800 and this prefix
-_A800S: Final = 8
-_PREFIX: Final = 8192
-
-
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
     """Break-even points between loading and computing the KV of a prefix.
 
     `peak` and `predicted` are break-even bandwidths in bytes/s. `peak` assumes computation at peak FLOP/s, as
-    Mooncake does; `predicted` uses a performance model. `shortest` and `shortest_at_peak` map the name of a link,
-    network or storage tier to the smallest prefix length, in tokens, at which loading is faster than computing.
+    Mooncake does; `predicted` uses a performance model. `shortest` maps the name of a link, network or storage tier to
+    the smallest predicted prefix length, in tokens, at which loading is faster than computing.
     """
 
     accelerators: int
@@ -186,7 +180,6 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
     basis: str
     error: float | None  # relative prefill error of the performance model
     shortest: dict[str, int | None]  # by link, network or storage tier; None: no prefix is faster to load
-    shortest_at_peak: dict[str, int]
 
 
 def _loading(
@@ -198,16 +191,14 @@ def _loading(
     ways = {link.name: (link.bytes_per_s, link.latency_s) for link in catalog.links.values()}
     ways |= {"its network": (share * machine.network_bytes_per_s, 0.0)}
     ways |= {f"its {tier.name}": (share * tier.bytes_per_s, 0.0) for tier in catalog.tiers.values()}
-    needs, flops_per_s = PrefixCost.of(model), accelerators * machine.accelerator.flops_per_s
     return Loading(
         accelerators=accelerators,
         prefix=prefix,
-        peak=needs.bytes_per_s(prefix, flops_per_s),
+        peak=PrefixCost.of(model).bytes_per_s(prefix, accelerators * machine.accelerator.flops_per_s),
         predicted=prefix_bytes_per_s(times, kv_bytes, prefix),
         basis=times.name,
         error=times.error.prefill,
         shortest={name: shortest_prefix(times, kv_bytes, *way) for name, way in ways.items()},
-        shortest_at_peak={name: needs.shortest_prefix(way[0], flops_per_s) for name, way in ways.items()},
     )
 
 
@@ -226,20 +217,11 @@ def _bandwidths(facts: dict[str, Loading], model: str, prefix: int) -> Table:
 
 
 def _prefixes(facts: dict[str, Loading]) -> Table:
-    title = f"The shortest prefix worth loading, in tokens: as predicted, before {REST} more / at its peak"
+    title = f"The shortest prefix worth loading, in tokens, before {REST} more"
     prefixes = table(title, ["over", *facts], range(1, len(facts) + 1))
     for way in next(iter(facts.values())).shortest:
-        cells = (f"{_tokens(each.shortest[way])} / {each.shortest_at_peak[way]:,}" for each in facts.values())
-        prefixes.add_row(way, *cells)
+        prefixes.add_row(way, *(_tokens(each.shortest[way]) for each in facts.values()))
     return prefixes
-
-
-def _published() -> str:
-    figure = PUBLISHED.bytes_per_s(_PREFIX, _A800S * _A800_FLOPS)
-    return (
-        f"Mooncake (FAST'25) has {_PREFIX:,} tokens of LLaMA-70B on {_A800S} A800 at their peak: "
-        f"{_gigabytes(figure)} GB/s by its formula."
-    )
 
 
 def _gigabytes(bytes_per_s: float) -> str:

@@ -2,19 +2,20 @@
 
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from twofold.cli.settings import Settings, command, flag, group
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
+from twofold.reporting.output import table
 from twofold.serving.telemetry.snapshot import PoolMember
 
 _TIMEOUT_S: Final = 30
-_NUMBERS: Final = {"restarts", "waiting", "running"}
+_COLUMNS: Final = ("worker", "role", "home", "state", "circuit breaker", "restarts", "waiting", "running", "KV")
 
 
 class PoolsSettings(Settings):
@@ -63,40 +64,27 @@ def ask(url: str, api_key: str | None, *, instance: str | None = None, role: Rol
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310 (checked)
             return msgspec.json.decode(response.read(), type=PoolsResponse)
     except urllib.error.HTTPError as error:
-        raise ConfigurationError(_reason(error.read()) or f"{url} answered with {error.code}") from error
+        reason = f"{url} answered with {error.code}"
+        with suppress(msgspec.MsgspecError, KeyError, TypeError):
+            reason = str(msgspec.json.decode(error.read())["error"]["message"])
+        raise ConfigurationError(reason) from error
     except (OSError, msgspec.MsgspecError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise ConfigurationError(f"no service of Twofold answers at {url}: {reason}") from error
-
-
-def _reason(body: bytes) -> str:
-    try:
-        return str(msgspec.json.decode(body)["error"]["message"])
-    except (msgspec.MsgspecError, KeyError, TypeError):
-        return ""
+        cause = getattr(error, "reason", None) or error
+        raise ConfigurationError(f"no service of Twofold answers at {url}: {cause}") from error
 
 
 def show_pools(response: PoolsResponse) -> None:
     """Print a row for each worker, and a line for each re-planning decision."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("worker", "role", "home", "state", "circuit breaker", "restarts", "waiting", "running", "KV"):
-        table.add_column(column, no_wrap=True, justify="right" if column in _NUMBERS else "left")
-    for member in response.pools:
-        table.add_row(
-            member.instance,
-            member.role.value,
-            member.home.value,
-            member.state,
-            member.circuit_breaker,
-            str(member.restarts),
-            str(member.waiting),
-            str(member.running),
-            f"{1 - member.blocks_free / member.blocks_total:.0%}" if member.blocks_total else "",
-        )
     console = Console()
-    console.print(table)
+    console.print(table(None, _COLUMNS, range(5, 9), map(_row, response.pools)))
     for decision in response.replans:
         console.print(f"re-planning, {decision}", markup=False, highlight=False)
+
+
+def _row(it: PoolMember) -> tuple[str, ...]:
+    used = f"{1 - it.blocks_free / it.blocks_total:.0%}" if it.blocks_total else ""
+    numbers = map(str, (it.restarts, it.waiting, it.running))
+    return (it.instance, it.role, it.home, it.state, it.circuit_breaker, *numbers, used)
 
 
 app = group("Show and set the roles of the workers of a running service.", {"show": show, "set": set_role})

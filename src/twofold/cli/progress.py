@@ -76,29 +76,19 @@ def simulation_progress(total: int | None) -> Iterator[SimulationTick | None]:
         return
     columns = BarColumn(), TextColumn(_SIMULATION), TextColumn(_SIMULATION_SPEED), TimeElapsedColumn()
     with _bar(*columns) as bar:
-        yield _simulation_tick(bar, total)
+        task = bar.add_task("", total=total, simulated=0.0, speed=0.0, rate=0.0)
+        start, cpu_start, shown = time.monotonic(), time.process_time(), 0.0
 
+        def tick(ended: int, simulated_s: float) -> None:
+            nonlocal shown
+            now = time.monotonic()
+            if now - shown >= _UPDATE_S:
+                shown = now
+                speed = simulated_s / max(now - start, 1e-9)
+                rate = ended / max(time.process_time() - cpu_start, 1e-9)
+                bar.update(task, completed=ended, simulated=simulated_s, speed=speed, rate=rate)
 
-def _simulation_tick(bar: Progress, total: int | None) -> SimulationTick:
-    task = bar.add_task("", total=total, simulated=0.0, speed=0.0, rate=0.0)
-    start, cpu_start, shown = time.monotonic(), time.process_time(), 0.0
-
-    def tick(ended: int, simulated_s: float) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        if now - shown < _UPDATE_S:
-            return
-        shown = now
-        cpu_s = time.process_time() - cpu_start
-        bar.update(
-            task,
-            completed=ended,
-            simulated=simulated_s,
-            speed=simulated_s / max(now - start, 1e-9),
-            rate=ended / max(cpu_s, 1e-9),
-        )
-
-    return tick
+        yield tick
 
 
 def trace_progress(requests: Iterable[Request]) -> Iterator[Request]:

@@ -1,6 +1,7 @@
 """Flags that select a workload: a named workload or a trace, with its rate, arrivals and lengths."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,14 +25,8 @@ class ShapeSettings(Settings, panel="Workload"):
 
     def shape(self) -> dict[str, Any]:
         """Return the workload flags as keyword arguments of `twofold.workload.source.workload`."""
-        return {
-            "start_s": self.start,
-            "arrival": self.arrival,
-            "burstiness": self.burstiness,
-            "length_scale": self.length_scale,
-            "max_model_len": self.max_model_len,
-            "seed": self.seed,
-        }
+        values = {each.name: getattr(self, each.name) for each in fields(ShapeSettings)}
+        return {"start_s": values.pop("start"), **values}
 
 
 class ArrivalSettings(ShapeSettings):
@@ -97,15 +92,8 @@ class WorkloadSettings(ArrivalSettings):
         """Return the workload flags for the JSON report."""
         shape = self.shape()
         del shape["seed"]
-        return {
-            "workload": self.workload,
-            "rate": self.rate,
-            "num_requests": self.num_requests,
-            "duration_s": self.duration_s,
-            "concurrency": self.concurrency,
-            "think_time_s": self.think_time,
-            **shape,
-        }
+        names = ("workload", "rate", "num_requests", "duration_s", "concurrency")
+        return {**{name: getattr(self, name) for name in names}, "think_time_s": self.think_time, **shape}
 
 
 def nonempty(requests: Iterable[Request], otherwise: str) -> Iterator[Request]:

@@ -52,16 +52,6 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True):
         _require_tokens(prefix)
         return flops_per_s * self.kv_bytes / (self.flops + self.square_flops * prefix)
 
-    def shortest_prefix(self, bytes_per_s: float, flops_per_s: float) -> int:
-        """Return the shortest prefix, in tokens, whose KV cache loads faster than it is computed."""
-        _require_bandwidth(bytes_per_s)
-        flops = flops_per_s * self.kv_bytes / bytes_per_s  # computed while one token's KV cache loads
-        return max(0, math.floor((flops - self.flops) / self.square_flops)) + 1
-
-
-# LLaMA-70B in the paper: 80 layers of width 8,192, eight query heads per KV head, two bytes per value.
-PUBLISHED = PrefixCost(kv_bytes=2 * 80 * 8192 * 2 / 8, flops=80 * 22 * 8192**2, square_flops=80 * _ATTENTION * 8192)
-
 
 def prefix_bytes_per_s(model: PerformanceModel, kv_bytes: int, prefix: int, rest: int = REST) -> float:
     """Return the bandwidth in bytes/s above which loading a prefix is faster than computing it."""
@@ -74,7 +64,7 @@ def shortest_prefix(
     model: PerformanceModel, kv_bytes: int, bytes_per_s: float, latency_s: float = 0.0, rest: int = REST
 ) -> int | None:
     """Return the shortest prefix, in tokens, whose KV cache loads faster than it is computed, or None."""
-    _require_bandwidth(bytes_per_s)
+    require(bytes_per_s > 0, f"bandwidth must be above 0, not {bytes_per_s:g} bytes per second")
 
     def pays(tokens: int) -> bool:
         # `latency_s` is the fixed time of a load, and `kv_bytes` the size of KV per token.
@@ -93,10 +83,6 @@ def reuse_s(model: PerformanceModel, prompt: int, reused: int, load_s: float) ->
     """Return the prefill time (s) of a prompt if `reused` tokens are loaded while the rest is computed."""
     # The load overlaps with computation layer by layer.
     return max(load_s, model.prefill_s(prompt - reused, prompt * prompt - reused * reused))
-
-
-def _require_bandwidth(bytes_per_s: float) -> None:
-    require(bytes_per_s > 0, f"bandwidth must be above 0, not {bytes_per_s:g} bytes per second")
 
 
 def _require_tokens(prefix: int) -> None:

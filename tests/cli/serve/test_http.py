@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twofold.cli.serve.http import check_loopback, hide_arguments, hide_variable
+from twofold.cli.serve.http import check_loopback, masked
 from twofold.errors import ConfigurationError
 
 # The program text is on the command line, so it must not contain the keys that it searches for.
@@ -42,16 +42,12 @@ def test_other_machines_need_a_key(address):
         (b"twofold\0--api-key=sk-1\0", b"twofold\0--api-key=****\0"),
         (b"twofold\0--api-keys\0file\0", b"twofold\0--api-keys\0file\0"),
         (b"twofold\0", b"twofold\0"),
+        (b"A=sk-1\0TWOFOLD_API_KEY=sk-1\0B=2\0", b"A=sk-1\0TWOFOLD_API_KEY=****\0B=2\0"),
     ],
 )
-def test_arguments(held, hidden):
-    """Values of `--api-key` are masked in a null-separated command line."""
-    assert hide_arguments(held) == hidden
-
-
-def test_variables():
-    """`hide_variable` masks the API key."""
-    assert hide_variable(b"A=1\0TWOFOLD_API_KEY=sk-1\0B=2\0") == b"A=1\0TWOFOLD_API_KEY=****\0B=2\0"
+def test_keys_are_masked_in_arguments_and_variables(held, hidden):
+    """Values of `--api-key` and of its variable are masked in null-separated entries."""
+    assert masked(held, {"sk-1"}) == hidden
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="the system shows no processes as files")

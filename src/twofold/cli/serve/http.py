@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -85,8 +85,8 @@ def find_keys(settings: HttpSettings) -> KeyRing | None:
     Return None if there are no keys. Raise ConfigurationError for invalid keys.
     """
     keys = read_keys(list(settings.api_key), settings.api_keys)
-    os.environ.pop(KEY_VARIABLE, None)  # workers inherit the environment
-    hide_secrets()
+    variable = os.environ.pop(KEY_VARIABLE, "")  # workers inherit the environment
+    hide_secrets({*settings.api_key, variable} - {""})
     return keys
 
 
@@ -99,49 +99,27 @@ def check_loopback(host: str, address: str) -> None:
         )
 
 
-def hide_secrets() -> None:
-    """Overwrite the API keys in this process's command line and environment, which other processes can read."""
+def hide_secrets(secrets: Iterable[str]) -> None:
+    """Overwrite secrets in this process's command line and environment, which other processes can read."""
     try:
         with Path("/proc/self/stat").open("rb") as stat:
             fields = stat.read().rpartition(b")")[2].split()
         with Path("/proc/self/mem").open("r+b", buffering=0) as memory:
             # Fields 48 to 51 of proc(5), counted from the third: the bounds of arguments and environment.
-            for start, end, hide in (
-                (int(fields[45]), int(fields[46]), hide_arguments),
-                (int(fields[47]), int(fields[48]), hide_variable),
-            ):
+            for start, end in ((int(fields[45]), int(fields[46])), (int(fields[47]), int(fields[48]))):
                 memory.seek(start)
                 shown = memory.read(end - start)
                 memory.seek(start)
-                memory.write(hide(shown))
+                memory.write(masked(shown, secrets))
     except (OSError, ValueError, IndexError, OverflowError):
-        return  # the keys stay visible
+        return  # the secrets stay visible
 
 
-def hide_arguments(arguments: bytes) -> bytes:
-    """Mask each value of `--api-key` with asterisks. `arguments` is null-separated, as in /proc/PID/cmdline."""
-    flag = KEY_FLAG.encode()
-    hidden: list[bytes] = []
-    previous = b""
-    for argument in arguments.split(b"\0"):
-        if previous == flag:
-            hidden.append(b"*" * len(argument))
-        elif argument.startswith(flag + b"="):
-            hidden.append(flag + b"=" + b"*" * (len(argument) - len(flag) - 1))
-        else:
-            hidden.append(argument)
-        previous = argument
-    return b"\0".join(hidden)
-
-
-def hide_variable(environment: bytes) -> bytes:
-    """Mask the value of TWOFOLD_API_KEY with asterisks in a process environment. As in /proc/PID/environ,
-    `environment` contains NUL-separated NAME=value entries.
-    """
-    name = KEY_VARIABLE.encode() + b"="
-    return b"\0".join(
-        name + b"*" * (len(each) - len(name)) if each.startswith(name) else each for each in environment.split(b"\0")
-    )
+def masked(shown: bytes, secrets: Iterable[str]) -> bytes:
+    """Replace secrets by asterisks in NUL-separated arguments or variables, as in /proc/PID/cmdline and environ."""
+    prefixes = ("", f"{KEY_FLAG}=", f"{KEY_VARIABLE}=")
+    hidden = {(it + one).encode(): it.encode() + b"*" * len(one.encode()) for one in secrets for it in prefixes}
+    return b"\0".join(hidden.get(entry, entry) for entry in shown.split(b"\0"))
 
 
 def listen(settings: HttpSettings, keys: KeyRing | None) -> socket.socket:

@@ -37,26 +37,15 @@ def check_served(name: str, served: str) -> None:
 
 # Unsupported fields, with the values besides null that have no effect on the answer. They are decoded to reject others.
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "allowed_token_ids": (),
-    "audio": (),
-    "chat_template": (),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "function_call": ("none", "auto"),  # without functions both mean text
-    "functions": ([],),
+    **dict.fromkeys(("allowed_token_ids", "audio", "chat_template", "prediction", "prompt_embeds"), ()),
+    **dict.fromkeys(("prompt_logprobs", "truncate_prompt_tokens", "web_search_options"), ()),
+    **dict.fromkeys(("documents", "functions", "logits_processors", "tools"), ([],)),
+    **dict.fromkeys(("continue_final_message", "use_beam_search"), (False,)),
+    **dict.fromkeys(("function_call", "tool_choice"), ("none", "auto")),  # without functions both mean text
     "length_penalty": (1,),
-    "logits_processors": ([],),
     "modalities": (["text"],),
-    "prediction": (),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
     "reasoning_effort": ("none",),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "web_search_options": (),
 }
 
 # Unsupported fields that servers behind the gateway apply to each token, so that the gateway can pass them on.

@@ -28,11 +28,11 @@ class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def new(cls) -> "TraceParent":
-        return cls(trace_id=_random_id(16), span_id=_random_id(8))
+        return cls(trace_id=secrets.token_hex(16), span_id=secrets.token_hex(8))
 
     def child(self) -> "TraceParent":
         """Return the context of a new span in the same trace."""
-        return msgspec.structs.replace(self, span_id=_random_id(8))
+        return msgspec.structs.replace(self, span_id=secrets.token_hex(8))
 
     def __str__(self) -> str:
         return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
@@ -59,10 +59,3 @@ def context_of(request_id: str, path: str, traceparent: str) -> RequestContext:
     span = TraceParent.new() if parent is None else parent.child()
     operation = "chat" if path.endswith("/chat/completions") else "text_completion"
     return RequestContext(id=request_id, operation=operation, span=span, parent=parent)
-
-
-def _random_id(size: int) -> str:
-    while True:
-        drawn = secrets.token_hex(size)
-        if drawn.strip("0"):  # W3C Trace Context forbids zero
-            return drawn

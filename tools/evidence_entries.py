@@ -474,12 +474,13 @@ ENTRIES = (
     ),
     Entry(
         name="four-way",
-        claim="vLLM split by Twofold beats vLLM colocated and split by its own connector",
+        claim="vLLM split by Twofold stalls less than vLLM colocated, or split by its own connector",
         command=".venv-vllm/bin/python bench/vllm/four_way.py --proxy $VLLM_PROXY --rates 1.5 "
         "--only vllm-colocated vllm-nixl vllm-twofold torch-split torch-colocated",
         form="3 rates and 6 systems",
-        summary="goodput at 1.5 requests/s: vLLM split by Twofold {vllm-twofold-goodput}, colocated "
-        "{vllm-colocated-goodput}, split by its NixlConnector {vllm-nixl-goodput}",
+        summary="P99 gap between tokens at 1.5 requests/s: vLLM split by Twofold {vllm-twofold-gap}, colocated "
+        "{vllm-colocated-gap}, split by its NixlConnector {vllm-nixl-gap}; goodput {vllm-twofold-goodput}, "
+        "{vllm-colocated-goodput}, {vllm-nixl-goodput}; of the built-in engine split {torch-split-goodput}",
         page="comparison.md",
         read=four_way,
         minutes=8,

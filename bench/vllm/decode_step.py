@@ -23,7 +23,7 @@ from twofold.bench.services import free_port, served
 from twofold.engine.registry import ENGINES
 
 OPTIONS = {"dtype": "float32", "block-size": "32", "max-num-seqs": "16"}
-CACHE_BYTES = 64 << 20
+CACHE_BYTES = 256 << 20
 
 
 async def step_s(url: str, model: str, prompts: list[list[int]], tokens: int) -> float:

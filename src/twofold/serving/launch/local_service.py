@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
@@ -303,7 +303,10 @@ class LocalService:
 def shown_configuration(config: ServiceConfig, facts: ModelFacts) -> dict[str, str]:
     """Return the configuration of a service for the dashboard."""
     engine, package = config.engine, config.engine.traits.package
-    named = f"{engine.engine} {version(package)}" if package is not None else engine.engine
+    named = engine.engine
+    if package is not None:
+        with suppress(PackageNotFoundError):  # vLLM's wheel for CPUs has another name
+            named = f"{named} {version(package)}"
     shown = {"Router": config.router, "Hand-off": config.handoff, "Transport": config.transport, "Engine": named}
     shown |= {"Device": facts.device or "none", "Data type": engine.dtype, "KV eviction": engine.eviction}
     return shown | {"Prefix caching": "yes" if engine.prefix_caching else "no"}

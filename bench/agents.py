@@ -30,6 +30,7 @@ from twofold.cluster.file import parse_cluster
 from twofold.cluster.spec import CacheSpec
 from twofold.events import RequestSubscriber
 from twofold.hardware.catalog import load_catalog
+from twofold.reporting.output import json_text
 from twofold.reporting.summary import seconds
 from twofold.request import Request
 from twofold.simulation.cluster import VirtualCluster
@@ -174,7 +175,7 @@ def main() -> None:
     found = live(given) if given.where == "live" else simulated(given)
     show(found)
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        given.json.write_text(json_text(found), "utf-8")
 
 
 if __name__ == "__main__":

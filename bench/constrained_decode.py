@@ -25,6 +25,7 @@ from twofold.bench.endpoint import discover
 from twofold.bench.prompts import PromptMaker, token_range
 from twofold.bench.services import served
 from twofold.events import Recorder
+from twofold.reporting.output import json_text
 from twofold.request import Request
 from twofold.timeline import Timeline
 
@@ -138,7 +139,7 @@ def main() -> int:
     console.print(f"delay by the compilation: {delayed * 1e3:.1f} ms, {delayed / step:.2f} iterations; the goal is 1")
     if given.json is not None:
         found = {"ratios": ratios, "step_s": step, "gap_with_schema_s": with_schema, "gap_without_s": without}
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        given.json.write_text(json_text(found), "utf-8")
     return 0 if statistics.median(ratios) <= GOAL and delayed <= step else 1
 
 

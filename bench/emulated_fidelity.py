@@ -26,6 +26,7 @@ from twofold.cluster.spec import ClusterSpec
 from twofold.fidelity.measurement import load_config
 from twofold.fidelity.service import timelines_of
 from twofold.hardware.catalog import load_catalog
+from twofold.reporting.output import json_text
 from twofold.reporting.summary import LatencyDistribution, Summary, summarize
 from twofold.request import Request
 from twofold.timeline import Timeline
@@ -246,7 +247,7 @@ def main() -> None:
         report = run(load_cluster(path), path, requests, flags.context)
     show(report)
     if flags.json is not None:
-        flags.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        flags.json.write_text(json_text(report), "utf-8")
 
 
 if __name__ == "__main__":

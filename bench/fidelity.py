@@ -10,7 +10,6 @@ import os
 import tempfile
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +18,7 @@ from twofold.cli.calibrate import LiveSettings, calibrate_host
 from twofold.cli.verify import VerifySettings, compare_all, parse_loads
 from twofold.fidelity.comparison import Comparison, fidelity_table, speed_text
 from twofold.fidelity.service import ServiceDesign
+from twofold.reporting.output import json_text
 from twofold.slo import Slo
 
 DESIGNS = (
@@ -87,7 +87,7 @@ def main() -> None:
     if flags.json is not None:
         held = sum(figure.holds for figure in figures)
         found = {"held": held, "figures": len(figures), "comparisons": comparisons}
-        flags.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        flags.json.write_text(json_text(found), "utf-8")
 
 
 if __name__ == "__main__":

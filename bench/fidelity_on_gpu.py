@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -32,6 +31,7 @@ from twofold.fidelity.comparison import Comparison, OfferedLoad, compare_endpoin
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.profile import MeasuredProfile, load_profile
+from twofold.reporting.output import json_text
 from twofold.reporting.summary import LatencyDistribution, Summary
 from twofold.request import Request
 from twofold.workload.source import workload
@@ -196,7 +196,7 @@ def main() -> None:
         seen.extend(comparisons)
         console.print(table(comparisons))
         if given.json is not None:
-            given.json.write_bytes(msgspec.json.format(msgspec.json.encode(seen), indent=2))
+            given.json.write_text(json_text(seen), "utf-8")
 
     with tempfile.TemporaryDirectory(prefix="twofold-gpu-") as temporary:
         folder = given.folder or Path(temporary)

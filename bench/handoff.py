@@ -35,6 +35,7 @@ from twofold.cluster.paths import KvEgress, ModelledPaths
 from twofold.errors import UserError
 from twofold.events import Route
 from twofold.handoff import HandoffMode
+from twofold.reporting.output import json_text
 from twofold.reporting.summary import seconds
 from twofold.request import Request
 from twofold.scheduling.cluster.scheduler import AutoHandoff
@@ -215,7 +216,7 @@ def main() -> None:
         console.print(table(link))
     console.print(report.second_token.sentence())
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        given.json.write_text(json_text(report), "utf-8")
     wrong = violations(report)
     for each in wrong:
         print(f"✗ {each}")

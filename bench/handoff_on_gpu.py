@@ -25,6 +25,7 @@ from rich.table import Table
 from second_token import ask
 from twofold.bench.services import served
 from twofold.errors import UserError
+from twofold.reporting.output import json_text
 
 COLOCATED = "not split"
 WAYS = {
@@ -127,7 +128,7 @@ def main() -> None:
                 sys.exit(f"{service}: {error}")
             print(f"{service}: done", flush=True)
             if given.json is not None:
-                given.json.write_bytes(msgspec.json.format(msgspec.json.encode(seen), indent=2))
+                given.json.write_text(json_text(seen), "utf-8")
     Console(width=140).print(table(seen, device_name(given.device)))
 
 

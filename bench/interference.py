@@ -31,6 +31,7 @@ from twofold.bench.endpoint import Endpoint, discover
 from twofold.bench.prompts import PromptMaker, token_range
 from twofold.bench.services import served
 from twofold.events import Recorder
+from twofold.reporting.output import json_text
 from twofold.reporting.summary import LatencyDistribution, seconds
 from twofold.request import Request
 from twofold.timeline import Timeline
@@ -235,7 +236,7 @@ def main() -> None:
         report = asyncio.run(measure(urls, setting))
     Console().print(table(report))
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        given.json.write_text(json_text(report), "utf-8")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from rich.table import Table
 
 from twofold.bench.services import ServedProcess, metrics, served_process
 from twofold.engine.model_package import PACKAGED, get_packaged
+from twofold.reporting.output import json_text
 
 CITIES = {
     "type": "array",
@@ -236,7 +237,7 @@ def main() -> int:
     for each in wrong:
         console.print(f"✗ {each}", markup=False)
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        given.json.write_text(json_text(found), "utf-8")
     return 1 if wrong else 0
 
 

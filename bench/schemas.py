@@ -32,6 +32,7 @@ from rich.console import Console
 
 from twofold.engine.grammar import GrammarError, GrammarMatchers, allowed_tokens
 from twofold.engine.model_factory import train_tokenizer
+from twofold.reporting.output import json_text
 from twofold.request import Constraint, ConstraintKind
 
 VOCABULARY, CONTEXT, CORPUS = 4096, 8192, 400_000
@@ -262,7 +263,7 @@ def main() -> None:
     for line in lines(report):
         console.print(line, highlight=False, markup=False)
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        given.json.write_text(json_text(report), "utf-8")
     if report.invalid:
         raise SystemExit(f"not valid: {', '.join(report.invalid[:10])}")
 

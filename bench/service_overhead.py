@@ -13,7 +13,6 @@ import tempfile
 from pathlib import Path
 
 import aiohttp
-import msgspec
 import psutil
 from rich.console import Console
 from rich.table import Table
@@ -23,6 +22,7 @@ from twofold.bench.endpoint import discover
 from twofold.bench.services import served
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
+from twofold.reporting.output import json_text
 from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.routers import ROUTERS
 
@@ -111,7 +111,7 @@ def main() -> None:
     Console(width=110).print(table)
     if args.json is not None:
         found = {"decision_s": decisions, "request_s": request_s, "token_s": token_s, "loop_s": min(loops)}
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        args.json.write_text(json_text(found), "utf-8")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from twofold.bench.services import served
 from twofold.cli.bench import BenchReport
 from twofold.engine.model_factory import ModelSpec, create_model
 from twofold.errors import UserError
+from twofold.reporting.output import json_text
 from twofold.reporting.summary import seconds
 from twofold.request import Request
 
@@ -99,7 +100,7 @@ def main() -> None:
             except UserError as error:
                 sys.exit(f"{name}: {error}")
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        given.json.write_text(json_text(found), "utf-8")
     sys.exit(0 if all(sums is not None and sums.agree for sums in found.values()) else 1)
 
 

@@ -28,6 +28,7 @@ import msgspec
 
 from evidence_entry import ROOT, Entry, Machine, Record
 from evidence_pages import PageError, problems, write
+from twofold.reporting.output import json_text
 
 JSON = Path("docs/evidence.json")
 LOGS = Path("build/evidence")  # what each benchmark printed
@@ -63,7 +64,7 @@ def run(entries: Sequence[Entry], names: Sequence[str], root: Path, patience: fl
             print(f"{entry.name}: FAILED, {error}", flush=True)
             continue
         records = {**recorded(root), entry.name: record}
-        (root / JSON).write_bytes(msgspec.json.format(msgspec.json.encode(records), indent=2) + b"\n")
+        (root / JSON).write_text(json_text(records) + "\n", "utf-8")
         shown = ", ".join(f"{name} {figure}" for name, figure in record.figures.items())
         print(f"{entry.name}: {record.seconds:.0f} s: {shown}", flush=True)
     return failures

@@ -24,6 +24,7 @@ from twofold.bench.real_data import data_folder
 from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
+from twofold.reporting.output import json_text
 from twofold.request import Request
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
@@ -151,7 +152,7 @@ def main() -> None:
         )
     Console(width=160).print(table)
     if args.json is not None:
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(compared), indent=2))
+        args.json.write_text(json_text(compared), "utf-8")
 
 
 def _folder() -> Path:

@@ -20,6 +20,7 @@ from rich.table import Table
 from twofold.cluster.file import parse_cluster
 from twofold.hardware.catalog import load_catalog
 from twofold.planning.splits import SplitPlanner
+from twofold.reporting.output import json_text
 from twofold.request import Request
 from twofold.scheduling.replan.replanner import ReplanDecision, Replanner
 from twofold.scheduling.replan.traffic import TrafficMonitor
@@ -171,7 +172,7 @@ def main() -> None:
     moves = stationary(args.hours, args.seeds, console)
     if args.json is not None:
         found = {"attained": attained, "delays_s": delays_s, "stationary_moves": moves}
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        args.json.write_text(json_text(found), "utf-8")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from rich.table import Table
 from side_by_side import SMALL_MODEL
 
 from twofold.bench.services import free_port
+from twofold.reporting.output import json_text
 
 sys.path.append(str(Path(__file__).parents[1] / "vllm"))
 from frame import model_directory, run_and_exit, say
@@ -247,7 +248,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
         killed = asyncio.run(kills(service, given.kills))
     report = Report(capacities=capacities, admitted=found, kills=killed)
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        given.json.write_text(json_text(report), "utf-8")
     return report, list(failures(report))
 
 

@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import msgspec
 from gateway_table import DIRECT, SERVE, Measured, Report, terminal
 from measured_routers import HERE, KEY, MODEL_NAME, ROUTERS, Behind, cpu_s, emulated_service, pin, release
 from native import LOAD, MOCK, LoadResult, compile_programs, offer, on_cores, set_gap
@@ -39,6 +38,7 @@ from rich.console import Console
 
 from twofold.bench.services import free_port
 from twofold.hardware.architectures import ConfigJson
+from twofold.reporting.output import json_text
 
 sys.path.append(str(Path(__file__).parents[1] / "vllm"))
 from frame import model_directory, run_and_exit, say
@@ -278,7 +278,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
         report.measured.append(measured)
         wrong += failures(measured)
         if given.json is not None:
-            given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+            given.json.write_text(json_text(report), "utf-8")
     return report, wrong
 
 

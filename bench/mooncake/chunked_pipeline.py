@@ -46,6 +46,7 @@ from twofold.instance import Role
 from twofold.performance.fitting.iterations import IterationWork, Measurement, fit_iterations
 from twofold.performance.instance import LayersStage, Pipeline
 from twofold.performance.profile import IterationTimes, MeasuredModel
+from twofold.reporting.output import json_text
 from twofold.request import Request
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import build_cluster
@@ -394,7 +395,7 @@ def main() -> int:
     sentences, holds = verdict(report)
     print("\n".join(sentences))
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        given.json.write_text(json_text(report), "utf-8")
     return 0 if holds else 1
 
 

@@ -40,6 +40,7 @@ from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.paged import PrefixBlockAllocator
 from twofold.performance.reuse import layer_wise
+from twofold.reporting.output import json_text
 from twofold.reporting.summary import NOTHING
 from twofold.request import Request, SamplingParams
 from twofold.scheduling.batchers import BATCHERS
@@ -349,7 +350,7 @@ def main() -> int:
         ]
     Console().print(table(found))
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        given.json.write_text(json_text(found), "utf-8")
     holds = all(lanes.holds() for lanes in found)
     print(f"within {GOAL:.0%} of the longest and of the prediction: {'yes' if holds else 'NO'}")
     return 0 if holds else 1

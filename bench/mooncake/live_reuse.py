@@ -25,6 +25,7 @@ from twofold.bench.endpoint import discover
 from twofold.bench.prompts import token_range
 from twofold.bench.services import served
 from twofold.events import Recorder
+from twofold.reporting.output import json_text
 from twofold.reporting.summary import seconds
 from twofold.request import Request
 from twofold.timeline import Timeline
@@ -128,7 +129,7 @@ def main() -> int:
     console = Console()
     console.print(table(found))
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        given.json.write_text(json_text(found), "utf-8")
     worst = max(reuse.ratio(GOAL_SHARE) for reuse in found)
     console.print(f"{GOAL_SHARE:.0%} cached: at most {worst:.1%} of cold; the goal is {GOAL_RATIO:.0%}")
     return 0 if worst <= GOAL_RATIO else 1

@@ -37,6 +37,7 @@ from twofold.fidelity.comparison import knee
 from twofold.fidelity.service import ServiceDesign, SimulatedService, clients_beside
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.profile import load_profile
+from twofold.reporting.output import json_text
 from twofold.request import Request
 from twofold.scheduling.admission.overload import OVERLOAD_RULES
 from twofold.slo import Slo
@@ -211,7 +212,7 @@ def main() -> int:
             return 1
     show(console, load, slo, error)
     if args.json is not None:
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(outcome(load, slo, error)), indent=2))
+        args.json.write_text(json_text(outcome(load, slo, error)), "utf-8")
     wrong = list(failures(load, slo, error))
     for sentence in wrong:
         console.print(f"[red]FAILED:[/] {sentence}")

@@ -33,6 +33,7 @@ from twofold.bench.real_data import find_data
 from twofold.cluster.spec import ClusterSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.planning.rates import RateGrid
+from twofold.reporting.output import json_text
 from twofold.request import Request
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
@@ -348,7 +349,7 @@ def main() -> int:
             console.print(f"     {why}", highlight=False)
     if given.json is not None:
         named = [{"name": name, "text": text, "holds": holds} for name, text, holds in claims]
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(named), indent=2))
+        given.json.write_text(json_text(named), "utf-8")
     return 1 if any(not holds and name not in EXPLAINED for name, _, holds in claims) else 0
 
 

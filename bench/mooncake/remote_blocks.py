@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twofold.bench.services import free_port, metrics, stop, wait_ready
+from twofold.reporting.output import json_text
 from twofold.reporting.summary import seconds
 from twofold.security.key import write_key
 
@@ -245,7 +246,7 @@ def main() -> int:
     console = Console()
     console.print(table(found))
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        given.json.write_text(json_text(found), "utf-8")
     wrong = [what for each in found for what in each.wrong]
     for what in sorted(set(wrong)):
         console.print(f"FAILED: {what} ({wrong.count(what)} times)")

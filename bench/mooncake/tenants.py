@@ -37,6 +37,7 @@ from twofold.bench.endpoint import discover
 from twofold.bench.prompts import token_range
 from twofold.bench.services import served
 from twofold.events import Recorder
+from twofold.reporting.output import json_text
 from twofold.reporting.summary import LatencyDistribution, seconds
 from twofold.request import Request
 from twofold.timeline import Timeline
@@ -201,7 +202,7 @@ def main() -> int:
         url = stack.enter_context(served(model, [*flags, *keys]))
         found = asyncio.run(measure(url, given.tokens, given.pairs))
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        given.json.write_text(json_text(found), "utf-8")
     console = Console(width=110)
     times, tests, (leak, control) = tables(found)
     console.print(times)

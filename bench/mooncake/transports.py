@@ -25,6 +25,7 @@ from rich.table import Table
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.errors import ConfigurationError
 from twofold.handoff import Lease
+from twofold.reporting.output import json_text
 from twofold.security.key import write_key
 from twofold.security.network import HostNetwork
 from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor
@@ -175,7 +176,7 @@ def main() -> None:
                 figures += found if number else []  # the first round is a warm-up
     Console(width=140).print(table(figures))
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2))
+        given.json.write_text(json_text(figures), "utf-8")
     wrong = [each for each in figures if not each.whole]
     for each in wrong:
         print(f"✗ {each.way}, {each.case.name}: the data read differs from the data written")

@@ -39,6 +39,7 @@ from twofold.planning.promise import Draws
 from twofold.planning.rates import RateGrid, RateSearch
 from twofold.planning.search import Objective
 from twofold.planning.workload import WHOLE, WorkloadArguments
+from twofold.reporting.output import json_text
 from twofold.slo import Slo
 from twofold.workload.trace import FORMATS, open_trace, write_trace
 
@@ -218,7 +219,7 @@ def main() -> None:
             print(f"{len(outcomes)}: {last.design} at {last.rate:g}, kept: {last.kept}, {last.possible:g}", flush=True)
     show(outcomes, without)
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(outcomes), indent=2))
+        given.json.write_text(json_text(outcomes), "utf-8")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import psutil
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +18,7 @@ from rich.table import Table
 from twofold.handoff import HandoffMode
 from twofold.instance import LoadTotals, Role
 from twofold.kvcache.index import PrefixIndex
+from twofold.reporting.output import json_text
 from twofold.scheduling.cluster.forecast import ClusterForecast, Prediction
 from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
@@ -133,7 +133,7 @@ def main() -> None:
     if args.json is not None:
         per_cpu_s = {name: dict(zip(map(str, args.instances), rates, strict=True)) for name, rates in rows}
         found = {"per_cpu_s": per_cpu_s, "bytes_per_instance": memory, "loop_s": min(loops)}
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        args.json.write_text(json_text(found), "utf-8")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from simulated import Engine, EngineOverhead, Timings, engines_of, simulated
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.performance.aiconfigurator import EngineLayout
+from twofold.reporting.output import json_text
 
 PASSES = 2  # of the fit, each with simulations
 LEAST_OPERATORS = 0.5  # factor of the operators' times
@@ -257,7 +258,7 @@ def main() -> None:
         raise SystemExit(f"{error}") from error
     show(report)
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        given.json.write_text(json_text(report), "utf-8")
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from twofold.planning.problem import Problem, parse_families, with_parallelism
 from twofold.planning.rates import RateGrid, RateSearch
 from twofold.planning.search import Objective
 from twofold.planning.workload import WHOLE, WorkloadArguments
+from twofold.reporting.output import json_text
 from twofold.request import Request
 from twofold.slo import Slo
 from twofold.workload.source import workload
@@ -384,7 +385,7 @@ def main() -> None:
             show([outcome])
     show(outcomes)
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(outcomes), indent=2))
+        given.json.write_text(json_text(outcomes), "utf-8")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import asyncio
 from concurrent.futures import Future
 from pathlib import Path
 
-import msgspec
 from designs import AA, BASELINE_H100, H100_MACHINES, HH, WORKLOADS, Kind
 from msgspec.structs import replace
 from show import progress, split_name, table, times
@@ -28,6 +27,7 @@ from twofold.planning.evaluation import SimulatedTrial, Trial
 from twofold.planning.evaluator import Executor
 from twofold.planning.problem import Problem
 from twofold.planning.trials import try_trial
+from twofold.reporting.output import json_text
 
 SHARED, SEPARATE = "fitted", "fitted-separate"
 
@@ -100,7 +100,7 @@ def main() -> None:
     header = ("workload", "model", "40 H100", "req/s", "AA", "req/s", "÷ H100", "HH", "req/s", "÷ H100")
     table("Cost of mixed iterations", header, rows)
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(by_model), indent=2))
+        given.json.write_text(json_text(by_model), "utf-8")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from show import table
 from twofold_driver import Ended
 
 from twofold.hardware.catalog import load_catalog
+from twofold.reporting.output import json_text
 from twofold.simulation.simulate import simulate
 from twofold.workload.source import workload
 
@@ -58,7 +59,7 @@ def main() -> int:
     rows = [(name, f"{e.requests:,}", f"{e.ttft_error:.1e}", f"{e.e2e_error:.1e}") for name, e in found.items()]
     table("Largest difference from SplitwiseSim", ("run", "requests", "TTFT", "E2E"), rows)
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        given.json.write_text(json_text(found), "utf-8")
     return int(any(max(each.ttft_error, each.e2e_error) > MOST for each in found.values()))
 
 

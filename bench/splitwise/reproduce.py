@@ -16,7 +16,6 @@ SplitwiseSim's profile. The paper's nine SLOs bound latency percentiles relative
 import argparse
 from pathlib import Path
 
-import msgspec
 from batch_jobs import batch_jobs
 from headlines import headlines
 from load import latency_over_load
@@ -26,6 +25,7 @@ from sets import design_sets, model_errors
 from study import Settings
 
 from twofold.hardware.catalog import load_catalog
+from twofold.reporting.output import json_text
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
     if "sets" in chosen:
         found = design_sets(settings, catalog, [f"iso-{each}" for each in args.equal])
         if args.json is not None:
-            args.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+            args.json.write_text(json_text(found), "utf-8")
     if chosen & {"headlines", "sets"}:
         model_errors(settings, catalog)
     if "provisioning" in chosen:

@@ -24,6 +24,7 @@ from started import Processes
 from stock_vllm import StockVllm, vllm_environment
 
 from twofold.errors import ConfigurationError, UserError
+from twofold.reporting.output import json_text
 
 MAX_MODEL_LEN = 2048
 ALL_CORES = sorted(os.sched_getaffinity(0))
@@ -152,7 +153,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
             if each.completed < each.sent
         ]
         report.systems[system] = found
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        given.json.write_text(json_text(report), "utf-8")
     return report, wrong
 
 

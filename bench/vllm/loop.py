@@ -55,6 +55,7 @@ from twofold.fidelity.comparison import (
 from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint, clients_beside
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.profile import MeasuredProfile, load_profile
+from twofold.reporting.output import json_text
 from twofold.request import Request
 from twofold.slo import Slo
 from twofold.timeline import Timeline
@@ -245,7 +246,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
                     tries=given.tries,
                 )
             )
-    given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+    given.json.write_text(json_text(report), "utf-8")
     return report, list(failures(report))
 
 

@@ -29,6 +29,7 @@ from stock_vllm import SERVED_NAME, StockVllm, vllm_environment
 from streamed import ask
 
 from twofold.errors import ConfigurationError, UserError
+from twofold.reporting.output import json_text
 from twofold.reporting.summary import seconds
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -100,7 +101,7 @@ def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> I
                 except UserError as error:
                     yield f"{split}: {error}"
                     say(f"{split}: FAILED")
-            given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+            given.json.write_text(json_text(report), "utf-8")
 
 
 def merge_earlier(given: argparse.Namespace) -> list[Pair]:

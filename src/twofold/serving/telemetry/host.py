@@ -34,19 +34,19 @@ def memory_bytes(name: str, proc: Path = Path("/proc")) -> int:
 
 
 class HostMeter:
-    """Reads the load of this host from /proc and, if `nvidia-ml-py` is installed, of its GPUs from NVML."""
+    """Reads the load of this host's cores and memory from /proc."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._busy, self._all = self._ticks()
 
-    def sample(self) -> tuple[DeviceLoad, ...]:
-        """Return the load of the host and of each GPU."""
+    def sample(self) -> DeviceLoad:
+        """Return the load since the last sample."""
         busy, total = self._ticks()
         share, self._busy, self._all = (busy - self._busy) / max(1, total - self._all), busy, total
         cores, memory = f"{os.cpu_count()} cores", memory_bytes("MemTotal", self._proc)
         used = memory - memory_bytes("MemAvailable", self._proc)
-        return DeviceLoad(name=cores, busy=round(share, 4), memory_used=used, memory_total=memory), *_gpus()
+        return DeviceLoad(name=cores, busy=round(share, 4), memory_used=used, memory_total=memory)
 
     def _ticks(self) -> tuple[int, int]:
         # proc_stat(5): user, nice, system, idle, iowait, irq, softirq and steal of all cores.
@@ -54,7 +54,8 @@ class HostMeter:
         return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
 
-def _gpus() -> Iterator[DeviceLoad]:
+def gpu_loads() -> Iterator[DeviceLoad]:
+    """Yield the load of each GPU from NVML, if `nvidia-ml-py` is installed."""
     try:
         import pynvml as nvml  # noqa: PLC0415  (an optional package)
 

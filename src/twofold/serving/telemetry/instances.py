@@ -221,7 +221,7 @@ class InstanceTelemetry:
         number = self._sampled // int(BIN_S) - 1  # the last bin that is over
         if number >= 0 and (not self._samples or self._samples[-1].number < number):
             pools = {role: self._pool_means(role) for role in {known.role for known in self._instances.values()}}
-            host, *_ = self._meter.sample()
+            host = self._meter.sample()
             self._samples.append(LoadSample(number, pools, host.busy, round(host.memory_used / host.memory_total, 4)))
 
     def _pool_means(self, role: Role) -> tuple[float, float, float]:

@@ -17,8 +17,9 @@ from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.replan.replanner import ReplanDecision, ReplanOutcome
 from twofold.serving.messages import HandoffReport
 from twofold.serving.telemetry.context import CURRENT, RequestContext, TraceParent
-from twofold.serving.telemetry.host import HostMeter
-from twofold.serving.telemetry.instances import INTERVAL_S, InstanceTelemetry
+from twofold.serving.telemetry.host import HostMeter, gpu_loads
+from twofold.serving.telemetry.instances import INTERVAL_S, SERIES_S, InstanceTelemetry
+from twofold.serving.telemetry.latencies import BIN_S
 from twofold.serving.telemetry.logs import log_ended, log_rejected
 from twofold.serving.telemetry.metrics import (
     AdmissionMetrics,
@@ -129,9 +130,9 @@ class Telemetry(RequestSubscriber):
 
     def failed(self, error: TwofoldError) -> None:
         """Count a request that fails with `error`."""
-        code = error.code if isinstance(error, RequestError) else "instance_lost"
-        self._failures.labels(code or "other").inc()
-        self._log.totals[f"failed_{code or 'other'}"] += 1
+        reason = (error.code or "other") if isinstance(error, RequestError) else "instance_lost"
+        self._failures.labels(reason).inc()
+        self._log.totals[f"failed_{reason}"] += 1
 
     def deadline_missed(self) -> None:
         self._deadline_misses.inc()
@@ -168,12 +169,12 @@ class Telemetry(RequestSubscriber):
             phases=phases(live, sum(each.status.waiting for each in instances)),
             handoffs_in_flight=sum(each.status.arriving for each in instances),
             requests=self._requests.snapshot(live),
-            flow=latencies.flow(now, last=30),
+            flow=latencies.flow(now, last=SERIES_S // int(BIN_S)),
             recent=latencies.recent(now, WINDOW_S),
             totals=dict(self._log.totals),
             events=tuple(self._log.events),
             configuration=self.configuration,
-            host=self._meter.sample(),
+            host=(self._meter.sample(), *gpu_loads()),
         )
 
     def history(self, live: Collection[Timeline]) -> ServiceHistory:

@@ -11,6 +11,4 @@ PATHS = [path for path, statements in RUNNABLE.items() if needs_services(stateme
 @pytest.mark.parametrize("path", [pytest.param(path, id=str(path.relative_to(ROOT))) for path in PATHS])
 def test_the_commands_of_a_page_run(path, environment, model, shared, tmp_path):
     with PageRun(model, tmp_path, environment, shared) as page:
-        for statement in RUNNABLE[path]:
-            page.run(statement)
-        page.settle()
+        page.run_all(RUNNABLE[path])

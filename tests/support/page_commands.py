@@ -140,6 +140,12 @@ class PageRun:
         self._end_services()
         self._stack.close()
 
+    def run_all(self, statements: list[Statement]) -> None:
+        """Run statements in order, and wait until the last services are ready."""
+        for statement in statements:
+            self.run(statement)
+        self.settle()
+
     def run(self, statement: Statement) -> None:
         """Run one statement: start a service, or run a command to its end."""
         name = name_of(statement)

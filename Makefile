@@ -103,4 +103,4 @@ release-check: dist  ## Version, contents of the wheels, licences and known vuln
 
 clean:
 	find src -name '*.so' -delete
-	rm -rf $(VENV) $(VLLM_VENV) $(RELEASE_VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(RELEASE_VENV) $(WHEEL_VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

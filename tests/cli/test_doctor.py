@@ -22,7 +22,7 @@ def test_doctor_reports_this_machine(twofold):
 
 
 def test_doctor_says_how_to_install_what_is_missing(twofold, monkeypatch):
-    monkeypatch.setattr("twofold.cli.serve.doctor._version", lambda _package: None)
+    monkeypatch.setattr("twofold.cli.serve.doctor.package_version", lambda _package: None)
     monkeypatch.setenv("COLUMNS", "200")
     ended = twofold("doctor")
     assert "pip install 'twofold[serve]', to serve models" in ended.out

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from twofold.errors import ConfigurationError
@@ -28,6 +29,14 @@ class EngineTraits:
             )
 
 
+def package_version(name: str) -> str | None:
+    """Return the version of an installed distribution, or None if no distribution has this name."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
 ENGINES: dict[str, EngineTraits] = {
     "torch": EngineTraits(
         help="models of transformers over a paged KV cache",
@@ -52,7 +61,7 @@ ENGINES: dict[str, EngineTraits] = {
             "OMP_NUM_THREADS": "1",
         },
         recomputes=True,
-        block_size=32,  # the default on a CPU
+        block_size=32,  # as vLLM's own default on a CPU
     ),
     "emulated": EngineTraits(
         help="takes the time of the machines in --cluster, and computes nothing",

@@ -4,7 +4,6 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Final
 
@@ -16,6 +15,7 @@ from rich.markup import escape
 from twofold import __version__
 from twofold.cli.options import JSON
 from twofold.cli.settings import Settings, command
+from twofold.engine.registry import package_version
 from twofold.reporting.output import JsonReport, table
 from twofold.serving.launch.memory_plan import available_memory
 from twofold.simulation import kernel
@@ -90,7 +90,7 @@ def _gpus() -> list[str]:
 
 def _engine(gpus: list[str]) -> Iterator[DoctorFinding]:
     yield _package("torch", "pip install 'twofold[serve]', to serve models")
-    hidden = _version("torch") is not None and not gpus and shutil.which("nvidia-smi") is not None
+    hidden = package_version("torch") is not None and not gpus and shutil.which("nvidia-smi") is not None
     advice = "install a torch for CUDA: this one finds no GPU, and nvidia-smi is there" if hidden else ""
     yield DoctorFinding("GPUs", "; ".join(gpus) or "none: workers run on the CPU", advice)
 
@@ -101,20 +101,13 @@ def _extras() -> Iterator[DoctorFinding]:
 
 
 def _package(name: str, advice: str) -> DoctorFinding:
-    found = _version(name)
+    found = package_version(name)
     return DoctorFinding(name, found or "not installed", "" if found else advice)
 
 
 def next_commands() -> list[str]:
     """Return commands to try next on this machine."""
     plan = "twofold plan azure-conv --model llama-3.1-8b --machines h100 --max-machines 1 --slo ttft=1s,tpot=50ms"
-    if _version("torch") is None:
+    if package_version("torch") is None:
         return [plan]
     return ["twofold serve $(twofold model get smollm2) --prefill 1 --decode 1", "twofold chat", plan]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -6,7 +6,6 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +16,7 @@ from twofold.cluster.layout import gateway_cores
 from twofold.cluster.overload import overload_control
 from twofold.cluster.paths import paths_of
 from twofold.cluster.profiles import instance_profiles
+from twofold.engine.registry import package_version
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.scheduling.admission.admission import Admission
@@ -303,10 +303,8 @@ class LocalService:
 def shown_configuration(config: ServiceConfig, facts: ModelFacts) -> dict[str, str]:
     """Return the configuration of a service for the dashboard."""
     engine, package = config.engine, config.engine.traits.package
-    named = engine.engine
-    if package is not None:
-        with suppress(PackageNotFoundError):  # vLLM's wheel for CPUs has another name
-            named = f"{named} {version(package)}"
+    found = package and package_version(package)  # vLLM's wheel for CPUs has another name
+    named = f"{engine.engine} {found}" if found else engine.engine
     shown = {"Router": config.router, "Hand-off": config.handoff, "Transport": config.transport, "Engine": named}
     shown |= {"Device": facts.device or "none", "Data type": engine.dtype, "KV eviction": engine.eviction}
     return shown | {"Prefix caching": "yes" if engine.prefix_caching else "no"}

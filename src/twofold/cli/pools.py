@@ -76,7 +76,11 @@ def ask(url: str, api_key: str | None, *, instance: str | None = None, role: Rol
 def show_pools(response: PoolsResponse) -> None:
     """Print a row for each worker, and a line for each re-planning decision."""
     console = Console()
-    console.print(table(None, _COLUMNS, range(5, 9), map(_row, response.pools)))
+    drawn = table(None, _COLUMNS, range(5, 9), map(_row, response.pools))
+    drawn.box, drawn.pad_edge = None, False  # nine columns in a terminal's width
+    for column in drawn.columns:
+        column.no_wrap = True
+    console.print(drawn)
     for decision in response.replans:
         console.print(f"re-planning, {decision}", markup=False, highlight=False)
 

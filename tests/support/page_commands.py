@@ -70,7 +70,7 @@ ELSEWHERE = {
 }
 # Stand-ins for models, hosts and folders of the reader, and for hardware that is not here, by regex.
 STAND_INS = {
-    r"\$\(twofold model get smollm2\)|/models/[\w.-]+|\bMODEL\b": "{model}",
+    r"\$\(twofold model get smollm2\)|\bQwen/Qwen3-0\.6B|/models/[\w.-]+|\bMODEL\b": "{model}",
     r"tcp://10\.0\.0\.1:7600": "tcp://127.0.0.1:{workers_port}",
     r"http://10\.0\.0\.9:8000|http://127\.0\.0\.1:8000|\bURL\b": "{url}",
     r"\bTRACE\b": "trace.jsonl",

@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+WHEEL_VENV ?= .venv-wheel
 # torch is one pinned version here so that pip takes the CPU build where one is at hand; pyproject.toml keeps the range.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -73,7 +74,7 @@ bench: setup  ## Interference and engine overhead, as ratios measured in one run
 	$(BIN)/python bench/engine_overhead.py
 	$(BIN)/python bench/interference.py
 
-evidence: setup  ## Every benchmark that fits this machine: docs/evidence.json, and the pages with its figures. ONLY="NAME …" runs some.
+evidence: setup $(WHEEL_VENV)/bin/twofold  ## Every benchmark that can run here (hours): docs/evidence.json, and the pages with its figures. ONLY="NAME …" runs some.
 	$(BIN)/python tools/evidence.py run $(ONLY)
 
 # mypy compiles, and comes with the dev extra of the environment: hence no isolation. `make clean` goes back.
@@ -87,7 +88,8 @@ dist: setup  ## Source distribution and wheels, pure and compiled for this platf
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
 	TWOFOLD_COMPILE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
 
-WHEEL_VENV ?= .venv-wheel
+$(WHEEL_VENV)/bin/twofold: pyproject.toml $(shell find src -name '*.py')
+	$(MAKE) wheel-venv
 
 wheel-venv: dist  ## The compiled wheel with its dependencies, in an environment without a checkout.
 	$(PYTHON) -m venv --clear $(WHEEL_VENV)

@@ -52,8 +52,7 @@ def run(entries: Sequence[Entry], names: Sequence[str], root: Path, patience: fl
     for entry in entries:
         if names and entry.name not in names:
             continue
-        reason = entry.missing() or ("" if names else entry.apart)
-        if reason:
+        if reason := entry.missing():
             print(f"{entry.name}: skipped, {reason}", flush=True)
             continue
         print(f"{entry.name}: about {entry.minutes:g} min …", flush=True)
@@ -160,7 +159,7 @@ def versions(entry: Entry, root: Path) -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("run", "write", "check", "list"))
-    parser.add_argument("names", nargs="*", help="entries to run (default: all without `apart`)")
+    parser.add_argument("names", nargs="*", help="entries to run (default: all)")
     parser.add_argument("--patience", type=float, default=3.0, help="time limit, as a multiple of the usual minutes")
     parser.add_argument("--root", type=Path, default=ROOT, help="folder with README.md and docs/")
     parser.add_argument("--entries", type=Path, default=ROOT / "tools" / "evidence_entries.py")
@@ -175,7 +174,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind the stack to end the benchmark
     if given.action == "list":
         for entry in entries:
-            print(f"{entry.name}: {entry.minutes:g} min{'; ' + (entry.missing() or entry.apart or 'runs here')}")
+            print(f"{entry.name}: {entry.minutes:g} min; {entry.missing() or 'runs here'}")
         return 0
     if given.action == "run":
         failures = run(entries, given.names, given.root, given.patience)

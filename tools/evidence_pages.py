@@ -28,8 +28,8 @@ _NO_PROSE = (
 )
 _HEAD = (
     "# Evidence\n\n"
-    "Each claim has a command, and each figure comes from the command's last run. `make evidence` runs the commands "
-    "that fit a laptop, records their results in [`evidence.json`](evidence.json), and writes this page and the marked "
+    "Each claim has a command, and each figure comes from the command's last run. `make evidence` runs the commands, "
+    "for about three hours in all, records their results in [`evidence.json`](evidence.json), and writes this page and the marked "
     "figures of the README. `make docs` fails if a figure differs from its record. Other pages explain the results; "
     "their further tables have a command, machine and date each.\n\n"
 )
@@ -80,9 +80,7 @@ def page(entries: Sequence[Entry], records: Records) -> str:
         result = f"{summary(entry, record)} ([explained]({entry.page}))"
         rows.append(f"| {entry.claim} | {command} | {result} | {record.date}, {letter}{note} |")
     machines = [f"- {letter}: {place}" for place, letter in places.items()]
-    apart = [f"- `{entry.name}`: {entry.apart}" for entry in entries if entry.apart]
-    named = ["## Only by name", "", 'Run by `make evidence ONLY="NAME …"`:', "", *apart, ""] if apart else []
-    return _HEAD + "\n".join([*rows, "", "## Machines and versions", "", *machines, "", *named, _FURTHER])
+    return _HEAD + "\n".join([*rows, "", "## Machines and versions", "", *machines, "", _FURTHER])
 
 
 def _place(record: Record) -> str:

@@ -22,7 +22,7 @@ def entry(name, command, **kwargs):
 ENTRIES = (
     entry("fast", "python fast.py"),
     entry("skipped", "python absent.py", needs=(file("$ABSENT_PEER", "set ABSENT_PEER to its folder"),)),
-    entry("long", "python fast.py --long", apart="an hour of load"),
+    entry("long", "python fast.py --long"),
 )
 ALLOWED = {"Python 3.11": "a version"}
 """
@@ -88,16 +88,20 @@ def test_figures_of_a_run_are_recorded_unrounded_and_shown_in_the_pages(project)
 def test_skipped_entries_keep_their_record(project):
     again = evidence(project, "run")
     assert "skipped, $ABSENT_PEER is absent: set ABSENT_PEER to its folder" in again.stdout
-    assert "long: skipped, an hour of load" in again.stdout
     records = json.loads((project / "docs" / "evidence.json").read_text())
-    assert records["skipped"]["date"] == records["long"]["date"] == "2026-01-01"
+    assert records["skipped"]["date"] == "2026-01-01"
     assert records["skipped"]["figures"]["ratio"]["value"] == 2.5
     assert "10 requests take 2.50× the time" in (project / "docs" / "evidence.md").read_text()
 
 
-def test_an_entry_that_runs_apart_runs_if_named(project):
+def test_only_named_entries_run(project):
+    records = json.loads((project / "docs" / "evidence.json").read_text())
+    records["fast"]["date"] = "2026-01-01"
+    (project / "docs" / "evidence.json").write_text(json.dumps(records))
     assert evidence(project, "run", "long").returncode == 0
-    assert json.loads((project / "docs" / "evidence.json").read_text())["long"]["date"] > "2026-01-01"
+    records = json.loads((project / "docs" / "evidence.json").read_text())
+    assert records["long"]["date"] > "2026-01-01"
+    assert records["fast"]["date"] == "2026-01-01"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +128,7 @@ def test_check_rejects_figures_without_a_record(project, file, old, new, message
 
 
 def test_an_entry_without_a_result_is_listed_but_has_no_figures(project):
-    replace(project / "entries.py", "ENTRIES = (", 'ENTRIES = (entry("new", "python absent.py", apart="an hour"),')
+    replace(project / "entries.py", "ENTRIES = (", 'ENTRIES = (entry("new", "python absent.py"),')
     assert evidence(project, "write").returncode == 0
     assert (
         "| Claim of new | `python absent.py` | no result recorded yet | |" in (project / "docs/evidence.md").read_text()

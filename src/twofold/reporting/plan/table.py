@@ -137,4 +137,4 @@ def _front(front: Sequence[RatedDesign]) -> Table:
         (rate_text(each.rate), f"{each.design.price_per_h:,.2f}", f"{each.design.tdp_w / 1e3:,.1f}", each.design.name)
         for each in shown
     )
-    return table(f"Pareto front{more}", ("req/s", "$/h", "kW", "design"), (0, 1, 2), rows)
+    return table(f"Pareto front{more}, on the draw of the search", ("req/s", "$/h", "kW", "design"), (0, 1, 2), rows)

@@ -7,7 +7,7 @@ from twofold.instance import Role
 from twofold.reporting.chart import PHASE_COLOURS, Layout, ReportChart, Trace, axis, grid
 from twofold.simulation.observers.base import IterationRun, Observer
 
-MOST_RUNS = 5000
+MOST_RUNS = 1500
 _PS_PER_S = 10**12
 # For a bar with a base, plotly reports its end as x.
 _HOVER = (

@@ -28,6 +28,7 @@ import msgspec
 
 from evidence_entry import ROOT, Entry, Machine, Record
 from evidence_pages import PageError, problems, write
+from twofold.bench.real_data import data_folder
 from twofold.reporting.output import json_text
 
 JSON = Path("docs/evidence.json")
@@ -97,8 +98,9 @@ def measure(entry: Entry, root: Path, limit_s: float) -> Record:
 
 
 def _output(line: str, limit_s: float, root: Path, log: Path) -> str:
-    # `python` and `twofold` in the line are those of this environment.
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    # `python` and `twofold` in the line are those of this environment. Others find the data by the variable.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    env = {**os.environ, "PATH": path, "TWOFOLD_DATA": str(data_folder())}
     with log.open("w") as errors:
         process = subprocess.Popen(
             ["bash", "-c", line], cwd=root, env=env, stdout=subprocess.PIPE, stderr=errors, text=True,

@@ -78,6 +78,8 @@ STAND_INS = {
     r"/var/kv:100GiB": "{folder}/kv:64MiB",
     r"--kv-store-dram 4GiB": "--kv-store-dram 64MiB",
     r" --kill '[^']*'": "",  # tests/torture causes faults: these commands could end workers of other tests
+    r"\bduration=120\b": "duration=5",
+    r"\bmax_machines=4\b": "max_machines=4, draws=0, min_requests=20, tolerance=0.5",
     r" --device cuda(:\d)?| --transport nixl| --engine vllm": "",
 }
 # Files that the reader of a page has, and the commands that make such files. `_write` makes the others.

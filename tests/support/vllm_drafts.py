@@ -1,10 +1,32 @@
-"""A plugin for vLLM in the workers of a service, which counts drafts."""
+"""A plugin for vLLM in the workers of a service, which counts drafts, and a made EAGLE head."""
 
 import json
 import os
 from pathlib import Path
 
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
 COUNTS = "TEST_VLLM_DRAFT_COUNTS"
+
+
+def eagle_head(model_dir, directory):
+    """Write an EAGLE head of a Llama to `directory`: one random layer on top of the model's last hidden states.
+
+    It often drafts the last token again. The layer's attention makes drafts depend on the KV of all previous tokens.
+    """
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    config, draw = model.config, torch.Generator().manual_seed(0)
+    weights = {"fc.weight": torch.eye(config.hidden_size, 2 * config.hidden_size).roll(config.hidden_size, 1)}
+    for name, value in model.model.layers[0].state_dict().items():
+        if name != "input_layernorm.weight":  # which EAGLE leaves out
+            drawn = torch.randn(value.shape, generator=draw) / value.shape[-1] ** 0.5
+            weights[f"layers.0.{name}"] = drawn * 0.3 if "o_proj" in name or "down_proj" in name else drawn
+    config.num_hidden_layers = 1
+    config.save_pretrained(directory)
+    save_file(weights, directory / "model.safetensors")
+    return directory
 
 
 def count_drafts(directory, monkeypatch):
@@ -19,9 +41,9 @@ def count_drafts(directory, monkeypatch):
 
 
 def draft_counts(directory):
-    """Return the numbers of drafted and accepted tokens."""
+    """Return the numbers of drafted and accepted tokens, and the sum of the drafted token ids."""
     found = [json.loads(path.read_text()) for path in directory.glob("counts.*")]
-    return sum(drafted for drafted, _ in found), sum(accepted for _, accepted in found)
+    return tuple(map(sum, zip(*found, strict=True)))
 
 
 def register():
@@ -30,7 +52,7 @@ def register():
 
     if hasattr(Scheduler, "counts"):
         return
-    count, Scheduler.counts = Scheduler.make_spec_decoding_stats, [0, 0]
+    count, update, Scheduler.counts = Scheduler.make_spec_decoding_stats, Scheduler.update_from_output, [0, 0, 0]
 
     def also_count(self, stats, num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens, request_id):
         invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
@@ -39,4 +61,8 @@ def register():
         Path(f"{os.environ[COUNTS]}.{os.getpid()}").write_text(json.dumps(self.counts))
         return count(self, stats, num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens, request_id)
 
-    Scheduler.make_spec_decoding_stats = also_count
+    def also_sum(self, scheduler_output, model_runner_output):
+        self.counts[2] += sum(map(sum, scheduler_output.scheduled_spec_decode_tokens.values()))  # invalid ones are 0
+        return update(self, scheduler_output, model_runner_output)
+
+    Scheduler.make_spec_decoding_stats, Scheduler.update_from_output = also_count, also_sum

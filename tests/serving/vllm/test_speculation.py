@@ -14,7 +14,7 @@ from support.api_client import all_blocks_free, block_counts, complete_all
 from support.chaos import PENALIZED, WORDS
 from support.running_service import running_service
 from support.vllm_alone import greedy_by_vllm
-from support.vllm_drafts import count_drafts, draft_counts
+from support.vllm_drafts import count_drafts, draft_counts, eagle_head
 from twofold.bench.services import served
 
 SPLIT, COLOCATED = ("--prefill", "1", "--decode", "1"), ("--colocated", "1")
@@ -31,11 +31,20 @@ SAMPLINGS = {
 }
 
 
-def drafting(method, model):
-    """Return flags for drafts by n-grams, or by the model itself, which predicts every greedy token."""
-    by = {"ngram": {"prompt_lookup_min": 1, "prompt_lookup_max": 3}, "draft_model": {"model": str(model)}}
-    chosen = {"method": method, "num_speculative_tokens": 3, **by[method]}
-    return ("--engine-args", json.dumps({"speculative_config": chosen}))
+METHODS = ("draft_model", "ngram", "eagle")
+
+
+@pytest.fixture(scope="module")
+def drafting(vllm_model_dir, tmp_path_factory):
+    """Return flags by method: drafts of the model itself, which are every greedy token, of n-grams or an EAGLE head."""
+    model = vllm_model_dir("llama")
+    by = {
+        "draft_model": {"model": str(model)},
+        "ngram": {"prompt_lookup_min": 1, "prompt_lookup_max": 3},
+        "eagle": {"model": str(eagle_head(model, tmp_path_factory.mktemp("eagle")))},
+    }
+    chosen = {method: {"method": method, "num_speculative_tokens": 3, **by[method]} for method in METHODS}
+    return {method: ("--engine-args", json.dumps({"speculative_config": each})) for method, each in chosen.items()}
 
 
 def prompts():
@@ -65,29 +74,29 @@ def plain(vllm_model_dir):
 
 
 @pytest.mark.covers(engine="vllm", model="llama", feature="speculation")
-@pytest.mark.parametrize("method", ["draft_model", "ngram"])
+@pytest.mark.parametrize("method", METHODS)
 def test_drafts_change_no_token_and_are_accepted_as_often_split_as_colocated(
-    method, plain, vllm_model_dir, tmp_path, monkeypatch
+    method, plain, drafting, vllm_model_dir, tmp_path, monkeypatch
 ):
     """For greedy, seeded, penalized and constrained outputs. A lost draft, or its lost KV, would show as rejected."""
     model = vllm_model_dir("llama")
     counts = {}
     for name, flags in {"colocated": COLOCATED, **{way: (*SPLIT, *given) for way, given in WAYS.items()}}.items():
         count_drafts(tmp_path / name, monkeypatch)
-        with served(model, (*ENGINE, *drafting(method, model), *flags)) as url:
+        with served(model, (*ENGINE, *drafting[method], *flags)) as url:
             assert outputs(url) == plain, name
         counts[name] = draft_counts(tmp_path / name)
-    drafted, accepted = counts["colocated"]
+    drafted, accepted, _ = counts["colocated"]
     assert drafted >= accepted > (300 if method == "draft_model" else 10)
     assert counts == dict.fromkeys(counts, counts["colocated"])
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("method", ["draft_model", "ngram"])
-def test_clients_may_leave_and_workers_may_fail(method, way, vllm_model_dir):
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_may_leave_and_workers_may_fail(method, way, drafting, vllm_model_dir):
     """After disconnects at any moment all blocks are free; streams are unchanged if a worker fails."""
     model = vllm_model_dir("llama")
-    given = (*ENGINE, *SOON, *SPLIT, *drafting(method, model), *WAYS[way])
+    given = (*ENGINE, *SOON, *SPLIT, *drafting[method], *WAYS[way])
     with running_service(model, *given) as (process, url):
         before = block_counts(url)
         check_disconnects(url, 60)

@@ -40,7 +40,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         self._config = kv_cache_config
         speculation = vllm_config.speculative_config
-        self._drafts = speculation is not None and speculation.uses_draft_model()
+        self._drafts = speculation is not None and (speculation.uses_draft_model() or speculation.use_eagle())
         self._bridge = BRIDGES[vllm_config.kv_transfer_config.kv_connector_extra_config[BRIDGE]]
         self._places: dict[str, int] = {}  # place of each layer in the order of computation
         self._last_places: list[int] = []  # for each region, the place at which it and all previous ones are computed
@@ -65,7 +65,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         """Do nothing: vLLM runs a request only when all KV of the request has arrived."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: object, **kwargs: Any) -> None:
-        # A draft model writes into the last block of the prompt once per draft, so its KV is complete only afterwards.
+        # A drafting model writes into the last block of the prompt once per draft, so its KV is complete only then.
         if not self._drafts:
             self._computed(bisect_right(self._last_places, self._places[layer_name]))
 

@@ -39,7 +39,7 @@ _LAYOUT: Final = (
     "dtype kv_cache_dtype kv_cache_dtype_skip_layers max_model_len hf_overrides disable_sliding_window "
     "speculative_config"
 )
-_DRAFTERS: Final = ("ngram", "draft_model")  # whose drafts the tests hand off
+_DRAFTERS: Final = ("ngram", "draft_model", "eagle")  # whose drafts the tests hand off
 _DRAFTING: Final = {"method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"}
 
 
@@ -70,7 +70,7 @@ def parse_options(flags: Sequence[str]) -> dict[str, Any]:
 def _check_drafting(given: Mapping[str, object]) -> None:
     other, known = ", ".join(given.keys() - _DRAFTING), not given or given.get("method") in _DRAFTERS
     refused = f"vLLM's option speculative_config cannot be {dict(given)!r} in a worker"
-    require(known, f"{refused}: hand-offs are tested with the methods {' and '.join(_DRAFTERS)} only")
+    require(known, f"{refused}: hand-offs are tested with the methods {', '.join(_DRAFTERS)} only")
     require(not other, f"{refused}: hand-offs are not tested with {other}")
 
 

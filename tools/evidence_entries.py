@@ -327,7 +327,7 @@ ENTRIES = (
     Entry(
         name="fidelity",
         claim="… and a live service",
-        command="twofold model create build/evidence/model && python bench/fidelity.py build/evidence/model "
+        command="twofold model create build/evidence/model --force && python bench/fidelity.py build/evidence/model "
         "--requests 120 --loads 0.9 --replays 2",
         form="three loads, 250 requests and three replays",
         summary="{held} of {figures} latencies and attainments of four designs near capacity are within their limits",
@@ -597,7 +597,7 @@ ENTRIES = (
     Entry(
         name="overload",
         claim="Overload control keeps the SLO",
-        command="twofold model create build/evidence/model && python bench/mooncake/overload_live.py "
+        command="twofold model create build/evidence/model --force && python bench/mooncake/overload_live.py "
         "build/evidence/model",
         summary="at twice the capacity, {admitted} of {sent} requests are admitted, {within} of them within the SLO; a "
         "refusal takes {refusal} (median)",

@@ -8,6 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from serving.test_chaos import SOON
 from serving.test_disconnects import check_disconnects
@@ -43,6 +44,11 @@ def latent_bytes(tokens):
     return 3 * blocks(tokens, 16) * 16 * (512 + 64) * 4
 
 
+def fp8_bytes(tokens):
+    # Three layers; 2 heads, each with a key and a value of 64 numbers of a byte.
+    return 3 * blocks(tokens, 32) * 32 * 2 * 2 * 64
+
+
 class Kind(NamedTuple):
     """A model type with changes, flags of its service, and the bytes that a hand-off of some tokens moves."""
 
@@ -50,7 +56,7 @@ class Kind(NamedTuple):
     changes: dict[str, int]
     flags: tuple[str, ...]
     bytes: Callable[[int], int]
-    engine: dict[str, int]  # engine arguments of the reference
+    engine: dict[str, int | str]  # engine arguments of the reference
     at_once: int = 12
     replays_exactly: bool = True
 
@@ -72,6 +78,10 @@ KINDS = {
         replays_exactly=False,
     ),
 }
+
+
+FP8 = ("--engine-args", '{"kv_cache_dtype": "fp8"}')
+KINDS["fp8"] = Kind("llama", {"head_dim": 64}, ("--handoff", "layer-wise", *FP8), fp8_bytes, {"kv_cache_dtype": "fp8"})
 
 
 @cache
@@ -107,6 +117,8 @@ async def outputs_with_kills(process, url, kind):
 @pytest.mark.parametrize("name", KINDS)
 def test_split_equals_one_vllm(name, tmp_path):
     """Greedy and sampled outputs equal those of one vLLM, also when clients leave and workers die; blocks are freed."""
+    if name == "fp8" and not torch.cpu._is_avx512_supported():
+        pytest.skip("vLLM's CPU build needs AVX-512 for a KV cache in FP8")
     kind = KINDS[name]
     model = write_tiny_model(kind.arch, tmp_path / kind.arch, **kind.changes)
     greedy, sampled = outputs_by_vllm(model, prompts(), OUTPUT, keyed=SAMPLED, **kind.engine)

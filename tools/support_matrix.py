@@ -64,6 +64,7 @@ FEATURES = OF_MODELS | {
     "windows": "sliding windows",
     "latent": "latent attention",
     "states": "state-space layers",
+    "fp8": "KV cache in FP8",
     "speculation": "speculative decoding",
     "lora": "LoRA adapters",
     "overload": "overload control",

@@ -114,6 +114,7 @@ async def outputs_with_kills(process, url, kind):
 )
 @pytest.mark.covers(engine="vllm", model=("gemma3_text", "gpt_oss", "nemotron_h"), feature="replay")
 @pytest.mark.covers(engine="vllm", feature=("windows", "states", "latent"))
+@pytest.mark.covers(engine="vllm", model="llama", feature="fp8")
 @pytest.mark.parametrize("name", KINDS)
 def test_split_equals_one_vllm(name, tmp_path):
     """Greedy and sampled outputs equal those of one vLLM, also when clients leave and workers die; blocks are freed."""

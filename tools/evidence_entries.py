@@ -639,5 +639,6 @@ ALLOWED = {
     "on 1,000": "machines of a benchmark",
     "among 10,000 instances": "instances of a benchmark",
     "96 tokens": "option of a complete benchmark",
+    "250 requests": "option of a complete benchmark",
     "chunked prefill (512 tokens)": "default of an option",
 }

@@ -29,7 +29,7 @@ _NO_PROSE = (
 _HEAD = (
     "# Evidence\n\n"
     "Each claim has a command, and each figure comes from the command's last run. `make evidence` runs the commands, "
-    "which takes two hours, records their results in [`evidence.json`](evidence.json), and writes this page and the "
+    "records their results in [`evidence.json`](evidence.json), and writes this page and the "
     "marked figures of the README. `make docs` fails if a figure differs from its record. Other pages explain the "
     "results; their further tables have a command, machine and date each.\n\n"
 )

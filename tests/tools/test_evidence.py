@@ -156,7 +156,7 @@ def test_a_failing_benchmark_is_named_and_the_others_run(project, benchmark, min
     (project / "absent.py").write_text(BENCHMARK)
     replace(project / "entries.py", 'file("$ABSENT_PEER", "set ABSENT_PEER to its folder")', "lambda: None")
     replace(project / "entries.py", '"python fast.py")', f'"python fast.py", minutes={minutes})')
-    failed = evidence(project, "run")
+    failed = evidence(project, "run", "fast", "skipped")
     assert failed.returncode == 1
     assert message in failed.stderr
     records = json.loads((project / "docs" / "evidence.json").read_text())

@@ -74,7 +74,7 @@ bench: setup  ## Interference and engine overhead, as ratios measured in one run
 	$(BIN)/python bench/engine_overhead.py
 	$(BIN)/python bench/interference.py
 
-evidence: setup $(WHEEL_VENV)/bin/twofold  ## Every benchmark that can run here (hours): docs/evidence.json, and the pages with its figures. ONLY="NAME …" runs some.
+evidence: setup $(WHEEL_VENV)/bin/twofold  ## Every benchmark that can run here (more than an hour): docs/evidence.json, and the pages with its figures. ONLY="NAME …" runs some.
 	$(BIN)/python tools/evidence.py run $(ONLY)
 
 # mypy compiles, and comes with the dev extra of the environment: hence no isolation. `make clean` goes back.

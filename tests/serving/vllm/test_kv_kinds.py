@@ -77,11 +77,14 @@ KINDS = {
         at_once=1,
         replays_exactly=False,
     ),
+    "fp8": Kind(
+        "llama",
+        {"head_dim": 64},
+        ("--handoff", "layer-wise", "--engine-args", '{"kv_cache_dtype": "fp8"}'),
+        fp8_bytes,
+        {"kv_cache_dtype": "fp8"},
+    ),
 }
-
-
-FP8 = ("--engine-args", '{"kv_cache_dtype": "fp8"}')
-KINDS["fp8"] = Kind("llama", {"head_dim": 64}, ("--handoff", "layer-wise", *FP8), fp8_bytes, {"kv_cache_dtype": "fp8"})
 
 
 @cache

@@ -13,8 +13,9 @@ from serving.vllm.conftest import ENGINE
 from support.api_client import all_blocks_free, block_counts, complete_all
 from support.chaos import PENALIZED, WORDS
 from support.running_service import running_service
+from support.tiny_models import write_eagle_head
 from support.vllm_alone import greedy_by_vllm
-from support.vllm_drafts import count_drafts, draft_counts, eagle_head
+from support.vllm_drafts import count_drafts, draft_counts
 from twofold.bench.services import served
 
 SPLIT, COLOCATED = ("--prefill", "1", "--decode", "1"), ("--colocated", "1")
@@ -29,21 +30,19 @@ SAMPLINGS = {
     "penalized": {"temperature": 0, **PENALIZED},
     "constrained": {"temperature": 0.9, "seed": 5, **WORDS},
 }
-
-
 METHODS = ("draft_model", "ngram", "eagle")
 
 
 @pytest.fixture(scope="module")
 def drafting(vllm_model_dir, tmp_path_factory):
-    """Return flags by method: drafts of the model itself, which are every greedy token, of n-grams or an EAGLE head."""
+    """Return flags by method: drafts by n-grams, an EAGLE head, or the model itself, which predicts greedy tokens."""
     model = vllm_model_dir("llama")
     by = {
         "draft_model": {"model": str(model)},
         "ngram": {"prompt_lookup_min": 1, "prompt_lookup_max": 3},
-        "eagle": {"model": str(eagle_head(model, tmp_path_factory.mktemp("eagle")))},
+        "eagle": {"model": str(write_eagle_head(model, tmp_path_factory.mktemp("eagle")))},
     }
-    chosen = {method: {"method": method, "num_speculative_tokens": 3, **by[method]} for method in METHODS}
+    chosen = {method: {"method": method, "num_speculative_tokens": 3, **own} for method, own in by.items()}
     return {method: ("--engine-args", json.dumps({"speculative_config": each})) for method, each in chosen.items()}
 
 
@@ -78,7 +77,8 @@ def plain(vllm_model_dir):
 def test_drafts_change_no_token_and_are_accepted_as_often_split_as_colocated(
     method, plain, drafting, vllm_model_dir, tmp_path, monkeypatch
 ):
-    """For greedy, seeded, penalized and constrained outputs. A lost draft, or its lost KV, would show as rejected."""
+    """For greedy, seeded, penalized and constrained outputs. A lost draft shows as rejected, lost KV in the sum
+    of the drafted tokens."""
     model = vllm_model_dir("llama")
     counts = {}
     for name, flags in {"colocated": COLOCATED, **{way: (*SPLIT, *given) for way, given in WAYS.items()}}.items():

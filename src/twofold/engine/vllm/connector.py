@@ -65,7 +65,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         """Do nothing: vLLM runs a request only when all KV of the request has arrived."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: object, **kwargs: Any) -> None:
-        # A drafting model writes into the last block of the prompt once per draft, so its KV is complete only then.
+        # A drafter writes into the last block of the prompt once per draft, so its KV is complete only afterwards.
         if not self._drafts:
             self._computed(bisect_right(self._last_places, self._places[layer_name]))
 

@@ -39,7 +39,7 @@ _LAYOUT: Final = (
     "dtype kv_cache_dtype kv_cache_dtype_skip_layers max_model_len hf_overrides disable_sliding_window "
     "speculative_config"
 )
-_DRAFTERS: Final = ("ngram", "draft_model", "eagle")  # whose drafts the tests hand off
+_DRAFTERS: Final = ("ngram", "draft_model", "eagle")  # tests hand off their drafts
 _DRAFTING: Final = {"method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"}
 
 

@@ -45,7 +45,7 @@ def pareto_chart(plan: Plan, front: Sequence[RatedDesign]) -> ReportChart:
         (axis(_RATE), axis("Dollars per hour", rangemode="tozero")),
         (axis(_RATE), axis("Power (kW)", rangemode="tozero")),
     ]
-    note = "Designs not dominated in rate (on the draw of the search), price and power. Circles are split designs."
+    note = "Not dominated in price, provisioned power, and rate on the draw of the search. Circles are split designs."
     return ReportChart(id="pareto", title="Pareto front", note=note, traces=traces, layout=grid(1, 2, axes) | _TALLER)
 
 

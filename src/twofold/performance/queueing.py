@@ -9,6 +9,7 @@ The paper's equations 1 to 3 are special cases of this formula.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -98,14 +99,8 @@ def saturating_tokens(prefill_s: Callable[[int], float], most: int, share: float
     rates = [tokens / prefill_s(tokens) for tokens in lengths]
     enough = share * max(rates)
     place = next(place for place, rate in enumerate(rates) if rate >= enough)
-    low, high = lengths[place - 1] + 1 if place else 1, lengths[place]
-    while low < high:
-        middle = (low + high) // 2
-        if middle / prefill_s(middle) >= enough:
-            high = middle
-        else:
-            low = middle + 1
-    return high
+    left = range(lengths[place - 1] + 1 if place else 1, lengths[place])
+    return left.start + bisect_left(left, True, key=lambda tokens: tokens / prefill_s(tokens) >= enough)
 
 
 def _lengths(most: int) -> list[int]:

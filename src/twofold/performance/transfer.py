@@ -1,5 +1,6 @@
 """Duration of KV hand-offs: serialized after prefill, or layer-wise during prefill (Splitwise, section 4.3)."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -64,11 +65,8 @@ def shortest(pays: Callable[[int], bool]) -> int | None:
         high *= 2
         if high > _LONGEST:
             return None
-    low = high // 2  # too few tokens, or 0; bisection follows
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if pays(middle) else (middle, high)
-    return high
+    left = range(high // 2 + 1, high)  # half of `high` is too few tokens, or 0
+    return left.start + bisect_left(left, True, key=pays)
 
 
 class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True):

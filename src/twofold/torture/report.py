@@ -10,7 +10,6 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from twofold import __version__
 from twofold.reporting.chart import BOUND_COLOUR, Layout, ReportChart, axis, grid, line, run_colour
 from twofold.reporting.output import JsonReport, table
 from twofold.reporting.page import html_chart, html_page, html_section, html_table
@@ -33,7 +32,6 @@ Section = tuple[str, Sequence[str], Iterator[Sequence[str]]]  # title, headings 
 class TortureReport(JsonReport, frozen=True, kw_only=True):
     """JSON report of `twofold torture`. Times are seconds since the start of the load."""
 
-    twofold_version: str
     config: TortureConfig
     unreproducible: int  # prompts with two answers alone that differ
     compares_tokens: bool  # else text, because the server returns no token ids
@@ -57,7 +55,6 @@ class TortureReport(JsonReport, frozen=True, kw_only=True):
         before, after = run.before.metrics, run.after.metrics
         leaked = leaks(before, after) if before and after else []
         return cls(
-            twofold_version=__version__,
             config=msgspec.structs.replace(run.config, api_key=None),
             unreproducible=run.config.num_prompts - len(run.alone),
             compares_tokens=all(answer.reply.token_ids for answer in run.alone.values()),

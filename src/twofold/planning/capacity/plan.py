@@ -1,7 +1,8 @@
 """Capacity planning of KV caches: DRAM and disk sizes for a trace, with one cache per node or one for all nodes."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 
 import msgspec
 import numpy as np
@@ -169,9 +170,6 @@ class _Trace:
         return query.block_bytes * (here / own + (1 - here) / min(own, network))
 
 
-def _by_request(group: Sequence[Request], flat: Blocks) -> Iterator[Blocks]:
-    start = 0
-    for request in group:
-        end = start + len(request.prefix_blocks)
-        yield flat[start:end]
-        start = end
+def _by_request(group: Sequence[Request], flat: Blocks) -> list[Blocks]:
+    ends = list(accumulate(len(request.prefix_blocks) for request in group))
+    return np.split(flat, ends)[:-1]  # nothing is after the last end

@@ -20,7 +20,7 @@ from twofold.cli.options import DURATION, JSON, NUM_REQUESTS, RATE, SLO_BOUNDS, 
 from twofold.cli.progress import load_progress
 from twofold.cli.settings import Settings, command, flag, refuse
 from twofold.cli.workload import ArrivalSettings, nonempty
-from twofold.reporting.output import JsonReport, table
+from twofold.reporting.output import JsonReport, same_fields, table
 from twofold.reporting.summary import STATISTICS, LatencyDistribution, Summary, seconds, summarize, summary_table
 from twofold.request import Request, RequestTimings
 from twofold.slo import Slo
@@ -183,23 +183,14 @@ def load_config(endpoint: Endpoint, settings: BenchSettings) -> LoadConfig:
         endpoint=endpoint,
         prompts=PromptMaker(
             form=form,
-            seed=settings.seed,
             salt=secrets.token_hex(8),
-            shared_prefix=settings.shared_prefix,
             lowest=lowest,
             vocabulary=vocabulary,
+            **same_fields(PromptMaker, settings),
         ),
-        client=ClientConfig(
-            timeout_s=settings.timeout,
-            temperature=settings.temperature,
-            ignore_eos=settings.ignore_eos,
-            chat=settings.chat,
-        ),
-        max_concurrency=settings.max_concurrency,
-        concurrency=settings.concurrency,
+        client=ClientConfig(timeout_s=settings.timeout, **same_fields(ClientConfig, settings)),
         think_s=settings.think_time or 0.0,
-        warmup=settings.warmup,
-        api_key=settings.api_key,
+        **same_fields(LoadConfig, settings),
     )
 
 

@@ -15,25 +15,11 @@ from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
 from twofold.performance.profile import load_profiles
+from twofold.reporting.output import same_fields
 from twofold.scheduling.cluster.shared import OwnLoad
 
 _FAILURE: Final = re.compile(r"(?P<instance>[^@]+)@(?P<at>[^+]+)(?:\+(?P<away>.+))?")
 _FILES: Final = {".yaml", ".yml", ".toml"}
-# Flags of the same name as a field of ClusterSpec.
-_SAME: Final = (
-    "performance",
-    "router",
-    "handoff",
-    "max_num_batched_tokens",
-    "pipeline_chunk",
-    "max_num_seqs",
-    "block_size",
-    "kv_cache",
-    "cells",
-    "kv_bytes_per_token",
-    "contention",
-    "rules",
-)
 
 
 def cluster_spec(settings: SimulateSettings, catalog: Catalog) -> tuple[ClusterSpec, Catalog]:
@@ -95,7 +81,7 @@ def _read_cluster(text: str | None, model: str | None, catalog: Catalog) -> Clus
 
 
 def _overrides(settings: SimulateSettings) -> dict[str, Any]:
-    values = {name: getattr(settings, name) for name in _SAME}
+    values = same_fields(ClusterSpec, settings, without=("model", "profiles"))
     values["swap_space_bytes"] = settings.swap_space
     if settings.link_gb_per_s is not None:
         values["link_bytes_per_s"] = link_bytes_per_s(settings.link_gb_per_s)

@@ -1,12 +1,11 @@
 """Statistics of a trace: counts, arrival times, lengths and possible prefix reuse."""
 
 import math
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
-from itertools import accumulate
 
 import msgspec
+import numpy as np
 
 from twofold.request import BlockKey, Request
 
@@ -42,11 +41,11 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _length_summary(counts: Counter[int]) -> LengthSummary:
-    values = sorted(counts)
-    below = list(accumulate(counts[value] for value in values))
     total = sum(value * count for value, count in counts.items())
-    p50, p90, p99 = (_quantile(values, below, share) for share in (0.5, 0.9, 0.99))
-    return LengthSummary(total=total, min=values[0], mean=total / below[-1], p50=p50, p90=p90, p99=p99, max=values[-1])
+    lengths = np.repeat(np.array(list(counts)), list(counts.values()))
+    p50, p90, p99 = np.percentile(lengths, (50, 90, 99)).tolist()
+    least, most = min(counts), max(counts)
+    return LengthSummary(total=total, min=least, mean=total / len(lengths), p50=p50, p90=p90, p99=p99, max=most)
 
 
 class GapStatistics:
@@ -94,10 +93,3 @@ def summarise(requests: Iterable[Request]) -> TraceSummary:
         distinct_prefix_blocks=len(distinct),
         highest_reuse=1 - len(distinct) / blocks if blocks else None,
     )
-
-
-def _quantile(values: list[int], below: list[int], share: float) -> float:
-    # `values` are the distinct samples, ascending; `below` are their cumulative counts.
-    place = share * (below[-1] - 1)
-    low, high = (values[bisect_right(below, rank)] for rank in (math.floor(place), math.ceil(place)))
-    return low + (high - low) * (place % 1)

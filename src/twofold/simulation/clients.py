@@ -7,15 +7,15 @@ from msgspec.structs import replace
 
 from twofold.cluster.timing import PS, ps
 from twofold.errors import require
-from twofold.events import RequestSubscriber
 from twofold.request import Request
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.kernel import EventOrder
+from twofold.simulation.observers.base import Observer
 from twofold.timeline import Timeline
 from twofold.workload.blocks import session_keys
 
 
-class ClosedLoop(RequestSubscriber):
+class ClosedLoop(Observer):
     """Simulated clients that send `requests` for `duration_s` seconds, each its next one after its last one has ended.
     The arrival times of the requests have no effect.
 
@@ -41,9 +41,6 @@ class ClosedLoop(RequestSubscriber):
     def ended(self, timeline: Timeline, now: float) -> None:
         self._send(self._cluster.kernel.now + self._think)
 
-    def rejected(self, timeline: Timeline, reason: str, now: float) -> None:
-        self._send(self._cluster.kernel.now + self._think)
-
     def _send(self, at: int) -> None:
         if self._until is not None and at >= self._until:
             return
@@ -54,7 +51,7 @@ class ClosedLoop(RequestSubscriber):
             self._cluster.kernel.schedule(at, EventOrder.ARRIVAL, self._cluster.arrive, due)
 
 
-class SessionOrder(RequestSubscriber):
+class SessionOrder(Observer):
     """Requests in the order of their arrival, of which the turns of a session wait for one another.
 
     Iterate over it to get the turns that wait for none; this object schedules the arrivals of the others. The prompts
@@ -86,18 +83,13 @@ class SessionOrder(RequestSubscriber):
                     self._follow(request, ended)
 
     def ended(self, timeline: Timeline, now: float) -> None:
-        self._next(timeline.request.session)
-
-    def rejected(self, timeline: Timeline, reason: str, now: float) -> None:
-        self._next(timeline.request.session)
-
-    def _next(self, session: str) -> None:
-        waiting, now = self._waiting.get(session), self._cluster.kernel.now
+        session, now_ps = timeline.request.session, self._cluster.kernel.now
+        waiting = self._waiting.get(session)
         if waiting:
-            self._follow(waiting.popleft(), now)
+            self._follow(waiting.popleft(), now_ps)
         elif waiting is not None:
             del self._waiting[session]
-            self._ended[session] = now
+            self._ended[session] = now_ps
 
     def _follow(self, request: Request, ended: int) -> None:
         at = max(ps(request.arrival_s), ended + ps(request.think_s))

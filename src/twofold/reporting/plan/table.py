@@ -20,18 +20,9 @@ from twofold.reporting.summary import NOTHING, rate_text, seconds
 from twofold.request import Phase
 from twofold.simulation.result import Check
 
-HEADINGS = (
-    "design",
-    "req/s",
-    "$/h",
-    "kW",
-    "req/$",
-    "req/kWh",
-    "TTFT P90",
-    "TPOT P90",
-    "mean kW",
-    "model error (prefill / decode)",
-)
+_NARROW = ("design", "req/s", "$/h", "kW", "req/$", "req/kWh")  # all that fits into a terminal of 80 columns
+HEADINGS = (*_NARROW, "TTFT P90", "TPOT P90", "mean kW", "model error (prefill / decode)")
+_MOST_POINTS = 14  # the JSON has the whole front
 
 
 def choice_row(choice: DesignChoice) -> tuple[str, ...]:
@@ -57,11 +48,6 @@ def check_texts(check: Check) -> tuple[str, str]:
     if check.at_least or "slowdown" in check.name:
         return check_text(check)
     return seconds(check.value), f"≤ {seconds(check.bound)}"
-
-
-# A terminal of 80 columns is too narrow for the others.
-_SHOWN = tuple(range(HEADINGS.index("TTFT P90")))
-_MOST_POINTS = 14  # the JSON has the whole front
 
 
 def plan_tables(plan: Plan, advice: Advice, front: Sequence[RatedDesign], effort: Effort, title: str) -> Group:
@@ -104,13 +90,12 @@ def thinned(front: Sequence[RatedDesign], most: int = _MOST_POINTS) -> list[Rate
 
 
 def _choices(plan: Plan, title: str) -> Table:
-    drawn = table(title, [HEADINGS[place] for place in _SHOWN], range(1, len(_SHOWN)))
+    drawn = table(title, _NARROW, range(1, len(_NARROW)))
     drawn.columns[0].overflow = "fold"
     best = (plan.best_split, plan.best_colocated)
     for choice in plan.choices:
         style = "bold" if choice in best else None
-        texts = choice_row(choice)
-        drawn.add_row(*(escape(texts[place]) for place in _SHOWN), style=style)
+        drawn.add_row(*map(escape, choice_row(choice)[: len(_NARROW)]), style=style)
     return drawn
 
 

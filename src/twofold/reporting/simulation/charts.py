@@ -49,14 +49,9 @@ def latencies(name: str, result: SimulationResult, slo: Slo | SlowdownSlo | None
     axes = [(log_axis(_TITLES[latency.label]), _SHARE) for latency in known]
     traces = [trace for plot, latency in enumerate(known) for trace in cumulative(name, result, latency, plot)]
     bounds = list(_bounds(slo)) if isinstance(slo, Slo) else []
-    return ReportChart(
-        id="latencies",
-        title="Latencies",
-        note="Share of requests (of gaps, for ITL) up to each latency."
-        + (" Dashed: the bounds of the SLO." if bounds else ""),
-        traces=traces + bounds,
-        layout=grid(2, 2, axes),
-    )
+    more = " Dashed: the bounds of the SLO." if bounds else ""
+    note = f"Share of requests (of gaps, for ITL) up to each latency.{more}"
+    return ReportChart(id="latencies", title="Latencies", note=note, traces=traces + bounds, layout=grid(2, 2, axes))
 
 
 def cumulative(name: str, result: SimulationResult, distribution: LatencyMetric, plot: int) -> Iterator[Trace]:
@@ -141,13 +136,9 @@ def load(result: SimulationResult) -> ReportChart:
     traces: list[Trace] = []
     for plot, kind in enumerate(_KINDS):
         traces += role_lines(result, kind, on(plot), legend=plot == 0)
-    return ReportChart(
-        id="load",
-        title="Queues and batches",
-        note="Totals per role. Solid: mean over an interval; thin: maximum.",
-        traces=traces,
-        layout=grid(1, len(_KINDS), [(axis(TIME), axis(title, rangemode="tozero")) for title in _KINDS.values()]),
-    )
+    note = "Totals per role. Solid: mean over an interval; thin: maximum."
+    layout = grid(1, len(_KINDS), [(axis(TIME), axis(title, rangemode="tozero")) for title in _KINDS.values()])
+    return ReportChart(id="load", title="Queues and batches", note=note, traces=traces, layout=layout)
 
 
 def membership(result: SimulationResult) -> ReportChart:
@@ -157,26 +148,19 @@ def membership(result: SimulationResult) -> ReportChart:
         times, means, _ = steps(series)
         stacked = {"stackgroup": "run0", "legendgroup": role.value, "showlegend": True}
         traces.append(line(role.value, times, means, PHASE_COLOURS[role], STEPS, **stacked, **on(0)))
-    return ReportChart(
-        id="membership",
-        title="Pool membership",
-        note="Instances working in each role; mixed ones do both. Means over intervals.",
-        traces=traces,
-        layout=grid(1, 1, [(axis(TIME), axis("Instances", rangemode="tozero"))]),
-    )
+    note = "Instances working in each role; mixed ones do both. Means over intervals."
+    layout = grid(1, 1, [(axis(TIME), axis("Instances", rangemode="tozero"))])
+    return ReportChart(id="membership", title="Pool membership", note=note, traces=traces, layout=layout)
 
 
 def overload(result: SimulationResult) -> ReportChart | None:
     """Plot the ratio of predicted latency to SLO bound against time. Return None without overload control."""
     if result.overload is None:
         return None
-    return ReportChart(
-        id="overload",
-        title="Load of the two phases",
-        note="Mean over instances at request arrivals. Solid: mean over an interval; thin: maximum.",
-        traces=list(role_lines(result, "load", on(0), legend=True)),
-        layout=grid(1, 1, [(axis(TIME), axis("Predicted latency / bound", rangemode="tozero"))]),
-    )
+    traces = list(role_lines(result, "load", on(0), legend=True))
+    note = "Mean over instances at request arrivals. Solid: mean over an interval; thin: maximum."
+    layout = grid(1, 1, [(axis(TIME), axis("Predicted latency / bound", rangemode="tozero"))])
+    return ReportChart(id="overload", title="Load of the two phases", note=note, traces=traces, layout=layout)
 
 
 def power(result: SimulationResult) -> ReportChart | None:

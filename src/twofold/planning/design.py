@@ -1,5 +1,6 @@
 """Cluster designs with their price and power, and budgets that limit designs."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -224,12 +225,4 @@ def frontier(family: Family, allows: Allows) -> list[Design]:
 
 def _most(allowed: Callable[[int], bool]) -> int:
     """Return the highest number that `allowed` accepts; 0 if there is none."""
-    low, high = 0, 1
-    while allowed(high):
-        low, high = high, high * 2
-        if high > MAX_MACHINES:
-            return low
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if allowed(middle) else (low, middle)
-    return low
+    return bisect_left(range(1, MAX_MACHINES + 1), True, key=lambda count: not allowed(count))

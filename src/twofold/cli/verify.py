@@ -15,16 +15,7 @@ from twofold.characterize.endpoint import EndpointTarget
 from twofold.characterize.sweep import measured_slowness
 from twofold.cli import options
 from twofold.cli.settings import Settings, command, flag, refuse
-from twofold.fidelity.comparison import (
-    Comparison,
-    OfferedLoad,
-    compare,
-    compare_endpoint,
-    default_slo,
-    fidelity_table,
-    knee,
-    replay_on,
-)
+from twofold.fidelity import comparison
 from twofold.fidelity.service import Clients, ServiceDesign, SimulatedEndpoint, SimulatedService, Twin
 from twofold.hardware.catalog import load_catalog
 from twofold.hardware.hf_config import read_model
@@ -122,11 +113,11 @@ def verify(settings: VerifySettings) -> None:
     if settings.json:
         typer.echo(msgspec.json.encode(comparisons).decode())
     else:
-        Console(width=None if sys.stdout.isatty() else 120).print(fidelity_table(comparisons))
-    raise typer.Exit(0 if all(comparison.holds for comparison in comparisons) else 1)
+        Console(width=None if sys.stdout.isatty() else 120).print(comparison.fidelity_table(comparisons))
+    raise typer.Exit(0 if all(each.holds for each in comparisons) else 1)
 
 
-def compare_service(settings: VerifySettings, design: ServiceDesign) -> list[Comparison]:
+def compare_service(settings: VerifySettings, design: ServiceDesign) -> list[comparison.Comparison]:
     """Compare the latencies of a running service with its simulation at each request rate."""
     alone = load_profile(settings.profile)
     slo, budget = _slo(settings, alone), alone.max_num_batched_tokens
@@ -134,8 +125,8 @@ def compare_service(settings: VerifySettings, design: ServiceDesign) -> list[Com
     profile = with_contention(alone, target, design.counts)
     with tempfile.TemporaryDirectory(prefix="twofold-verify-") as profiles:
         twin = SimulatedEndpoint(design, profile, Path(profiles), profile.extend(load_catalog()))
-        return compare_endpoint(
-            partial(replay_on, settings.target, api_key=settings.api_key),
+        return comparison.compare_endpoint(
+            partial(comparison.replay_on, settings.target, api_key=settings.api_key),
             twin,
             _loads(settings, twin, slo),
             slo=slo,
@@ -145,7 +136,7 @@ def compare_service(settings: VerifySettings, design: ServiceDesign) -> list[Com
         )
 
 
-def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Comparison]:
+def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[comparison.Comparison]:
     """Compare a service on this host with a simulation of the service.
 
     Raises ConfigurationError if the service's model is not the model with which the profile was measured.
@@ -164,7 +155,7 @@ def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Compari
             max_num_seqs=max_num_seqs,
             catalog=load_catalog(),
         )
-        return compare(
+        return comparison.compare(
             Path(settings.target),
             [*flags, "--dtype", settings.dtype],
             simulated,
@@ -179,16 +170,16 @@ def _slo(settings: VerifySettings, profile: MeasuredProfile) -> Slo:
     """Return the SLO from --slo, or a default derived from the measured profile."""
     if settings.slo is not None:
         return settings.slo
-    return default_slo(profile, settings.requests(1.0))
+    return comparison.default_slo(profile, settings.requests(1.0))
 
 
-def _loads(settings: VerifySettings, simulated: Twin, slo: Slo) -> list[OfferedLoad]:
+def _loads(settings: VerifySettings, simulated: Twin, slo: Slo) -> list[comparison.OfferedLoad]:
     if settings.concurrency:
         think_s = settings.think_time or 0.0
         requests = settings.requests(1.0)  # their arrival times have no effect
-        return [OfferedLoad(requests=requests, clients=Clients(clients, think_s)) for clients in settings.concurrency]
+        return [comparison.OfferedLoad(requests=requests, clients=Clients(n, think_s)) for n in settings.concurrency]
     rates = settings.rate
     if not rates:
-        highest = knee(simulated, settings.requests, slo)
+        highest = comparison.knee(simulated, settings.requests, slo)
         rates = tuple(round(highest * load, 3) for load in settings.loads)
-    return [OfferedLoad(requests=settings.requests(rate), rate=rate) for rate in rates]
+    return [comparison.OfferedLoad(requests=settings.requests(rate), rate=rate) for rate in rates]

@@ -123,15 +123,8 @@ def performance_of(
     boundary = boundary_bandwidth(machine, tensor_parallel, across=across)
     if across and spec.link_bytes_per_s is not None:
         boundary = spec.link_bytes_per_s
-    return performance_model(
-        spec.performance,
-        model,
-        machine,
-        tensor_parallel,
-        pipeline_parallel,
-        expert_parallel,
-        boundary_bytes_per_s=boundary,
-    )
+    parallelism = tensor_parallel, pipeline_parallel, expert_parallel
+    return performance_model(spec.performance, model, machine, *parallelism, boundary_bytes_per_s=boundary)
 
 
 def _profile(

@@ -172,27 +172,17 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self.template, link_bytes_per_s=min(links), contention=False)
 
     def _pool(self, kind: MachineKind, count: int, role: Role, design: Design) -> PoolSpec:
-        family = design.family
-        batcher = family.batcher or self.batchers.get(role)
-        if kind.machines:
-            return PoolSpec(
-                machines=count * kind.machines,
-                machine=kind.name,
-                role=role,
-                tensor_parallel=kind.tensor_parallel or self.tensor_parallel,
-                pipeline_parallel=kind.pipeline_parallel,
-                expert_parallel=kind.expert_parallel,
-                batcher=batcher,
-            )
+        family, whole = design.family, kind.machines > 0
         return PoolSpec(
-            machines=self._machines(kind, count, design),
+            machines=count * kind.machines if whole else self._machines(kind, count, design),
             machine=kind.name,
             role=role,
-            tensor_parallel=kind.tensor_parallel,
+            tensor_parallel=kind.tensor_parallel or self.tensor_parallel,
             pipeline_parallel=kind.pipeline_parallel,
-            instances=count,
+            expert_parallel=kind.expert_parallel,
+            instances=None if whole else count,
             nodes="shared" if family.shared and family.judged is None else None,
-            batcher=batcher,
+            batcher=family.batcher or self.batchers.get(role),
         )
 
     def _machines(self, kind: MachineKind, count: int, design: Design) -> int:

@@ -17,17 +17,8 @@ class _Task:
     """The prefill or the decode of one sequence."""
 
     __slots__ = (
-        "arrival",
-        "arrival_s",
-        "chained",
-        "chosen",
-        "left_out",
-        "missed",
-        "pending",
-        "prompt",
-        "sequence",
-        "since",
-        "tokens",
+        *("sequence", "prompt", "tokens", "arrival", "arrival_s", "since"),
+        *("chosen", "left_out", "missed", "pending", "chained"),
     )
 
     def __init__(self, sequence: ScheduledSequence, prompt: bool, arrival_s: float, arrival: int) -> None:

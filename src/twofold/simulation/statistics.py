@@ -110,27 +110,10 @@ class SimulatedRequest:
     """State of a simulated request. Times are in picoseconds; −1 means that a time is not known yet."""
 
     __slots__ = (
-        "arrived",
-        "decode",
-        "decode_started",
-        "ended",
-        "first_layer",
-        "first_token",
-        "handoff_ended",
-        "handoff_started",
-        "id",
-        "last_token",
-        "layers_sent",
-        "lease",
-        "mode",
-        "number",
-        "output_tokens",
-        "preemptions",
-        "prefill",
-        "prefill_started",
-        "prompt_tokens",
-        "request",
-        "splits",
+        *("request", "id", "prompt_tokens", "output_tokens", "number", "arrived"),
+        *("prefill", "decode", "splits", "mode", "lease", "preemptions", "ended"),
+        *("prefill_started", "first_layer", "first_token", "layers_sent", "last_token"),
+        *("handoff_started", "handoff_ended", "decode_started"),
     )
 
     def __init__(

@@ -33,15 +33,8 @@ class RunningBatch:
     """A running batch of an instance. Pipeline parallelism allows one running batch per stage."""
 
     __slots__ = (
-        "context_tokens",
-        "decode_sequences",
-        "joined",
-        "lane",
-        "limit",
-        "paused",
-        "prefill_sequences",
-        "prefill_tokens",
-        "prefills",
+        *("prefills", "prefill_tokens", "prefill_sequences"),
+        *("decode_sequences", "context_tokens", "joined", "paused", "limit", "lane"),
     )
 
     def __init__(self, changes: SchedulerOutput, decodes: int, context_tokens: int, limit: int, lane: int = 0) -> None:

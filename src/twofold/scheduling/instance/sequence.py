@@ -47,31 +47,10 @@ class ScheduledSequence:
     """Progress of a request on one instance."""
 
     __slots__ = (
-        "admission",
-        "allocation",
-        "batcher_state",
-        "computed",
-        "copy",
-        "decode_tokens",
-        "decodes_here",
-        "end",
-        "fetching",
-        "generated",
-        "handing_off",
-        "id",
-        "join_number",
-        "joined_at",
-        "last_token_at",
-        "next",
-        "output_tokens",
-        "previous",
-        "prompt_tokens",
-        "queue",
-        "request",
-        "reused_tokens",
-        "source",
-        "start_tokens",
-        "swapped",
+        *("request", "id", "prompt_tokens", "output_tokens", "decodes_here", "source"),
+        *("start_tokens", "decode_tokens", "computed", "generated", "reused_tokens", "allocation", "swapped", "copy"),
+        *("handing_off", "fetching", "admission", "batcher_state"),
+        *("queue", "previous", "next", "joined_at", "join_number", "end", "last_token_at"),
     )
 
     def __init__(self, request: Request, decodes_here: bool, computed: int = 0, generated: int = 0) -> None:

@@ -163,14 +163,11 @@ def slowness(
             met = [(_busy(one, logs[each.instance]), each.role is not worker.role) for each in turns]
             pace = _pace(profile, one, met)
             slower = 1.0 + (_slowdowns(profile, one).crowded - 1.0) * crowd
-            expected[kind] += _alone_s(profile, one) * slower / pace / (1.0 - taken)
+            alone_s = one.iteration.predicted_s(profile.times) + profile.times.cold_start_s(one.idle_s)
+            expected[kind] += alone_s * slower / pace / (1.0 - taken)
     prompts, decodes = (one / other if other else None for one, other in zip(took, expected, strict=True))
     usual = prompts or decodes or 1.0  # for a kind of iteration that did not run
     return Slowness(prompts or usual, decodes or usual)
-
-
-def _alone_s(profile: MeasuredProfile, one: TimedIteration) -> float:
-    return one.iteration.predicted_s(profile.times) + profile.times.cold_start_s(one.idle_s)
 
 
 def _slowdowns(profile: MeasuredProfile, one: TimedIteration) -> ContentionFactors:

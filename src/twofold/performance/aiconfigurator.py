@@ -133,7 +133,8 @@ class OperatorTables:
         self.attention_s = Curve([0, *lengths], [0.0, *(attention for _, attention in prefills)])
         whole = [[self._decode(batch, context) for context in _CONTEXTS] for batch in batches]
         reads = [[self._read(batch, context) for context in _CONTEXTS] for batch in batches]
-        slopes = [_slope(times, batch) for times, batch in zip(whole, batches, strict=True)]
+        tokens = _CONTEXTS[1] - _CONTEXTS[0]
+        slopes = [max(0.0, (far - near) / (batch * tokens)) for (near, far), batch in zip(whole, batches, strict=True)]
         self.slope_s = Curve(batches, slopes)
         self.base_s = Curve(batches, list(_bases(whole, batches, slopes)))
         self.read_s = Curve(batches, list(_bases(reads, batches, slopes)))
@@ -170,11 +171,6 @@ def _steps(most: int) -> Iterator[int]:
         yield from range(octave, 2 * octave, step)
         octave *= 2
     yield most
-
-
-def _slope(times: Sequence[float], batch: int) -> float:
-    short, long = _CONTEXTS
-    return max(0.0, (times[1] - times[0]) / (batch * (long - short)))
 
 
 def _bases(rows: Sequence[Sequence[float]], batches: Sequence[int], slopes: Sequence[float]) -> Iterator[float]:

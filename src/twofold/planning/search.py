@@ -29,8 +29,8 @@ async def find_passing(
     if not open_places:
         return None
     tried: dict[int, Evaluation] = {}
-    place = _nearest(open_places, start if start is not None else _best_estimate(search, designs, open_places))
-    first = last = place
+    wanted = start if start is not None else _best_estimate(search, designs, open_places)
+    first = last = place = min(open_places, key=lambda each: abs(each - wanted))
     low, high = open_places[0], open_places[-1]
     while low <= high:
         tried[place] = told = await search.at_rate(designs[place], rate)
@@ -59,10 +59,6 @@ async def _among(search: RateSearch, designs: Sequence[Design], rate: float, pla
 
 def _best_estimate(search: RateSearch, designs: Sequence[Design], places: Sequence[int]) -> int:
     return max(places, key=lambda place: (search.bound.estimate(designs[place]), -place))
-
-
-def _nearest(places: Sequence[int], wanted: int) -> int:
-    return min(places, key=lambda place: abs(place - wanted))
 
 
 # Cost to minimise, followed by tie breakers; it must grow with every machine.
@@ -117,9 +113,8 @@ async def _cheaper(
     lighter = frontier(family, lambda design: allows(design) and weigh(design) < limit)
     if not lighter:
         return None
-    return await find_passing(
-        search, lighter, rate, _cheapest_nearest(lighter, best) if best.family == family else None
-    )
+    nearest = min(range(len(lighter)), key=lambda place: abs(lighter[place].counts[0] - best.counts[0]))
+    return await find_passing(search, lighter, rate, nearest if best.family == family else None)
 
 
 async def _first(search: RateSearch, family: Family, rate: float, allows: Allows) -> Design | None:
@@ -163,10 +158,6 @@ def _with(design: Design, place: int, count: int) -> Design:
 
 def _within(design: Design, most: Design) -> bool:
     return all(mine <= top for mine, top in zip(design.counts, most.counts, strict=True))
-
-
-def _cheapest_nearest(designs: list[Design], design: Design) -> int:
-    return min(range(len(designs)), key=lambda place: abs(designs[place].counts[0] - design.counts[0]))
 
 
 async def most_throughput(search: RateSearch, *frontiers: Sequence[Design]) -> MaxRate:

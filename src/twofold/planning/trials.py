@@ -77,7 +77,7 @@ def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool]
     slo = problem.slo_of(trial.design)
     requests = _requests(problem.workload.drawn(trial.draw), trial.rate)
     if trial.design.family.judged is Phase.PREFILL:
-        requests = _first_tokens(requests)
+        requests = tuple(replace(request, output_tokens=1) for request in requests)  # prefill without decode
     hopeless = SloUnreachable(requests, slo, problem.attainment)
     stopped = False
 
@@ -162,11 +162,6 @@ def _excess(histogram: Histogram | None, bounds: dict[int, float]) -> float:
 def _latency(histogram: Histogram) -> LatencyPercentiles | None:
     p50, p90, p99 = (histogram.percentile(p) for p in (50, 90, 99))
     return None if p50 is None or p90 is None or p99 is None else LatencyPercentiles(p50=p50, p90=p90, p99=p99)
-
-
-def _first_tokens(requests: Sequence[Request]) -> tuple[Request, ...]:
-    """Return copies of the requests with one output token, for simulating prefill without decode."""
-    return tuple(replace(request, output_tokens=1) for request in requests)
 
 
 @lru_cache(maxsize=4)

@@ -47,7 +47,8 @@ def violations(stream: TortureStream, alone: TortureStream) -> Iterator[tuple[Vi
     """Yield kind, position and detail of each violation of a stream, given the answer to its prompt alone."""
     if stream.ending is Ending.LEFT:
         return
-    found, wanted = _comparable(stream, alone)
+    both_ids = stream.reply.token_ids and alone.reply.token_ids
+    found, wanted = (stream.output, alone.output) if both_ids else (stream.reply.text, alone.reply.text)
     position, kind, detail = _parting(found, wanted), _ENDINGS.get(stream.ending), stream.detail
     reason, right = stream.reply.finish_reason, alone.reply.finish_reason
     if kind is None and position is None and len(found) < len(wanted):
@@ -66,11 +67,6 @@ def violations(stream: TortureStream, alone: TortureStream) -> Iterator[tuple[Vi
         wrong = _usage_error(stream, alone)
         if wrong is not None:
             yield ViolationKind.USAGE, None, wrong
-
-
-def _comparable(stream: TortureStream, alone: TortureStream) -> tuple[Sequence[object], Sequence[object]]:
-    both_ids = stream.reply.token_ids and alone.reply.token_ids
-    return (stream.output, alone.output) if both_ids else (stream.reply.text, alone.reply.text)
 
 
 def _parting(found: Sequence[object], wanted: Sequence[object]) -> int | None:

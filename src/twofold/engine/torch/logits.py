@@ -44,7 +44,8 @@ def adjusted(logits: Tensor, row: SamplingRow, eos_token_ids: Sequence[int]) -> 
         changed[token_id] += bias
     _penalize(changed, row)
     if row.allowed is not None:
-        changed[_outside(row.allowed, changed)] = float("-inf")
+        refused = torch.from_numpy(~allowed_tokens(row.allowed, len(changed))).to(changed.device)
+        changed[refused] = float("-inf")
     sampling, bad = row.sampling, list(_bad_ends(row))
     excluded = [_index(changed, bad)] if bad else []
     if row.output_index < sampling.min_tokens:
@@ -58,11 +59,6 @@ def adjusted(logits: Tensor, row: SamplingRow, eos_token_ids: Sequence[int]) -> 
         if rest.max() > float("-inf"):  # otherwise, the constraint allows only excluded tokens
             return rest
     return changed
-
-
-def _outside(mask: bytes, logits: Tensor) -> Tensor:
-    """Return which tokens have no bit in the mask, [vocabulary]."""
-    return torch.from_numpy(~allowed_tokens(mask, len(logits))).to(logits.device)
 
 
 def _penalize(logits: Tensor, row: SamplingRow) -> None:

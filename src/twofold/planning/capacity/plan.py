@@ -84,7 +84,8 @@ def capacity_plan(requests: Sequence[Request], query: CapacityQuery) -> Capacity
     duration_s = requests[-1].arrival_s - requests[0].arrival_s
     if duration_s <= 0:
         raise ConfigurationError("--kv-capacity needs a trace with a duration: all requests of this one arrive at once")
-    busy = sum(_whole_s(query, request) for request in requests) / duration_s
+    prompts = (request.prompt_tokens for request in requests)
+    busy = sum(query.performance.prefill_s(tokens, tokens * tokens) for tokens in prompts) / duration_s
     nodes = query.nodes or math.ceil(busy / (query.machine.count // query.accelerators))
     trace = _Trace(requests, query, nodes, blocks, duration_s)
     dram = trace.tier(query.dram, 0.0)
@@ -102,11 +103,6 @@ def capacity_plan(requests: Sequence[Request], query: CapacityQuery) -> Capacity
         tiers=(dram, trace.tier(query.disk, dram_gb) if dram_gb else alone),
         disk_alone=alone,
     )
-
-
-def _whole_s(query: CapacityQuery, request: Request) -> float:
-    prompt = request.prompt_tokens
-    return query.performance.prefill_s(prompt, prompt * prompt)
 
 
 class _Trace:

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from typing import Final
 
 from twofold.events import Route
-from twofold.instance import InstanceLoad, LoadMeasure
+from twofold.instance import LoadMeasure
 from twofold.request import Request
 from twofold.scheduling.cluster.pools import Pools, pending_tokens, reserved_tokens
 from twofold.scheduling.routers.jsq import JoinShortestQueue
@@ -48,10 +48,6 @@ class SessionAffinity(JoinShortestQueue):
     def _kept(self, pools: Pools, before: str, least: str, measure: LoadMeasure, tokens: int) -> str:
         """Return the instance `before`, or `least` if `before` has gone, changed its role or is overloaded."""
         old, new = pools.get(before), pools.get(least)
-        if old is None or new is None or not _same_pool(old, new):
+        if old is None or new is None or old.place < 1 or old.role is not new.role:  # paused instances have no place
             return least
         return before if measure.of(old) <= self._slack * measure.of(new) + tokens else least
-
-
-def _same_pool(old: InstanceLoad, new: InstanceLoad) -> bool:
-    return old.place > 0 and old.role is new.role  # paused instances have no place

@@ -139,28 +139,18 @@ class _GatewayEnd(GatewayLink):
     def _begin(self, message: Begin) -> None:
         CURRENT.set(message.context)
         request_id = message.generation.request.id
+        sink = _RemoteSink(self, self._running, request_id)
         self._running.add(request_id)
         try:
-            self._service.submit(message.generation, _RemoteSink(self, request_id))
+            self._service.submit(message.generation, sink)
         except TwofoldError as error:
-            self.fail(request_id, error)
+            sink.failed(error)
 
     def _end(self, message: Finish) -> None:
         if message.complete:
             self._service.stop(message.request_id)
         else:
             self._service.abort(message.request_id)
-
-    def produce(self, request_id: str, output: TokenOutput) -> None:
-        """Pass on a token of a request."""
-        self.send(Produced(request_id=request_id, output=output))
-        if output.finish_reason is not None:
-            self._running.discard(request_id)
-
-    def fail(self, request_id: str, error: TwofoldError) -> None:
-        """Pass on the failure of a request."""
-        self._running.discard(request_id)
-        self.send(Refused.of(request_id, error))
 
     def _gone(self) -> None:
         for request_id in list(self._running):
@@ -170,11 +160,14 @@ class _GatewayEnd(GatewayLink):
 class _RemoteSink:
     """Passes the output of a request to its gateway process."""
 
-    def __init__(self, end: _GatewayEnd, request_id: str) -> None:
-        self._end, self._request_id = end, request_id
+    def __init__(self, end: GatewayLink, running: set[str], request_id: str) -> None:
+        self._end, self._running, self._request_id = end, running, request_id
 
     def output(self, output: TokenOutput) -> None:
-        self._end.produce(self._request_id, output)
+        self._end.send(Produced(request_id=self._request_id, output=output))
+        if output.finish_reason is not None:
+            self._running.discard(self._request_id)
 
     def failed(self, error: TwofoldError) -> None:
-        self._end.fail(self._request_id, error)
+        self._running.discard(self._request_id)
+        self._end.send(Refused.of(self._request_id, error))

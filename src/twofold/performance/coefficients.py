@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from twofold.errors import ConfigurationError
+from twofold.hardware.suggestions import read_text
 
 
 @cache
@@ -76,12 +77,9 @@ class CalibrationFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_calibrations(path: Path) -> list[Calibration]:
     """Read a calibration file. Raises ConfigurationError if the file is missing or malformed."""
+    text = read_text("calibration file", path)
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"cannot read calibration file {path}: {error.strerror}") from error
-    try:
-        return msgspec.toml.decode(content, type=CalibrationFile).calibration
+        return msgspec.toml.decode(text, type=CalibrationFile).calibration
     except (msgspec.MsgspecError, ValueError) as error:
         raise ConfigurationError(f"{path} is not a calibration file of `twofold calibrate fit`: {error}") from error
 

@@ -186,11 +186,6 @@ class PlacementReport(JsonReport, frozen=True, kw_only=True):
 
 
 def _phase_report(found: PhaseGoodput) -> PhaseReport:
-    return PhaseReport(
-        phase=found.phase.value,
-        machine=found.kind.name,
-        tensor_parallel=found.kind.tensor_parallel,
-        pipeline_parallel=found.kind.pipeline_parallel,
-        rate=found.rate,
-        per_accelerator=found.per_accelerator,
-    )
+    parallelism = same_fields(PhaseReport, found.kind, without=("machine",))
+    goodput = same_fields(PhaseReport, found, without=("phase",))
+    return PhaseReport(phase=found.phase.value, machine=found.kind.name, **parallelism, **goodput)

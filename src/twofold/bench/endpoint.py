@@ -59,7 +59,12 @@ async def discover(base_url: str, model: str | None = None, api_key: str | None 
         cards = msgspec.json.decode(body, type=_Cards).data
     except msgspec.DecodeError:
         return _unlisted(root, model, "does not list its models as OpenAI's API does")
-    return _chosen(root, model, cards)
+    for card in cards:
+        if model in (None, card.id):
+            facts = msgspec.structs.asdict(card)
+            return Endpoint(base_url=root, model=facts.pop("id"), **facts)
+    served = ", ".join(card.id for card in cards) or "no model"
+    raise ConfigurationError(f"{root} serves {served}" + (f", not {model}" if model else ""))
 
 
 async def http_get(url: str, api_key: str | None) -> tuple[int, bytes]:
@@ -83,12 +88,3 @@ def _unlisted(root: str, model: str | None, why: str) -> Endpoint:
     if model is None:
         raise ConfigurationError(f"{root} {why}: give --model, or another URL")
     return Endpoint(base_url=root, model=model)
-
-
-def _chosen(root: str, model: str | None, cards: list[_Card]) -> Endpoint:
-    for card in cards:
-        if model in (None, card.id):
-            facts = msgspec.structs.asdict(card)
-            return Endpoint(base_url=root, model=facts.pop("id"), **facts)
-    served = ", ".join(card.id for card in cards) or "no model"
-    raise ConfigurationError(f"{root} serves {served}" + (f", not {model}" if model else ""))

@@ -51,10 +51,11 @@ def check(process, url, roles, *, constrains=True, rounds=None):
     [
         (SPLIT, ("--prefill", "2", "--decode", "1")),
         (SPLIT, ("--prefill", "1", "--decode", "1", "--router", "splitwise")),
+        (SPLIT, ("--prefill", "1", "--decode", "2", "--router", "append")),
         (("mixed",), ("--colocated", "2")),
         pytest.param(SPLIT, ("--prefill", "1", "--decode", "2", *PULLED, "--transport", "nixl"), marks=NIXL),
     ],
-    ids=["split", "roles move", "colocated", "pulled over nixl"],
+    ids=["split", "roles move", "append", "colocated", "pulled over nixl"],
 )
 def test_streams_survive_random_worker_faults(roles, flags, tiny_model_dir, tmp_path):
     log = tmp_path / "service.log"

@@ -30,6 +30,7 @@ WORDS = {"structured_outputs": {"regex": "([a-z]{1,9} ){60}"}}
 SCHEMA = {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 2, "maxItems": 2}
 JSON = {"response_format": {"type": "json_schema", "json_schema": {"name": "list", "schema": SCHEMA}}}
 JSON |= {"max_tokens": 400, "ignore_eos": False}
+TURNS = 4  # questions that have a second turn after their answer
 HANG_S = DEADLINE_S + 120  # client timeout; a response of any kind must arrive within it
 
 
@@ -68,6 +69,12 @@ class Chaos:
     async def learn(self):
         async with aiohttp.ClientSession() as session:
             self.answers = [await complete(session, self.url, **question) for question in self.questions]
+            pairs = list(zip(self.questions, self.answers, strict=True))
+            following = [
+                {**asked, "prompt": asked["prompt"] + answer + asked["prompt"][:9]} for asked, answer in pairs[:TURNS]
+            ]
+            self.questions += following
+            self.answers += [await complete(session, self.url, **question) for question in following]
 
     async def run(self, rounds):
         timeout = aiohttp.ClientTimeout(total=None)

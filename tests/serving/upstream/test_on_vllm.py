@@ -4,9 +4,11 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 
 import aiohttp
+import httpx
 import pytest
 
 pytest.importorskip("vllm")
@@ -115,6 +117,49 @@ def test_usage_reports_cached_tokens(fleet):
 def test_disconnects_free_every_block(fleet):
     """All blocks become free after clients disconnect in the queue, in prefill, in the hand-off and in decode."""
     check_disconnects(fleet.url, 40, settled=lambda _: settled(fleet))
+
+
+def with_tools(model, directory):
+    """Copy the tokenizer of a model, with a chat template that shows tools."""
+    copied = shutil.copytree(model, directory / "with-tools", ignore=shutil.ignore_patterns("*.safetensors"))
+    file = copied / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"chat_template": "{{ tools }}" + config["chat_template"]}))
+    return copied
+
+
+def test_a_forced_call_is_the_same_split_and_on_one_server(vllm_pair, tmp_path):
+    """The grammar of a forced tool call holds from the first token, on the prefill server and on the decode server."""
+    model, (prefill, decode) = vllm_pair
+    model = with_tools(model, tmp_path)
+    vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
+    # The random model would write white space wherever the grammar has some.
+    spaces = {str(number): -100 for token, number in vocabulary.items() if set(token) <= set("ĠĊĉč")}
+    flags = ("--model", str(model), "--served-model-name", "tiny", "--tool-parser", "hermes")
+    city = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    city["additionalProperties"] = False
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Weather?"}],
+        "tools": [{"type": "function", "function": {"name": "get_weather", "parameters": city}}],
+        "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+        "temperature": 0,
+        "max_tokens": 200,
+        "logit_bias": spaces,
+    }
+    answers = []
+    for servers in (("--prefill", prefill.url, "--decode", decode.url), ("--colocated", decode.url)):
+        with running_service(None, *flags, *servers, program=ROUTE) as (_, url):
+            response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600)
+            assert response.status_code == 200, response.text
+            (choice,) = response.json()["choices"]
+            assert "tool_calls" in choice["message"], choice
+            (call,) = choice["message"]["tool_calls"]
+            answers.append((choice["finish_reason"], call["function"]["name"], call["function"]["arguments"]))
+    assert answers[0] == answers[1]
+    reason, name, arguments = answers[0]
+    assert (reason, name) == ("tool_calls", "get_weather")
+    assert json.loads(arguments)["city"] in ("Rome", "Oslo")
 
 
 async def streaming(fleet, asked, count, hit):

@@ -287,6 +287,23 @@ def test_the_decode_server_gets_the_token_ids_of_a_text(attempt):
     assert heard.texts == [(None, 3), ("b", 0)], "the first text may end within a character"
 
 
+def test_the_text_of_an_event_is_not_sent_twice(attempt):
+    """An event may join the first token, which the client has, with later ones: their text is not known apart."""
+    prefill = Send(json.dumps({**said("a", 7, prompt=[3, 4, 5], finish="length"), "kv_transfer_params": KV}).encode())
+    decode = [said("ab", 7, 8, prompt=[3, 4, 5]), said("cd", 9, 10, finish="stop")]
+    heard, raised, _ = attempt([prefill], [*(Send(event(**each)) for each in decode), Send(DONE)], text=TEXT)
+    assert raised is None
+    assert [token for _, token, _ in heard.tokens] == [7, 8, 9, 10]
+    assert heard.texts == [(None, 3), (None, 0), ("", 0), ("cd", 0)], "the gateway detokenizes the second token"
+
+
+def test_the_text_of_an_event_is_cut_at_max_tokens(attempt):
+    events = said("a", 7, prompt=[3, 4, 5]), said("bcd", 8, 9, 10)
+    heard, raised, _ = attempt([*(Send(event(**each)) for each in events), Hang()], text=TEXT, max_tokens=3)
+    assert (raised, heard.finish) == (None, FinishReason.LENGTH)
+    assert heard.texts == [("a", 3), (None, 0), (None, 0)], "the gateway detokenizes what is left of the event"
+
+
 def test_a_text_needs_a_server_that_returns_its_token_ids(attempt):
     _, raised, _ = attempt(stream(chunk(7), chunk(8)), text=TEXT)
     assert "returned no token ids of the prompt" in str(raised)

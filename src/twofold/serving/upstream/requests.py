@@ -192,7 +192,12 @@ class UpstreamRequest:
     def _arrived(
         self, server: Server, first: TokenOutput | None, progress: "_Progress", event: UpstreamCompletion
     ) -> None:
-        for output in self._outputs(server, event, progress.index):
+        outputs = self._outputs(server, event, progress.index)
+        known = max(len(self._again), 0 if first is None else 1)
+        if len(outputs) > 1 and not known <= progress.index <= self._generation.sampling.max_tokens - len(outputs):
+            # Only a part of the event's text is new, or within the limit: the gateway detokenizes that part.
+            outputs = [msgspec.structs.replace(each, text=None) for each in outputs]
+        for output in outputs:
             self._take(output, server, first, progress)
 
     def _take(self, output: TokenOutput, server: Server, first: TokenOutput | None, progress: "_Progress") -> None:

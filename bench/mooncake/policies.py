@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -89,11 +90,15 @@ def main() -> None:
     parser.add_argument("--room", default="3000000 tokens")
     parser.add_argument("--eviction", default="lru")
     parser.add_argument("--requests", type=int, help="number of requests")
+    parser.add_argument("--load", type=float, default=1.0, help="factor on the rate of the trace")
     given = parser.parse_args()
     trace = given.trace or find_data(f"traces/{NAME}")
     if trace is None:
         raise SystemExit(f"{NAME} is missing: set TWOFOLD_DATA to the folder with traces/, or name a trace")
-    requests: list[Request] = list(open_trace(trace))[: given.requests]
+    requests: list[Request] = [
+        msgspec.structs.replace(request, arrival_s=request.arrival_s / given.load)
+        for request in list(open_trace(trace))[: given.requests]
+    ]
     catalog = load_catalog()
     machines = f"{given.instances} + {given.instances} × {given.machine}"
     title = f"{len(requests):,} requests, {machines}, {given.model}, {given.room}"

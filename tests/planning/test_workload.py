@@ -35,6 +35,18 @@ def test_the_shape_is_the_mean_of_each():
         WorkloadShape.of([])
 
 
+def test_an_infinite_cache_leaves_the_tokens_of_new_blocks(tmp_path):
+    """Blocks of 512 tokens: of the second prompt, two are known; of a session's second turn, all of the first."""
+    trace, sessions = tmp_path / "blocks.jsonl", tmp_path / "sessions.jsonl"
+    asked = [(1, 2, 3), (1, 2, 9)]
+    requests = [replace(ask(n, float(n), 1546, 4), prefix_blocks=blocks) for n, blocks in enumerate(asked)]
+    write_trace(requests, trace, FORMATS["twofold"])
+    assert WorkloadArguments(workload=str(trace)).computed_tokens(512) == (1546 + 1546 - 1024) / 2
+    turns = [replace(ask(n, float(n), tokens, 101), session="s") for n, tokens in enumerate((1000, 1300))]
+    write_trace(turns, sessions, FORMATS["twofold"])
+    assert WorkloadArguments(workload=str(sessions)).computed_tokens(10) == (1000 + 1300 - 1100) / 2
+
+
 @pytest.fixture(scope="module")
 def bursty(tmp_path_factory):
     """Return a trace of 100 requests: 10 in each of 10 minutes, all in the first second of the minute."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from twofold.cli.settings import Flag, Settings, flag, flag_name
+from twofold.cluster.spec import parse_cache
 from twofold.errors import ConfigurationError, require
 from twofold.instance import Role
 from twofold.kvcache.eviction import EVICTIONS
@@ -143,6 +144,12 @@ BATCHER: Final = Flag(
     metavar="NAME",
     parse=parse_batchers,
     choices=BATCHERS,
+)
+KV_CACHE: Final = Flag(
+    "Prefix cache of each prefilling machine, as in 128GiB, '3000000 tokens' or dram=512GiB,disk=4TB,eviction=lfu; "
+    "used by sessions, and where the trace names prefix blocks.",
+    metavar="SIZE",
+    parse=lambda text, _: parse_cache(text),
 )
 HANDOFF: Final = Flag("How the KV cache is transferred.", choices=HANDOFF_POLICIES)
 MAX_NUM_SEQS: Final = Flag("Maximum number of sequences in an iteration.", ge=1)

@@ -2,6 +2,8 @@
 
 import math
 
+from msgspec.structs import replace
+
 from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
 from twofold.planning.design import Design, Family, MachineKind
@@ -43,6 +45,10 @@ class AnalyticBounds:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._shape = problem.workload.shape()
+        self._cache = problem.template.kv_cache
+        if self._cache is not None:
+            computed = problem.workload.computed_tokens(self._cache.block_tokens)
+            self._shape = replace(self._shape, prompt_tokens=computed)
         self._reference = problem.reference_model()
         self._tiers = _tiers(problem, self._shape, self._reference)
         self._pooled = problem.template.router not in FIXED_ROLE_ROUTERS
@@ -56,6 +62,8 @@ class AnalyticBounds:
         )
 
     def _prefill_meets(self, kind: MachineKind) -> bool:
+        if self._cache is not None:
+            return True  # most of a prompt may be cached
         slo, seconds = self._problem.slo, self._of(kind).model.prefill_s
         prompts = [(each, each * each) for each in self._shape.prompt_percentiles]
         if isinstance(slo, Slo):

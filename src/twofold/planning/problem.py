@@ -22,7 +22,7 @@ from twofold.slo import Slo, SlowdownSlo
 _MOST_STAGES = 8  # machines that a pipeline spans
 # Pool routers could decode a colocated request on another instance; these do not. Other rules have the router of
 # SplitwiseSim's baselines.
-COLOCATED_ROUTER, RULES_ROUTER = "jsq", "jsq-pending"
+COLOCATED_ROUTER, CACHED_ROUTER, RULES_ROUTER = "jsq", "local-prefix", "jsq-pending"
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +116,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             template = self.template if family.judged is None else self._nearby(family)
             return replace(template, pools=pools)
         budget = family.max_num_batched_tokens or self.template.max_num_batched_tokens
-        router = COLOCATED_ROUTER if self.template.rules == "twofold" else RULES_ROUTER
+        usual = COLOCATED_ROUTER if self.template.kv_cache is None else CACHED_ROUTER
+        router = usual if self.template.rules == "twofold" else RULES_ROUTER
         return replace(self.template, pools=pools, router=router, max_num_batched_tokens=budget)
 
     def performance(self, kind: MachineKind) -> PerformanceModel:

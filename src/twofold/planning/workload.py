@@ -14,7 +14,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from twofold.errors import require
-from twofold.request import Request
+from twofold.request import BlockKey, Request
+from twofold.workload.blocks import session_keys
 from twofold.workload.distributions import REPLAY
 from twofold.workload.rescale import mean_rate
 from twofold.workload.source import is_named, workload
@@ -72,6 +73,18 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
         if is_named(self.workload):
             return WorkloadShape.of(_requests(self, 1.0, num_requests=_SAMPLE))
         return WorkloadShape.of(self.trace[:: max(1, len(self.trace) // _SAMPLE)])
+
+    def computed_tokens(self, block_tokens: int) -> float:
+        """Return the mean number of prompt tokens that an infinite cache, with blocks of this size, does not have."""
+        requests = _requests(self, 1.0, num_requests=_SAMPLE) if is_named(self.workload) else self.trace
+        known, computed = set[BlockKey](), 0
+        for request in requests:
+            tokens = request.prompt_tokens + request.output_tokens - 1  # with KV at the end
+            keys = request.prefix_blocks or (session_keys(request, tokens, block_tokens) if request.session else ())
+            found = sum(1 for _ in takewhile(known.__contains__, keys))
+            computed += max(1, request.prompt_tokens - found * block_tokens)
+            known.update(keys)
+        return computed / len(requests)
 
     @property
     def description(self) -> str:

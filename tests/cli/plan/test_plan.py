@@ -8,6 +8,7 @@ import sys
 import msgspec
 import pytest
 import typer
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from support.plans import read_deployment, stored_evaluations
@@ -141,6 +142,19 @@ def test_a_trace_can_be_planned_for(planned, tmp_path):
         *("--output", deployment, "--draws", 2, "--confidence", 0.6),
     )
     assert len(read_deployment(deployment).provenance.trace_sha256) == 64
+
+
+def test_caches_raise_the_rate_of_prompts_with_shared_beginnings(planned, tmp_path):
+    trace, deployment = tmp_path / "shared.jsonl", tmp_path / "deployment.yaml"
+    asked = [replace(ask(n, n * 0.1, 3600, 20), prefix_blocks=(1, 2, 3, 4, 5, 6, 100 + n)) for n in range(400)]
+    write_trace(asked, trace, FORMATS["twofold"])
+    flags = (trace, *MODEL, "--family", "HH", "--max-machines", 2, "--slo", "ttft=2s,tpot=200ms", "--draws", 0)
+    cache = ("--kv-cache", "100000 tokens", "--output", deployment)
+    without, cached = (max(each["rate"] for each in planned(*flags, *more)["choices"]) for more in ((), cache))
+    assert cached > 2 * without
+    cluster = read_deployment(deployment).cluster
+    assert cluster.kv_cache.dram == "100000 tokens"
+    assert cluster.router == ("conductor" if len(cluster.pools) == 2 else "local-prefix")
 
 
 def test_machines_and_money_bound_the_plan(planned):

@@ -132,11 +132,12 @@ def _template(settings: PlanSettings, model: str) -> ClusterSpec:
         "handoff": settings.handoff,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "max_num_seqs": settings.max_num_seqs,
+        "kv_cache": settings.kv_cache,
         "link_bytes_per_s": None if settings.link_gb_per_s is None else link_bytes_per_s(settings.link_gb_per_s),
     }
-    router = settings.router or ("jsq" if settings.goodput else "splitwise")
+    usual = "jsq" if settings.goodput else "splitwise" if settings.kv_cache is None else "conductor"
     return msgspec.structs.replace(
-        ClusterSpec(pools=(), model=model, router=router, profiles=_absolute(settings.profiles)),
+        ClusterSpec(pools=(), model=model, router=settings.router or usual, profiles=_absolute(settings.profiles)),
         **{name: value for name, value in given.items() if value is not None},
     )
 

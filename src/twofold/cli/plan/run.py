@@ -41,6 +41,8 @@ def planned(settings: PlanSettings) -> PlanResult:
     """Make the kind of plan that the flags select, and write the files. Raises ConfigurationError for invalid flags."""
     settings = with_profile_machines(settings)
     problem = read_problem(settings)
+    if settings.kv_capacity or settings.goodput:
+        refuse(settings, "kv_cache", "does not work with --kv-capacity and --objective goodput")
     if settings.kv_capacity:
         return run_capacity(problem, settings)
     refuse(settings, "nodes dram_gb dram_price disk_price", "needs --kv-capacity")

@@ -7,6 +7,7 @@ from typing import Final, Literal
 from twofold.cli import options
 from twofold.cli.settings import Settings, flag
 from twofold.cli.workload import DEFAULT_DURATION_S, ShapeSettings
+from twofold.cluster.spec import CacheSpec
 from twofold.instance import Role
 from twofold.scheduling.routers import ROUTERS
 from twofold.slo import SPLITWISE, Slo, SlowdownSlo
@@ -103,7 +104,9 @@ class PolicySettings(Settings, panel="Cluster"):
     """Flags for the policies and instances of the planned clusters."""
 
     performance: str | None = options.PERFORMANCE.field(unset="auto")
-    router: str | None = flag("Router of disaggregated designs.", choices=ROUTERS, unset="splitwise; jsq for goodput")
+    router: str | None = flag(
+        "Router of disaggregated designs.", choices=ROUTERS, unset="splitwise; jsq for goodput, conductor with caches"
+    )
     batcher: dict[Role, str] | None = options.BATCHER.field(
         unset="that of the role; mixed and chunked-prefill for colocated designs"
     )
@@ -112,6 +115,7 @@ class PolicySettings(Settings, panel="Cluster"):
     link_gb_per_s: float | None = options.LINK_BANDWIDTH.field(unset="that of the machines")
     max_num_batched_tokens: int | Literal["auto"] | None = options.MAX_NUM_BATCHED_TOKENS.field(unset="2048")
     max_num_seqs: int | None = options.MAX_NUM_SEQS.field(unset="512")
+    kv_cache: CacheSpec | None = options.KV_CACHE.field()
 
 
 class RunSettings(Settings, panel="Running"):

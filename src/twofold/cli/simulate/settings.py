@@ -6,7 +6,7 @@ from typing import Final, Literal
 from twofold.cli import options
 from twofold.cli.settings import Settings, flag
 from twofold.cli.workload import WorkloadSettings
-from twofold.cluster.spec import RULES, CacheSpec, parse_cache
+from twofold.cluster.spec import RULES, CacheSpec
 from twofold.cluster.validation import MAX_SECONDS
 from twofold.instance import Role
 from twofold.scheduling.routers import ROUTERS
@@ -42,12 +42,7 @@ class ClusterSettings(Settings, panel="Cluster"):
     pipeline_chunk: int | None = options.PIPELINE_CHUNK.field()
     block_size: int | None = options.BLOCK_SIZE.field(unset="16")
     swap_space: int | None = options.SWAP_SPACE.field()
-    kv_cache: CacheSpec | None = flag(
-        "Prefix cache of each prefilling machine, as in 128GiB, '3000000 tokens' or "
-        "dram=512GiB,disk=4TB,eviction=lfu; used where the trace names prefix blocks.",
-        metavar="SIZE",
-        parse=lambda text, _: parse_cache(text),
-    )
+    kv_cache: CacheSpec | None = options.KV_CACHE.field()
     kv_bytes_per_token: int | None = flag("KV cache of a token in bytes.", ge=1, unset="that of the model")
     link_gb_per_s: float | None = options.LINK_BANDWIDTH.field(unset="that of the machines")
     contention: bool | None = flag("Let concurrent transfers share the bandwidth of a link.", unset="yes")

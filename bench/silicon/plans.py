@@ -15,6 +15,7 @@ import json
 import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -314,16 +315,18 @@ def answered(question: Question, peer: Peer, requests: Sequence[Request], folder
             design: Design | None = own if planner == "Twofold" else design_of(engine)
         except ConfigurationError:
             design = None
-        here = None
+        here = there = None
         if design is not None:
             cluster = spec if planner == "Twofold" else spec_of(question, design)
             here = highest(partial(attained_here, cluster, requests), rate)
+        with suppress(ConfigurationError):  # too little memory, by AISimulate
+            there = highest(partial(peer.attained, engine), rate)
         answers.append(
             Answer(
                 planner=planner,
                 design=described(engine) if design is None else " + ".join(each.name for each in design),
                 twofold=here,
-                aisimulate=highest(partial(peer.attained, engine), rate),
+                aisimulate=there,
             )
         )
     return Outcome(question=question, answers=answers)

@@ -85,7 +85,7 @@ def test_any_text_survives(tmp_path, deployments):
         ("machines: 3", "machines: 0", "machines must be at least 1"),
         ("machines: 3", "machines: many", "machines"),
         ("role: prefill", "role: prefil", "prefil"),
-        ("machine: dgx-h100", "machine: dgx-b300", "b300"),
+        ("machine: dgx-h100", "machine: dgx-b400", "b400"),
         ("cluster:", "cluster: [", "not YAML"),
     ],
 )

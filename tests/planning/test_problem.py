@@ -55,7 +55,7 @@ def test_families_are_named_or_all_pairs(make_problem):
     ("arguments", "words"),
     [
         ({"names": ("h100",)}, "PREFILL"),
-        ({"names": ("h100+b300",)}, "b300"),
+        ({"names": ("h100+b400",)}, "b400"),
         ({"names": ("HH",), "machines": "h100"}, "not both"),
         ({"names": (), "split": False, "colocated": False}, "exclude all designs"),
     ],

@@ -19,6 +19,7 @@ from twofold.performance.aiconfigurator import BACKENDS, catalog_names, measured
 from twofold.performance.registry import performance_model
 from twofold.performance.reuse import REST, PrefixCost, prefix_bytes_per_s, shortest_prefix
 from twofold.reporting.output import json_text, table
+from twofold.reporting.summary import NOTHING
 
 Item = Accelerator | Machine | Model | Link | StorageTier
 
@@ -140,7 +141,7 @@ def _row(item: Item) -> dict[str, str]:
                 "accelerators": f"{item.count} × {item.accelerator.name}{cap}",
                 "memory": f"{item.memory_bytes / 1e9:,.0f} GB",
                 "network": f"{item.network_bytes_per_s / 1e9:,.0f} GB/s",
-                "price": f"${item.price_per_h:,.2f}/h",
+                "price": f"${item.price_per_h:,.2f}/h" if item.price_per_h else NOTHING,
                 "TDP": f"{item.tdp_w:,.0f} W",
                 "idle": f"{item.idle_w:,.0f} W",
             }

@@ -31,7 +31,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: Accelerator
     count: Count
     network_bytes_per_s: Positive  # of all NICs together, in each direction
-    price_per_h: NotNegative  # US dollars
+    price_per_h: NotNegative  # US dollars; 0: unknown
     tdp_w: Positive  # provisioned power
     idle_w: NotNegative
     source: Text

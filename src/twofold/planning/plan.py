@@ -102,7 +102,8 @@ def _excess(check: Check) -> float:
 
 def _takes(design: Design) -> str:
     machines = f"{design.machines} machine{'s'[: design.machines != 1]}"
-    return f"{machines}, ${design.price_per_h:,.2f} per hour and {design.tdp_w / 1e3:,.1f} kW"
+    price = f", ${design.price_per_h:,.2f} per hour" if design.price_per_h else ""
+    return f"{machines}{price} and {design.tdp_w / 1e3:,.1f} kW"
 
 
 class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):

@@ -157,6 +157,12 @@ def test_caches_raise_the_rate_of_prompts_with_shared_beginnings(planned, tmp_pa
     assert cluster.router == ("conductor" if len(cluster.pools) == 2 else "local-prefix")
 
 
+def test_an_unknown_price_is_left_out(invoke):
+    result = invoke("azure-conv", *MODEL, "--machines", "b300", "--max-machines", 2, "--duration", 10, "--draws", 0)
+    assert result.exit_code == 0, result.exception
+    assert "$0.00" not in result.stdout
+
+
 def test_machines_and_money_bound_the_plan(planned):
     """The best design respects `--max-machines`, `--max-cost` and `--max-power` at the same time."""
     report = planned(
@@ -222,7 +228,7 @@ def test_an_interrupted_plan_is_taken_up(fresh, planned, tmp_path, how):
         ((*SMALL, "--objective", "cost", "--rate", "-5"), "--rate -5"),
         ((*SMALL, "--objective", "cost", "--rate", "500"), "meets it up to"),
         ((*SMALL, "--objective", "speed"), "throughput, cost, power"),
-        ((*SMALL, "--family", "h100+b300"), "b300"),
+        ((*SMALL, "--family", "h100+b400"), "b400"),
         ((*SMALL, "--model", "bloom-1"), "bloom-1"),
         ((*SMALL, "--reference", "abacus"), "abacus"),
         ((*SMALL, "--router", "nowhere"), "nowhere"),
@@ -240,6 +246,7 @@ def test_an_interrupted_plan_is_taken_up(fresh, planned, tmp_path, how):
         ((*SMALL, "--duration", "1e300"), "--duration 1e+300 is out of range"),
         ((*SMALL, "--length-scale", "1e300"), "--length-scale 1e+300 is out of range"),
         ((*SMALL, "--arrival", "gamma", "--burstiness", "1e-300"), "--burstiness 1e-300 is out of range"),
+        (("azure-conv", *MODEL, "--machines", "b300", "--max-cost", "50"), "the price of dgx-b300 is unknown"),
         (("azure-cond", *SMALL[1:]), "did you mean azure-conv"),
         (("azure-conv", *MODEL), "needs a budget"),
         (("azure-conv", "--model", "deepseek-v3", "--machines", "a100", "--max-machines", "4"), "deepseek-v3 needs"),

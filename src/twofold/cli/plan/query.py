@@ -65,6 +65,10 @@ def read_query(problem: Problem, settings: PlanSettings) -> PlanQuery:
     groups, reasons = with_parallelism(problem, wanted)
     for reason in reasons:
         typer.echo(f"note: left out: {reason}", err=True)
+    if objective is Objective.COST or settings.max_cost is not None:
+        kinds = {kind for group in groups for family in group for kind in family.kinds}
+        unknown = min((kind.name for kind in kinds if not kind.price_per_h), default=None)
+        require(unknown is None, f"the price of {unknown} is unknown: give it in a catalog file with --catalog")
     machines, of_kind = _parse_machines(problem, settings.max_machines)
     budget = Budget(
         machines=machines,

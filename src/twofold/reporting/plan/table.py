@@ -32,7 +32,7 @@ def choice_row(choice: DesignChoice) -> tuple[str, ...]:
     return (
         design.name,
         rate_text(choice.highest_rate),
-        f"{design.price_per_h:,.2f}",
+        f"{design.price_per_h:,.2f}" if design.price_per_h else NOTHING,
         f"{design.tdp_w / 1e3:,.1f}",
         NOTHING if choice.requests_per_dollar is None else f"{choice.requests_per_dollar:,.0f}",
         NOTHING if choice.requests_per_kwh is None else f"{choice.requests_per_kwh:,.0f}",
@@ -119,7 +119,8 @@ def _front(front: Sequence[RatedDesign]) -> Table:
     shown = thinned(front)
     more = f" ({len(shown)} of {len(front)} points)" if len(shown) < len(front) else ""
     rows = (
-        (rate_text(each.rate), f"{each.design.price_per_h:,.2f}", f"{each.design.tdp_w / 1e3:,.1f}", each.design.name)
+        (rate_text(each.rate), f"{design.price_per_h:,.2f}" if design.price_per_h else NOTHING, kilowatts, design.name)
         for each in shown
+        for design, kilowatts in [(each.design, f"{each.design.tdp_w / 1e3:,.1f}")]
     )
     return table(f"Pareto front{more}, on the draw of the search", ("req/s", "$/h", "kW", "design"), (0, 1, 2), rows)

@@ -182,11 +182,10 @@ def _costs(result: SimulationResult) -> Iterator[Fact]:
         yield Fact("Energy per output token", f"{result.energy_j / tokens:,.2f} J" if tokens else NOTHING, both)
         yield Fact("Power", f"{result.mean_power_w / 1e3:,.1f} kW mean", both)
     yield Fact("Provisioned power", f"{result.tdp_w / 1e3:,.1f} kW" if result.tdp_w else NOTHING)
-    yield Fact("Price", f"${result.price_per_h:,.2f} per hour")
+    yield Fact("Price", f"${result.price_per_h:,.2f} per hour" if result.price_per_h else NOTHING)
     pace = ratio(tokens, result.duration_s) if result.steady is None else result.steady.output_tokens_per_s
-    yield Fact(
-        "Price per million output tokens", f"${result.price_per_h / 3600 / pace * 1e6:,.2f}" if pace else NOTHING, both
-    )
+    per_million = f"${result.price_per_h / 3600 / pace * 1e6:,.2f}" if pace and result.price_per_h else NOTHING
+    yield Fact("Price per million output tokens", per_million, both)
 
 
 def _effort(result: SimulationResult) -> Iterator[Fact]:

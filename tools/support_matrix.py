@@ -66,6 +66,7 @@ FEATURES = OF_MODELS | {
     "states": "state-space layers",
     "fp8": "KV cache in FP8",
     "speculation": "speculative decoding",
+    "async": "asynchronous scheduling",
     "lora": "LoRA adapters",
     "overload": "overload control",
     "journal": "replay of a journal to the same decisions",

@@ -36,7 +36,7 @@ drawn = [vllm_sampling(keyed, len(prompt), asked["output"], frozenset()) for pro
 print("made", json.dumps([made(how), made(drawn) if asked["keyed"] else []]), flush=True)
 os._exit(0)
 """
-ENGINE = {"block_size": 32, "max_num_seqs": 16, "enable_prefix_caching": False}
+ENGINE = {"block_size": 32, "max_num_seqs": 16, "enable_prefix_caching": False, "async_scheduling": False}
 
 
 def greedy_by_vllm(

@@ -9,7 +9,6 @@ REFUSED = {
     "--kv-transfer-config={}": "Twofold's own KV connector carries hand-offs",
     "--kv-offloading-size=4": "Twofold's own KV connector carries hand-offs",
     '--kv-events-config={"publisher":"zmq"}': "the worker collects these events itself",
-    "--async-scheduling": "the next iteration needs the first token of a prefill worker",
     "--no-skip-tokenizer-init": "the gateway tokenizes",
     "--distributed-executor-backend=mp": "the KV of a hand-off is in one process",
     "--nnodes=2": "the KV of a hand-off is in one process",
@@ -46,10 +45,10 @@ def test_refuses_what_a_hand_off_cannot_carry(option):
 
 
 def test_accepts_the_values_that_workers_have_anyway():
-    flags = ["-tp=1", "--no-async-scheduling", "--skip-tokenizer-init", "--runner=generate", "--data-parallel-size=1"]
+    flags = ["-tp=1", "--async-scheduling", "--skip-tokenizer-init", "--runner=generate", "--data-parallel-size=1"]
     assert parse_options(flags) == {
         "tensor_parallel_size": 1,
-        "async_scheduling": False,
+        "async_scheduling": True,
         "skip_tokenizer_init": True,
         "runner": "generate",
         "data_parallel_size": 1,
@@ -85,6 +84,11 @@ def test_phases_need_the_same_layout(option):
     with pytest.raises(ConfigurationError, match=f"{name} differs between prefill and decode workers"):
         check_phases(parse_options([option]), {})
     check_phases(parse_options([option]), parse_options([option]))
+
+
+def test_refuses_drafts_with_asynchronous_scheduling():
+    with pytest.raises(ConfigurationError, match="async_scheduling is not tested with speculative_config"):
+        parse_options([NGRAM, "--async-scheduling"])
 
 
 def test_accepts_drafts():

@@ -106,10 +106,10 @@ def engine_config(name: str, *, prefix_caching: bool, **options: Any) -> VllmCon
         "kv_events_config": KVEventsConfig(enable_kv_cache_events=prefix_caching, publisher="null"),
         "logits_processors": [*options.get("logits_processors", ()), *keyed] or None,
         "skip_tokenizer_init": True,
-        "async_scheduling": False,  # the next iteration needs a peer's first token
         "enable_prefix_caching": prefix_caching,
     }
-    return EngineArgs(**{"use_tqdm_on_load": False, **options, **fixed}).create_engine_config()
+    usual = {"use_tqdm_on_load": False, "async_scheduling": False}
+    return EngineArgs(**{**usual, **options, **fixed}).create_engine_config()
 
 
 class VllmCore:
@@ -132,6 +132,9 @@ class VllmCore:
         if self.config.speculative_config is not None:
             self._core.collective_rpc(sample_drafts_by_key)
         self._scheduler: Any = self._core.scheduler  # typed as Any: its interface has neither queues nor blocks
+        # With asynchronous scheduling, an iteration starts before the outputs of the previous one are processed.
+        self.concurrent_batches: int = self._core.batch_queue_size if self._core.async_scheduling else 1
+        self._step = self._core.step if self.concurrent_batches == 1 else self._core.step_with_batch_queue
         self._block_size = options["block_size"]  # of `keys`
         self.prompt_blocks = CachedPromptBlocks()
         if prefix_caching:
@@ -192,10 +195,13 @@ class VllmCore:
         self.prompt_blocks.forget(request_id)
 
     def step(self) -> tuple[list[EngineCoreOutput], bool]:
-        """Run one iteration. Return its outputs, and whether the iteration computed anything."""
-        outputs, ran = self._core.step()
+        """Run one iteration. Return its outputs, and whether the iteration computed anything.
+
+        With asynchronous scheduling, the outputs are those of the previous iteration.
+        """
+        outputs, ran = self._step()
         self._core.post_step(ran)
-        made = [output for engine in outputs.values() for output in engine.outputs]
+        made = [output for engine in (outputs or {}).values() for output in engine.outputs]
         for output in made:
             if output.finish_reason is not None:
                 self.prompt_blocks.forget(output.request_id)
@@ -210,8 +216,8 @@ class VllmCore:
 
     @property
     def busy(self) -> bool:
-        """Whether vLLM has unfinished requests, or finished requests that are not cleaned up."""
-        return bool(self._scheduler.has_requests())
+        """Whether vLLM has unfinished requests, finished requests that are not cleaned up, or unprocessed outputs."""
+        return bool(self._scheduler.has_requests() or self._core.batch_queue)
 
     @property  # the only member that other threads may use
     def blocks(self) -> VllmBlockCounts:

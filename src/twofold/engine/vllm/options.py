@@ -21,7 +21,6 @@ _REASONS: Final = {
     "give --prefill, --decode or --colocated, whose workers are replicas": "data_parallel_size data_parallel_rank",
     "Twofold's own KV connector carries hand-offs": "kv_transfer_config kv_offloading_size",
     "the worker collects these events itself and reports cached blocks to the router": "kv_events_config",
-    "the next iteration needs the first token of a prefill worker": "async_scheduling",
     "the gateway tokenizes, so workers load no tokenizer": "skip_tokenizer_init",
     "the KV of a hand-off is in one process": "distributed_executor_backend nnodes prefill_context_parallel_size "
     "decode_context_parallel_size",
@@ -33,7 +32,7 @@ _REASONS: Final = {
 REFUSED: Final[Mapping[str, str]] = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 
 # Values of these options that work, besides vLLM's defaults.
-_ALLOWED: Final = "async_scheduling=False distributed_executor_backend=uni runner=generate logprobs_mode=raw_logits"
+_ALLOWED: Final = "distributed_executor_backend=uni runner=generate logprobs_mode=raw_logits"
 # Both ends of a hand-off must agree on these. A worker with another layout for other reasons cannot register.
 _LAYOUT: Final = (
     "dtype kv_cache_dtype kv_cache_dtype_skip_layers max_model_len hf_overrides disable_sliding_window "
@@ -62,6 +61,8 @@ def parse_options(flags: Sequence[str]) -> dict[str, Any]:
         works = name not in REFUSED or value == _USUAL[name] or f"{name}={value}" in _ALLOWED
         require(works, f"vLLM's option {name} cannot be {value!r} in a worker: {REFUSED.get(name)}")
     _check_drafting(found.get("speculative_config") or {})
+    both = found.get("speculative_config") and found.get("async_scheduling")
+    require(not both, "vLLM's option async_scheduling is not tested with speculative_config in a worker")
     auto = found.get("max_model_len") == -1
     require(not auto, "vLLM's option max_model_len cannot be auto in a worker: all workers need the same")
     return found

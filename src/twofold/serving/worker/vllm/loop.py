@@ -61,7 +61,6 @@ class WorkerBridge:
                 state.grant()  # without waiting for the end of the next iteration
 
     def prefills_start(self, request_ids: Sequence[str]) -> None:
-        self.started = []
         if self._bound is None:
             return
         state, instance = self._bound
@@ -133,15 +132,17 @@ class VllmLoop:
     ) -> None:
         self._state, self._instance, self._core, self._bridge = state, instance, core, bridge
         self._eos = eos_token_ids
-        self._failures: dict[str, str] = {}  # requests with a failed constraint in the last iteration
-        self._idle = True  # the last iteration changed nothing, so another one would not either
+        self._failures: dict[str, str] = {}  # requests with a failed constraint
+        self._unchanged = core.concurrent_batches  # last iterations that changed nothing; so many make others useless
         bridge.bind(state, instance)
 
     def run(self) -> None:
         while (began := self._begin()) is not None:
+            self._bridge.started, self._bridge.settled = [], False
             outputs, ran = self._core.step()
-            self._failures, ConstrainedOutput.failures = ConstrainedOutput.failures, {}
-            self._idle = not ran and not self._bridge.settled
+            self._failures |= ConstrainedOutput.failures
+            ConstrainedOutput.failures = {}
+            self._unchanged = 0 if ran or self._bridge.settled else self._unchanged + 1
             self._account(outputs, began)
 
     def _begin(self) -> float | None:
@@ -151,7 +152,8 @@ class VllmLoop:
                 orders = instance.take_orders()
                 for order, request_id in orders:
                     self._apply(order, request_id)
-                if self._core.busy and (orders or instance.unsettled or not self._idle):
+                idle = self._unchanged >= self._core.concurrent_batches
+                if self._core.busy and (orders or instance.unsettled or not idle):
                     began = time.monotonic()
                     state.batches_started_s.append(began)
                     return began
@@ -162,6 +164,7 @@ class VllmLoop:
     def _apply(self, order: VllmOrder, request_id: str) -> None:
         if order is VllmOrder.ABORT:
             self._core.abort(request_id)
+            self._failures.pop(request_id, None)
             return
         held = self._instance.find(request_id)
         if held is None:  # aborted

@@ -81,8 +81,9 @@ class VllmFactory(EngineFactory):
             unsharded = worker.split.ranks == 1
             require(self.device == "cpu" or unsharded, "--tp and --pp of --engine vllm need --device cpu")
             check_sharding(worker.split, kv_heads, model.hf_text_config.num_attention_heads, config.model)
-            drafts = self._options(worker.role).get("speculative_config")
-            require(not drafts or unsharded, "speculative_config is not tested with --tp or --pp")
+            for name in ("speculative_config", "async_scheduling"):
+                given = self._options(worker.role).get(name)
+                require(not given or unsharded, f"{name} is not tested with --tp or --pp")
         generation, text = model.try_get_generation_config(), model.hf_text_config
         self._eos = frozenset(eos_token_ids(generation.get("eos_token_id"), getattr(text, "eos_token_id", None)))
         for spec in service.workers if any(self._given.values()) else ():  # before a worker starts

@@ -76,7 +76,8 @@ class VllmFactory(EngineFactory):
         self.max_model_len = int(model.max_model_len)
         self.vocab_size = int(model.get_vocab_size())
         self._num_layers = int(model.get_total_num_hidden_layers())
-        kv_heads = [1 if model.use_mla else model.get_total_num_kv_heads()] * self._num_layers
+        self._latent = bool(model.use_mla)
+        kv_heads = [1 if self._latent else model.get_total_num_kv_heads()] * self._num_layers
         for worker in service.workers:
             unsharded = worker.split.ranks == 1
             require(self.device == "cpu" or unsharded, "--tp and --pp of --engine vllm need --device cpu")
@@ -155,6 +156,8 @@ class VllmFactory(EngineFactory):
             "tensor_parallel_size": spec.split.tensor,
             "pipeline_parallel_size": spec.split.pipeline,
         }
+        if self.device == "cpu" and self._latent:  # its kernel rotates heads of these queries as if they were tokens
+            usual["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
         if self.device != "cpu" and config.kv_cache_bytes is None:  # vLLM measures what the weights leave
             share = (config.gpu_memory_utilization or DEFAULT_UTILIZATION) / len(self._service.workers)
             usual["gpu_memory_utilization"] = share

@@ -1,5 +1,6 @@
 """Tests of invalid arguments of `twofold serve`."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -38,6 +39,13 @@ def unprepared(model, **flags):
     said = str(refused.value)
     assert "\n" not in said
     return said
+
+
+def test_a_start_says_how_long_loading_takes(model):
+    said = []
+    prepare(service_config(ServeSettings(model=str(model))), said.append)
+    assert said[0] == "loading the model"
+    assert re.fullmatch(r"loaded \S+ GiB of weights in \d+\.\d s, for all workers of this host", said[1])
 
 
 def test_a_wrong_flag(early_refusal):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -59,10 +60,11 @@ from twofold.cli.serve.settings import ServeSettings
 from twofold.serving.worker.vllm.parts import prepare
 asked = json.load(sys.stdin)
 service = service_config(ServeSettings(engine="vllm", kv_cache_memory_bytes=64 << 20, **asked["settings"]))
-factory = prepare(replace(service, run_dir="."), lambda _: None)
+said = []
+factory = prepare(replace(service, run_dir="."), said.append)
 core = factory.parts(service.workers[-1], 1).engine._core
 made = [f"{operator.attrgetter(place)(core.config)}" for place in asked["places"]]
-print("made", json.dumps([made, core.blocks.total, core._scheduler.max_num_running_reqs]))
+print("made", json.dumps([made, core.blocks.total, core._scheduler.max_num_running_reqs, said[-1]]))
 """
 
 
@@ -87,10 +89,11 @@ def test_options_reach_the_engine_core(vllm_model_dir, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("made "))
-    made, blocks, most = json.loads(line.removeprefix("made "))
+    made, blocks, most, said = json.loads(line.removeprefix("made "))
     for (name, (value, _)), shown in zip(OPTIONS.items(), made, strict=True):
         assert shown == SHOWN.get(name, str(value)), name
     assert (blocks, most) == (49, 9)  # vLLM never uses block 0
+    assert re.fullmatch(r"decode-0 loaded \S+ GiB of weights in \d+\.\d s", said)
 
 
 @pytest.mark.parametrize(

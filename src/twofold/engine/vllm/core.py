@@ -128,7 +128,8 @@ class VllmCore:
         BRIDGES[name] = bridge  # for vLLM's KV connectors
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         self.config = engine_config(name, prefix_caching=prefix_caching, **options)
-        self._core = EngineCore(self.config, executor, log_stats=False)
+        self.load_s = 0.0  # for loading the weights, and setting up the executor
+        self._core = EngineCore(self.config, self._timed(executor), log_stats=False)
         if self.config.speculative_config is not None:
             self._core.collective_rpc(sample_drafts_by_key)
         self._scheduler: Any = self._core.scheduler  # typed as Any: its interface has neither queues nor blocks
@@ -139,6 +140,15 @@ class VllmCore:
         self.prompt_blocks = CachedPromptBlocks()
         if prefix_caching:
             self._scheduler.kv_event_publisher = self.prompt_blocks
+
+    def _timed(self, executor: Callable[[VllmConfig], Executor]) -> Callable[[VllmConfig], Executor]:
+        def make(config: VllmConfig) -> Executor:
+            began_s = time.monotonic()
+            made = executor(config)
+            self.load_s = time.monotonic() - began_s
+            return made
+
+        return make
 
     def add(
         self,

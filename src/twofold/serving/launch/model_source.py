@@ -26,6 +26,12 @@ def model_fingerprint(directory: Path) -> str:
     return found.hexdigest()
 
 
+def loaded_line(directory: Path, took_s: float) -> str:
+    """Return a line about the size of a model's weights and how long loading them took."""
+    size = sum(path.stat().st_size for path in directory.iterdir() if path.suffix in _WEIGHTS)
+    return f"loaded {size / 2**30:.3g} GiB of weights in {took_s:.1f} s"
+
+
 def find_model(source: str) -> Path:
     """Return the directory of a local model, or download a model from the hub; raises ModelError on failure."""
     path = Path(source).expanduser()

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -26,7 +27,7 @@ from twofold.scheduling.instance.swap_preemption import BlockCopy
 from twofold.security.network import HostNetwork
 from twofold.serving.config import ServiceConfig, WorkerConfig
 from twofold.serving.launch.memory_plan import MemoryPlan, available_memory, plan_memory
-from twofold.serving.launch.model_source import model_fingerprint
+from twofold.serving.launch.model_source import loaded_line, model_fingerprint
 from twofold.serving.store.copier import PoolCopier
 from twofold.serving.store.server import check_store
 from twofold.serving.worker.engines import EngineFactory, HostSwapSpace, RankPipes, ReportStage, WorkerParts
@@ -204,7 +205,9 @@ def prepare(service: ServiceConfig, report: ReportStage) -> TorchFactory:
     ranks = {worker.instance: worker.split.ranks for worker in service.workers}
     devices = place_ranks(device, ranks, torch.cuda.device_count())
     report("loading the model")
+    began_s = time.monotonic()
     model = load_model(config.model, dtype=config.dtype)
+    report(f"{loaded_line(Path(config.model), time.monotonic() - began_s)}, for all workers of this host")
     for worker in service.workers:
         check_split_model(model, worker.split, config.model)
     layout, available_bytes = model.layout(config.block_size), available_memory()

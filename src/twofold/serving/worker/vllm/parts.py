@@ -30,7 +30,7 @@ from twofold.kvcache.sharding import check_sharding
 from twofold.request import SamplingParams
 from twofold.serving.config import ServiceConfig, WorkerConfig
 from twofold.serving.launch.memory_plan import DEFAULT_KV_CACHE_BYTES
-from twofold.serving.launch.model_source import model_fingerprint
+from twofold.serving.launch.model_source import loaded_line, model_fingerprint
 from twofold.serving.worker.engines import EngineFactory, RankPipes, ReportStage, WorkerDriver, WorkerParts
 from twofold.serving.worker.vllm.loop import VllmLoop, WorkerBridge
 from twofold.serving.worker.vllm.scheduler import VllmScheduler
@@ -65,9 +65,10 @@ class VllmEngine:
 class VllmFactory(EngineFactory):
     """Factory of vLLM workers. Every worker loads a separate copy of the model."""
 
-    def __init__(self, service: ServiceConfig) -> None:
+    def __init__(self, service: ServiceConfig, report: ReportStage) -> None:
         config = service.engine
         self._service, self._config, self.device = service, config, choose_device(config.device)
+        self._report = report
         self._given = {role: parse_options(flags) for role, flags in config.engine_args.items()}
         check_phases(self._options(Role.PREFILL), self._options(Role.DECODE))
         with model_errors(config.model):
@@ -124,6 +125,7 @@ class VllmFactory(EngineFactory):
         with model_errors(config.model):
             core = VllmCore(f"{spec.instance}@{epoch}", bridge, executor=executor, **self._arguments(spec))
             core.load(config.adapters)
+        self._report(f"{spec.instance} {loaded_line(Path(config.model), core.load_s)}")
         transport = bridge.transport
         layout, num_blocks = transport.descriptor.layout, transport.descriptor.num_blocks
         scheduler = VllmScheduler(
@@ -176,4 +178,4 @@ def prepare(service: ServiceConfig, report: ReportStage) -> VllmFactory:
     """Return a factory of vLLM workers. Raises ModelError if vLLM cannot serve the model."""
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     report("reading the model's configuration")
-    return VllmFactory(service)
+    return VllmFactory(service, report)

@@ -48,6 +48,7 @@ FEATURES = OF_MODELS | {
     "colocated": "colocated workers",
     "chunked-prefill": "chunked prefill",
     "pipeline-chunks": "chunks of a prompt on several pipeline stages",
+    "experts": "experts divided among tensor ranks",
     "disconnects": "disconnected clients free every block",
     "preemption": "preemption or swapping for lack of KV memory",
     "store": "KV store of a host: memory and disk",

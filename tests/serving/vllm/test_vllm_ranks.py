@@ -22,6 +22,7 @@ from twofold.errors import ConfigurationError
 
 SPLIT = (*ENGINE, *SOON, "--prefill", "1", "--decode", "1")
 SAMPLED = {"max_tokens": OUTPUT, "temperature": 0.9, "top_p": 0.95, "seed": 4, "ignore_eos": True}
+EXPERTS = ("--engine-args", '{"enable_expert_parallel": true}')
 WAYS = {  # flags, and the killed rank of each worker: first of the one that has the running requests
     "TP2 to TP1": (("--prefill-tp", "2"), ("decode-0", "prefill-0.1")),
     "TP1 to TP2": (("--decode-tp", "2", "--handoff", "pull"), ("decode-0.1", "prefill-0")),
@@ -59,6 +60,18 @@ def test_a_stopped_rank_restarts_its_worker(vllm_model_dir):
     with running_service(vllm_model_dir("qwen3"), *SPLIT, *flags) as (process, url):
         check(url, "qwen3", vllm_model_dir("qwen3"))
         check_faults(process, url, ("decode-0.1",), rounds=2)  # killed, then stopped
+
+
+@pytest.mark.covers(engine="vllm", model="mixtral", feature=("tokens", "handoff", "tp", "experts", "replay"))
+@pytest.mark.parametrize("flags", [("--prefill-tp", "2", *EXPERTS), ("--tp", "2", "--handoff", "pull", *EXPERTS)])
+def test_ranks_may_divide_the_experts(flags, vllm_model_dir):
+    """Each rank has half of the experts, in one phase or in both. Streams survive a rank of each worker."""
+    killed = ("decode-0", "prefill-0.1")
+    with running_service(vllm_model_dir("mixtral"), *SPLIT, *flags) as (process, url):
+        before = block_counts(url)
+        check(url, "mixtral", vllm_model_dir("mixtral"))
+        check_faults(process, url, killed, rounds=len(killed))
+        assert block_counts(url) == before
 
 
 def test_colocated_shards_equal_one_vllm(vllm_model_dir):

@@ -79,6 +79,8 @@ class RankExecutor(UniProcExecutor):
         if split.pipeline > 1:  # vLLM may divide the layers in another way than the hand-off plan
             stages = [len(split.layers(rank, layers)) for rank in range(0, split.ranks, split.tensor)]
             os.environ["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, stages))
+        if split.tensor > 1 and self.parallel_config.enable_expert_parallel:
+            _apply_own_experts_only()
         super()._init_executor()
         self.driver_worker.global_rank = self._rank
         runner = self.driver_worker.worker.model_runner
@@ -87,6 +89,22 @@ class RankExecutor(UniProcExecutor):
             runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
                 batch_size=runner.max_num_tokens, dtype=self.model_config.dtype, device=runner.device
             )
+
+
+def _apply_own_experts_only() -> None:
+    """Let vLLM's experts for CPUs use the map of a rank's experts. They ignore it, and read past the rank's weights."""
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import (  # noqa: PLC0415  (of vLLM's build for CPUs)
+        CPUUnquantizedExperts,
+    )
+
+    apply = CPUUnquantizedExperts.apply
+
+    def apply_own(self: Any, *, topk_weights: Any, topk_ids: Any, expert_map: Any, **others: Any) -> None:  # noqa: ANN401
+        own = expert_map[topk_ids]  # -1 for the experts of other ranks
+        weights = topk_weights.where(own >= 0, 0.0)
+        apply(self, topk_weights=weights, topk_ids=own.clamp(min=0), expert_map=expert_map, **others)
+
+    CPUUnquantizedExperts.apply = apply_own
 
 
 class SplitExecutor(RankExecutor):

@@ -100,7 +100,10 @@ def test_options_reach_the_engine_core(vllm_model_dir, tmp_path):
     ("flags", "reason"),
     [
         (("--engine-args", '{"max_logprob": 5}'), "vLLM's options: unrecognized arguments: --max-logprob=5"),
-        (("--", "-dp", "2"), "data_parallel_size cannot be 2 in a worker: give --prefill, --decode or --colocated, whose"),
+        (
+            ("--", "-dp", "2"),
+            "data_parallel_size cannot be 2 in a worker: give --prefill, --decode or --colocated, whose",
+        ),
         (("--", "-tp", "2"), "vLLM's option tensor_parallel_size cannot be 2 in a worker: give --tp"),
         (("--tp", "2", "--engine-args", DRAFTS), "speculative_config is not tested with --tp or --pp"),
         (("--pp", "2", "--", "--async-scheduling"), "async_scheduling is not tested with --tp or --pp"),

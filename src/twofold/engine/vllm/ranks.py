@@ -93,18 +93,16 @@ class RankExecutor(UniProcExecutor):
 
 def _apply_own_experts_only() -> None:
     """Let vLLM's experts for CPUs use the map of a rank's experts. They ignore it, and read past the rank's weights."""
-    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import (  # noqa: PLC0415  (of vLLM's build for CPUs)
-        CPUUnquantizedExperts,
-    )
+    from vllm.model_executor.layers.fused_moe.experts import cpu_moe  # noqa: PLC0415  (of vLLM's build for CPUs)
 
-    apply = CPUUnquantizedExperts.apply
+    apply = cpu_moe.CPUUnquantizedExperts.apply
 
     def apply_own(self: Any, *, topk_weights: Any, topk_ids: Any, expert_map: Any, **others: Any) -> None:  # noqa: ANN401
         own = expert_map[topk_ids]  # -1 for the experts of other ranks
         weights = topk_weights.where(own >= 0, 0.0)
         apply(self, topk_weights=weights, topk_ids=own.clamp(min=0), expert_map=expert_map, **others)
 
-    CPUUnquantizedExperts.apply = apply_own
+    cpu_moe.CPUUnquantizedExperts.apply = apply_own
 
 
 class SplitExecutor(RankExecutor):

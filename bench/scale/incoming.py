@@ -31,6 +31,7 @@ from twofold.scheduling.routers import ROUTERS
 from twofold.serving.config import EngineConfig, ServiceConfig
 from twofold.serving.controller.controller import Controller
 from twofold.serving.controller.forecast import MeasuredPaths
+from twofold.serving.controller.live_request import OutputSink
 from twofold.serving.controller.mailbox import Inbox, Outbox, new_context
 from twofold.serving.controller.registry import HealthTimeouts, ProcessControl, WorkerRegistry
 from twofold.serving.controller.remote import Hosts
@@ -165,7 +166,7 @@ class ControllerBench:
         self._process.wait()
 
 
-class Arrivals:
+class Arrivals(OutputSink):
     """Counts the tokens of a request."""
 
     def __init__(self) -> None:

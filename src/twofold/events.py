@@ -247,13 +247,16 @@ class Recorder(RequestSubscriber):
         if timeline is not None:
             timeline.moments.setdefault(moment, now)
 
-    def token(self, request_id: str, now: float) -> None:
-        """Record the time at which an output token is sent to the client. `request_id` is the client's request."""
+    def token(self, request_id: str, now: float, tokens: int = 1) -> None:
+        """Record the time at which output tokens are sent to the client. `request_id` is the client's request."""
         timeline = self._open.get(request_id)
         if timeline is None:
             return
-        timeline.token_times_s.append(now)
-        timeline.output_tokens += 1
+        if tokens == 1:
+            timeline.token_times_s.append(now)
+        else:
+            timeline.token_times_s += [now] * tokens
+        timeline.output_tokens += tokens
         timeline.moments.setdefault(Moment.FIRST_TOKEN, now)
         timeline.moments[Moment.LAST_TOKEN] = now
 

@@ -2,6 +2,7 @@
 for live generation.
 """
 
+from collections.abc import Iterator
 from enum import StrEnum
 
 import msgspec
@@ -155,6 +156,22 @@ class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):
     first_decode_s: float | None = None  # first decode iteration
     first_gap_s: float | None = None  # sum of the three: gap between the first and the second token
     kv_transfer_hidden_s: float | None = None  # part of the transfer that overlaps the prefill
+
+
+class TokenRun(msgspec.Struct, frozen=True):
+    """Consecutive output tokens of which each has an id and a text alone, and none is the first or the last.
+
+    They arrived together from a server that detokenizes.
+    """
+
+    index: int  # of the first of them
+    token_ids: list[int]
+    texts: list[str]
+
+    def outputs(self) -> Iterator["TokenOutput"]:
+        """Yield the tokens one by one."""
+        for index, (token_id, text) in enumerate(zip(self.token_ids, self.texts, strict=True), self.index):
+            yield TokenOutput(index=index, token_id=token_id, text=text)
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):

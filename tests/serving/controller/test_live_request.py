@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofold.events import PlacedRequest, Route
-from twofold.request import FinishReason, Generation, PromptText, Request, SamplingParams, TokenOutput
+from twofold.request import FinishReason, Generation, PromptText, Request, SamplingParams, TokenOutput, TokenRun
 from twofold.serving.controller.live_request import LiveRequest
 from twofold.serving.telemetry.snapshot import AttemptStage
 
@@ -41,6 +41,34 @@ def test_tokens_are_ordered_by_index(order):
     ordered = [output for i in order for output in request.push(tokens[i])]
     assert [output.index for output in ordered] == list(range(6))
     assert ordered[-1].finish_reason is FinishReason.LENGTH
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+def test_tokens_that_arrive_together_count_as_one_by_one(sizes):
+    one_by_one, together = live(), live()
+    for request in (one_by_one, together):
+        begin(request)
+        request.push(TokenOutput(index=0, token_id=100))
+        request.end_attempt()
+        begin(request)
+    index = 0
+    for size in sizes:
+        run = TokenRun(index, list(range(size)), ["a"] * size)
+        ordered = together.push_run(run)
+        assert list(ordered.outputs()) == [each for one in run.outputs() for each in one_by_one.push(one)]
+        index += size
+    assert together.next_index == one_by_one.next_index == 1 + index
+    assert together.remaining().prompt_token_ids == one_by_one.remaining().prompt_token_ids
+
+
+def test_tokens_that_arrive_together_out_of_order_are_taken_one_by_one():
+    request = live()
+    begin(request)
+    request.push(TokenOutput(index=0, token_id=100))
+    assert request.push_run(TokenRun(2, [102, 103], ["c", "d"])) is None
+    request.push(TokenOutput(index=2, token_id=102))
+    assert request.push_run(TokenRun(1, [101], ["b"])) is None, "a later token waits"
+    assert request.next_index == 1
 
 
 def test_a_replay_continues_after_the_token_ids_of_a_server():

@@ -7,11 +7,13 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from twofold.errors import InstanceLostError, RequestError
-from twofold.request import FinishReason, Generation, Request, SamplingParams, TokenOutput
-from twofold.serving.gateway.generations import PlannedChoice
-from twofold.serving.gateway.middleware import Departure
-from twofold.serving.gateway.output import OutputProcessor, stop_patterns
-from twofold.serving.gateway.schemas import CompletionFields, StreamOptions
+from twofold.request import FinishReason, Generation, Request, SamplingParams, TokenOutput, TokenRun
+from twofold.serving.gateway.endpoints.chat import ChatWriter
+from twofold.serving.gateway.endpoints.completions import CompletionWriter
+from twofold.serving.gateway.generations import PlannedChoice, ResponseSpec
+from twofold.serving.gateway.middleware import Arrival, Departure
+from twofold.serving.gateway.output import LogprobFormat, OutputProcessor, stop_patterns
+from twofold.serving.gateway.schemas import ChatFields, CompletionFields, StreamOptions
 from twofold.serving.gateway.streaming import EventStream, RunningChoices, UsageCounter
 
 LATE_S = 1000.0
@@ -183,14 +185,16 @@ class TextWriter:
         return f"({error})".encode()
 
 
-def streamed(scenario, takes=lambda _part: True):
+def streamed(scenario, takes=lambda _part: True, writer=None, options=None):
     """Run a stream of one choice with `scenario`. Return the parts it wrote itself, and the parts sent by ASGI."""
     written, sent = [], []
 
     async def main():
         service, plan = Started(), planned(1)
-        writer, count = TextWriter(), UsageCounter([1], plan)
-        stream = EventStream(service, plan, time.monotonic() + LATE_S, writer, StreamOptions(), count)
+        count = UsageCounter([1], plan)
+        stream = EventStream(
+            service, plan, time.monotonic() + LATE_S, writer or TextWriter(), options or StreamOptions(), count
+        )
 
         async def send(message):
             if message["type"] == "http.response.body":
@@ -245,3 +249,63 @@ def test_an_error_follows_the_tokens_before_it():
         sink.failed(InstanceLostError("lost"))
 
     assert streamed(scenario) == ([], [b"a", b"c(lost)"])
+
+
+SPEC = ResponseSpec(
+    id="cmpl-1", arrival=Arrival(request_id="1", monotonic_s=0.0, created=1, key=None), deadline_s=LATE_S, retain_s=0.0
+)
+WRITERS = {
+    "completions": lambda **more: CompletionWriter(
+        SPEC, CompletionFields(model="m", prompt="x", **more), LogprobFormat(None), ["x"]
+    ),
+    "chat": lambda **more: ChatWriter(SPEC, ChatFields(model="m", messages=[], **more), LogprobFormat(None)),
+}
+TEXTS = ["a", ' "x"', "é\n", "", "c", "d"]
+
+
+def sent_as(writer, options, texts, *, together):
+    """Return the whole stream of these texts, whose tokens arrive one by one or together, between two others."""
+
+    async def scenario(sink):
+        sink.output(token(0))
+        await turns()
+        run = TokenRun(1, [7] * len(texts), texts)
+        if together:
+            sink.outputs(run)
+        else:
+            for output in run.outputs():
+                sink.output(output)
+        await turns()
+        sink.output(token(len(texts) + 1, "z", FinishReason.LENGTH))
+
+    written, sent = streamed(scenario, writer=writer, options=options)
+    return b"".join([sent[0], *written, *sent[1:]])
+
+
+@pytest.mark.parametrize("endpoint", WRITERS)
+@pytest.mark.parametrize("usage", [{}, {"include_usage": True}, {"continuous_usage_stats": True}], ids=str)
+@pytest.mark.parametrize("texts", [TEXTS, [*TEXTS, "b", "e"]], ids=["no stop", "stop"])
+@pytest.mark.parametrize("more", [{}, {"return_token_ids": True}], ids=["texts", "token ids"])
+def test_tokens_that_arrive_together_are_the_same_events(endpoint, usage, texts, more):
+    """The outputs end at the stop string b, also in the middle of the tokens that arrive together."""
+    one_by_one, together = (
+        sent_as(WRITERS[endpoint](**more), StreamOptions(**usage), texts, together=each) for each in (False, True)
+    )
+    assert together == one_by_one
+    assert (b'"stop"' in together) == ("b" in texts)
+    assert together.count(b"data: ") > len(TEXTS)
+
+
+def test_tokens_that_arrive_together_need_no_turn_of_the_event_loop():
+    async def scenario(sink):
+        sink.output(token(0, "a"))
+        await turns()
+        sink.outputs(TokenRun(1, [7, 7], ["c", "d"]))
+        sink.outputs(TokenRun(3, [7], ["e"]))
+        sink.output(token(4, "f", FinishReason.LENGTH))
+
+    written, sent = streamed(scenario, writer=WRITERS["completions"]())
+    assert [part.count(b"data: ") for part in written] == [2, 1]
+    assert len(sent) == 2
+    full, rest = streamed(scenario, takes=lambda _part: False, writer=WRITERS["completions"]())
+    assert (full, b"".join(rest)) == ([], b"".join([sent[0], *written, sent[1]]))

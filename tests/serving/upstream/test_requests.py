@@ -37,7 +37,7 @@ class Events:
 
     def __init__(self):
         self.tokens, self.reused, self.arrivals = [], 0, 0
-        self.prompt, self.texts = None, []
+        self.prompt, self.texts, self.runs = None, [], []
 
     def tokenized(self, attempt_id, prompt_ids, tokens):
         assert not self.tokens, "before the first token"
@@ -51,6 +51,11 @@ class Events:
         self.reused += output.reused_tokens
         self.texts.append((output.text, output.prompt_tokens))
         self.finish = output.finish_reason
+
+    def token_run(self, attempt_id, run, instance, started_s, now):
+        self.runs.append(len(run.token_ids))
+        for output in run.outputs():
+            self.token(attempt_id, output, instance, started_s, now)
 
     def handed_off(self, attempt_id, started_s, ended_s):
         assert started_s <= ended_s
@@ -274,6 +279,51 @@ def test_a_server_tokenizes_a_text(attempt):
     )
     assert heard.prompt == ([3, 4, 5], 3)
     assert heard.texts == [("a", 3), ("", 0), ("bc", 0), ("d", 0)]
+
+
+def together(*events):
+    """Return a stream whose events arrive together."""
+    return [Send(b"".join(event(**each) for each in events) + DONE)]
+
+
+def test_tokens_that_arrive_together_are_passed_on_together(attempt):
+    """All but the first and the last, and those that share an event."""
+    middle = [said(text, 8 + place) for place, text in enumerate("bcd")]
+    events = said("a", 7, prompt=[3, 4, 5]), *middle, said("ef", 11, 12), said("g", 13), said("h", 14, finish="stop")
+    heard, raised, _ = attempt(together(*events), text=TEXT, max_tokens=20)
+    assert (raised, heard.runs) == (None, [3, 1])
+    assert [token for _, token, _ in heard.tokens] == list(range(7, 15))
+    assert [index for index, _, _ in heard.tokens] == list(range(8))
+    assert "".join(text for text, _ in heard.texts) == "abcdefgh"
+    assert heard.finish is FinishReason.STOP
+
+
+@pytest.mark.parametrize("most", [2, 3, 5])
+def test_tokens_beyond_the_limit_are_cut_from_those_that_arrive_together(attempt, most):
+    events = said("a", 7, prompt=[3, 4, 5]), *(said("b", 8) for _ in range(8))
+    heard, raised, _ = attempt(together(*events), text=TEXT, max_tokens=most)
+    assert raised is None
+    assert [token for _, token, _ in heard.tokens] == [7, *[8] * (most - 1)]
+    assert heard.finish is FinishReason.LENGTH
+
+
+def test_tokens_before_an_invalid_event_are_passed_on(attempt):
+    invalid = {"choices": [{"text": "c", "token_ids": [-3]}]}
+    events = said("a", 7, prompt=[3, 4, 5]), said("b", 8), said("b", 9), invalid, said("d", 10)
+    heard, raised, _ = attempt(together(*events), text=TEXT, max_tokens=20)
+    assert isinstance(raised, AttemptLostError)
+    assert [token for _, token, _ in heard.tokens] == [7, 8, 9]
+
+
+def test_tokens_that_arrive_together_must_equal_the_known_ones(attempt):
+    """Penalties depend on the whole output, so a replay begins anew; the gateway has no prompt as text then."""
+    events = [said("x", token) for token in (7, 8, 9, 10)]
+    heard, raised, _ = attempt(together(*events, said("", 11, finish="stop")), known=(7, 8), presence_penalty=1.0)
+    assert (raised, heard.runs) == (None, [])
+    assert [token for _, token, _ in heard.tokens] == [9, 10, 11]
+    assert [text for text, _ in heard.texts] == [None, None, None], "the gateway detokenizes"
+    _, raised, _ = attempt(together(*events), known=(7, 6), presence_penalty=1.0)
+    assert isinstance(raised, RejectedError)
 
 
 def test_the_decode_server_gets_the_token_ids_of_a_text(attempt):

@@ -8,7 +8,7 @@ import msgspec
 from twofold.errors import RequestError, TwofoldError
 from twofold.events import PlacedRequest
 from twofold.kvcache.prefix import later_keys
-from twofold.request import Generation, TokenOutput
+from twofold.request import Generation, TokenOutput, TokenRun
 from twofold.scheduling.admission.admission import QueuedRequest
 from twofold.scheduling.admission.limits import Refusal, RefusalReason
 from twofold.serving.telemetry.snapshot import AttemptStage
@@ -50,6 +50,11 @@ class OutputSink(Protocol):
     def output(self, output: TokenOutput) -> None:
         """Take the next token of the output; the last one has a finish reason."""
         ...
+
+    def outputs(self, run: TokenRun) -> None:
+        """Take the next tokens of the output, none of them the last."""
+        for output in run.outputs():
+            self.output(output)
 
     def failed(self, error: TwofoldError) -> None:
         """The request has failed, and gets no more tokens."""
@@ -161,3 +166,11 @@ class LiveRequest:
             ordered.append(ready)
             self._tokens.append(ready.token_id)
         return ordered
+
+    def push_run(self, run: TokenRun) -> TokenRun | None:
+        """Add output tokens and return them in the order of the output; None unless they are its next tokens."""
+        index = run.index + self.first_index
+        if index != len(self._tokens) or self._early:
+            return None
+        self._tokens += run.token_ids
+        return run if index == run.index else TokenRun(index, run.token_ids, run.texts)

@@ -11,7 +11,7 @@ import msgspec
 from twofold.errors import InstanceLostError, RequestError, TwofoldError
 from twofold.events import PlacedRequest, Recorder, RequestEvents
 from twofold.handoff import HandoffMode, Lease
-from twofold.request import FinishReason, Generation, TokenOutput
+from twofold.request import FinishReason, Generation, TokenOutput, TokenRun
 from twofold.scheduling.admission.admission import Admission, QueuedRequest
 from twofold.scheduling.admission.overload import OverloadControl
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
@@ -277,6 +277,22 @@ class LiveRequests:
             live.sink.output(
                 ordered if timeline is None else msgspec.structs.replace(ordered, timings=timeline.timings)
             )
+
+    def token_run(self, attempt_id: str, run: TokenRun, instance: str, started_s: float, now: float) -> None:
+        """Process tokens that a server has reported one after the other."""
+        live = self._attempts.get(attempt_id)
+        if live is None or live.placed is None:
+            return
+        ordered = None if live.generation.returns_timings else live.push_run(run)
+        if ordered is None:
+            for output in run.outputs():
+                self.token(attempt_id, output, instance, started_s, now)
+            return
+        if run.index == 1:
+            self.events.decode_started(attempt_id, started_s)
+            self._place_on_resumed()
+        self.recorder.token(live.id, now, len(run.token_ids))
+        live.sink.outputs(ordered)
 
     def _rejects_decode(self, live: LiveRequest, placed: PlacedRequest, output: TokenOutput, now: float) -> bool:
         """Reject a request after its prefill if decode is overloaded; return whether it was rejected."""

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from twofold.errors import TwofoldError
 from twofold.request import TokenOutput
+from twofold.serving.controller.live_request import OutputSink
 from twofold.serving.controller.service import Service
 from twofold.serving.fronts.link import FROM_GATEWAY, Begin, Finish, GatewayLink, Produced, Refused, ServiceReady
 from twofold.serving.fronts.process import READ_GRACE_S, DoorConfig, FrontConfig, run_front
@@ -157,7 +158,7 @@ class _GatewayEnd(GatewayLink):
             self._service.abort(request_id)
 
 
-class _RemoteSink:
+class _RemoteSink(OutputSink):
     """Passes the output of a request to its gateway process."""
 
     def __init__(self, end: GatewayLink, running: set[str], request_id: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from twofold.request import FinishReason, TokenOutput, TokenScore
+from twofold.request import FinishReason, TokenOutput, TokenRun, TokenScore
 from twofold.serving.gateway.responses import ChatLogprobs, ChatTokenLogprob, ChatTopLogprob, CompletionLogprobs
 from twofold.serving.gateway.schemas import GenerationFields
 from twofold.serving.gateway.tokenizer import Detokenizer, TextTokenizer, id_name
@@ -71,8 +71,8 @@ class StopStrings:
 
         `armed` says whether a stop string that `piece` completes ends the output.
         """
-        if not self._held and self._starts.isdisjoint(piece):
-            return StopText(piece)  # no match goes on, and none begins
+        if self.skips((piece,)):
+            return StopText(piece)
         text = self._held + piece
         for end, char in enumerate(piece, start=len(self._held) + 1):
             self._matched = [
@@ -85,6 +85,10 @@ class StopStrings:
         keep = len(text) - max(map(StopPattern.held, self._patterns, self._matched))
         self._held = text[keep:]
         return StopText(text[:keep])
+
+    def skips(self, texts: Iterable[str]) -> bool:
+        """Return whether no match goes on, and none begins in these texts."""
+        return not self._held and all(map(self._starts.isdisjoint, texts))
 
     def flush(self) -> str:
         """Return the text that is still held back when the output ends."""
@@ -131,7 +135,7 @@ class OutputProcessor:
         # Special tokens may delimit reasoning and tool calls.
         skip = fields.skip_special_tokens is not False and parser is None
         self._parser = parser
-        self._index = index
+        self.index = index
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip) if tokenizer else None
         self._unread: list[int] = []  # tokens whose text came from a server
         self._silent = False  # whether the last token has no text
@@ -152,7 +156,7 @@ class OutputProcessor:
                 logprob=None if score is None else score.logprob,
                 top_logprobs=() if score is None else score.top_logprobs,
             )
-            yield Delta(choice=self._index, token=token, text=text, offset=offset, finish_reason=None, of_prompt=True)
+            yield Delta(choice=self.index, token=token, text=text, offset=offset, finish_reason=None, of_prompt=True)
 
     def push(self, token: TokenOutput) -> Delta:
         """Process an output token; return the text to emit and the finish reason (None before the end)."""
@@ -166,8 +170,17 @@ class OutputProcessor:
                 reason = FinishReason.STOP
             elif reason is not None:
                 text += self._stops.flush()
-        delta = Delta(choice=self._index, token=token, text=text, offset=offset, finish_reason=reason, stop=stop)
+        delta = Delta(choice=self.index, token=token, text=text, offset=offset, finish_reason=reason, stop=stop)
         return delta if self._parser is None else self._parsed(delta, self._parser)
+
+    def skip(self, run: TokenRun) -> bool:
+        """Return whether the texts of these tokens are the texts to emit. Then, `push` must not process them."""
+        if self._parser is not None or not (self._stops is None or self._stops.skips(run.texts)):
+            return False
+        self._tokens += len(run.token_ids)
+        self._unread += run.token_ids
+        self._silent = not run.texts[-1]
+        return True
 
     def _parsed(self, delta: Delta, parser: MessageParser) -> Delta:
         part = parser.feed(delta.text)

@@ -15,8 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from twofold.errors import InstanceLostError, TwofoldError
-from twofold.request import FinishReason, RequestTimings, TokenOutput
-from twofold.serving.controller.live_request import deadline_error
+from twofold.request import FinishReason, RequestTimings, TokenOutput, TokenRun
+from twofold.serving.controller.live_request import OutputSink, deadline_error
 from twofold.serving.gateway.gateway import Gateway, RequestRunner
 from twofold.serving.gateway.generations import PlannedChoice, ResponseSpec, plan
 from twofold.serving.gateway.middleware import Departure
@@ -87,7 +87,7 @@ class UsageCounter:
     def __init__(self, prompt_tokens: Sequence[int], planned: Sequence[PlannedChoice]) -> None:
         self._prompt_tokens = list(prompt_tokens)  # by prompt; 0 until a server has tokenized it
         self._prompts = [each.prompt for each in planned]
-        self._completion_tokens = 0
+        self.completion_tokens = 0
         self._cached: dict[int, int] = {}  # by prompt
         self._timings: dict[int, RequestTimings] = {}  # by choice
 
@@ -95,7 +95,7 @@ class UsageCounter:
         """Count one output token."""
         if delta.of_prompt:
             return
-        self._completion_tokens += 1
+        self.completion_tokens += 1
         if delta.token.timings is not None:
             self._timings[delta.choice] = delta.token.timings
         if delta.token.index == 0:
@@ -109,8 +109,8 @@ class UsageCounter:
         prompt_tokens = sum(self._prompt_tokens)
         return Usage(
             prompt_tokens=prompt_tokens,
-            completion_tokens=self._completion_tokens,
-            total_tokens=prompt_tokens + self._completion_tokens,
+            completion_tokens=self.completion_tokens,
+            total_tokens=prompt_tokens + self.completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached.values())),
             timings=[each for _, each in sorted(self._timings.items())] or UNSET,
         )
@@ -144,21 +144,24 @@ class OpenAIWriter(ResponseWriter):
 
     done = DONE
 
-    def __init__(self) -> None:
-        self._templates: dict[int, list[bytes]] = {}  # what is before and after the text, by choice
+    def __init__(self, *, texts_only: bool) -> None:
+        self.texts_only = texts_only
+        self._templates: dict[int, tuple[bytes, bytes, bytes]] = {}  # before, between and after texts, by choice
 
     @abstractmethod
     def whole_event(self, delta: Delta, usage: MaybeUsage) -> bytes:
         """Encode the output of one token as events, all of it anew."""
 
-    def text_event(self, delta: Delta, usage: MaybeUsage) -> bytes:
-        """Encode an output that differs from others of its choice in the text alone, which is encoded anew."""
-        parts = self._templates.get(delta.choice)
+    def text_events(self, choice: int, texts: Sequence[str], usage: MaybeUsage) -> bytes:
+        """Encode the texts of tokens, none of them the first or the last, as one event each. Requires `texts_only`."""
+        parts = self._templates.get(choice)
         if parts is None:
-            whole = self.whole_event(msgspec.structs.replace(delta, text=_PLACEHOLDER), usage)
-            parts = self._templates[delta.choice] = whole.split(_ENCODER.encode(_PLACEHOLDER))
-        before, after = parts
-        return before + _ENCODER.encode(delta.text) + after
+            token = TokenOutput(index=1, token_id=0)
+            delta = Delta(choice=choice, token=token, text=_PLACEHOLDER, offset=0, finish_reason=None)
+            before, after = self.whole_event(delta, usage).split(_ENCODER.encode(_PLACEHOLDER))
+            parts = self._templates[choice] = (before, after + before, after)
+        before, between, after = parts
+        return b"%b%b%b" % (before, between.join(map(_ENCODER.encode, texts)), after)
 
     def error_event(self, error: Exception) -> bytes:
         return b"data: " + bytes(error_response_for(error).body) + b"\n\n"
@@ -199,7 +202,9 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
         departure: Departure = state["departure"]
-        self._choices = RunningChoices(self._service, self._planned, self._deadline_s, departure, self._add)
+        self._choices = RunningChoices(
+            self._service, self._planned, self._deadline_s, departure, self._add, self._text_adder()
+        )
         self._abort = state.get("abort", departure.leave)
         self._write: Callable[[bytes], bool] | None = None  # while the body is open, and the task waits
         await send_until(self._deadline_s, scope, self._send_all(send, state.get("write")))
@@ -207,7 +212,24 @@ class EventStream(Response):
     def _add(self, delta: Delta) -> None:
         self._count.add(delta)
         usage = self._count.usage if self._options.continuous_usage_stats else self._no_usage
-        data = self._writer.events(delta, usage)
+        self._hold(self._writer.events(delta, usage))
+
+    def _text_adder(self) -> Callable[[int, Sequence[str]], None] | None:
+        writer = self._writer
+        if self._options.continuous_usage_stats or not (isinstance(writer, OpenAIWriter) and writer.texts_only):
+            return None
+        count, no_usage = self._count, self._no_usage
+
+        def add(choice: int, texts: Sequence[str]) -> None:
+            if self._choices.failure is None:
+                count.completion_tokens += len(texts)
+                data = writer.text_events(choice, texts, no_usage)
+                if self._events or self._write is None or not self._write(data):
+                    self._hold(data)
+
+        return add
+
+    def _hold(self, data: bytes) -> None:
         self._events.append(data)
         self._held_bytes += len(data)
         if self._held_bytes > _MOST_HELD_BYTES:
@@ -290,7 +312,10 @@ async def respond(
 
 
 class RunningChoices:
-    """The choices of one response while they run. `on_delta` gets what each output token adds to a choice."""
+    """The choices of one response while they run. `on_delta` gets what each output token adds to a choice.
+
+    If a response needs nothing but the text of most tokens, `on_texts` gets the texts of consecutive ones of a choice.
+    """
 
     def __init__(
         self,
@@ -299,9 +324,10 @@ class RunningChoices:
         deadline_s: float,
         departure: Departure,
         on_delta: Callable[[Delta], None],
+        on_texts: Callable[[int, Sequence[str]], None] | None = None,
     ) -> None:
         """The deadline is a time in seconds on the monotonic clock."""
-        self._service, self._planned, self._on_delta = service, planned, on_delta
+        self._service, self._planned, self._on_delta, self.on_texts = service, planned, on_delta, on_texts
         self._running = {each.generation.request.id for each in planned}
         self._woken = asyncio.Event()
         self.failure: Exception | None = None  # ClientDisconnect if the client has left
@@ -372,7 +398,7 @@ class RunningChoices:
             self.loop.call_soon(self.close)  # the caller may be in the middle of other requests
 
 
-class _ChoiceSink:
+class _ChoiceSink(OutputSink):
     """Passes the output of one choice to the response."""
 
     def __init__(self, response: RunningChoices, service: RequestRunner, planned: PlannedChoice) -> None:
@@ -392,6 +418,16 @@ class _ChoiceSink:
                 if delta.finish_reason is not None and output.finish_reason is None:
                     self._service.stop(self._request_id)  # before the client sees the end
                 self._response.add(delta, self._request_id)
+        except Exception as error:  # noqa: BLE001  it concerns this response alone
+            self._response.fail(error)
+
+    def outputs(self, run: TokenRun) -> None:
+        output, on_texts = self._planned.output, self._response.on_texts
+        if on_texts is None or not output.skip(run):
+            super().outputs(run)
+            return
+        try:
+            on_texts(output.index, run.texts)
         except Exception as error:  # noqa: BLE001  it concerns this response alone
             self._response.fail(error)
 

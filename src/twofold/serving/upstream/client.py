@@ -202,27 +202,60 @@ def _top(named: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
 
 
 OnEvent = Callable[[UpstreamCompletion], None]
+OnTokens = Callable[[list[int], list[str]], None]
+_NO_CHOICE = UpstreamChoice()
 
 
 class _EventReader:
-    """Reads the events of a stream: each is a line followed by an empty line."""
+    """Reads the events of a stream: each is a line followed by an empty line.
 
-    def __init__(self, on_event: OnEvent) -> None:
+    With `on_tokens`, it gets the tokens after the first that are one event each: the ids and the texts of as many as
+    arrive together. Events with anything else go to `on_event`.
+    """
+
+    def __init__(self, on_event: OnEvent, on_tokens: OnTokens | None) -> None:
         self.done = False
-        self._on_event, self._left = on_event, b""
+        self._on_event, self._on_tokens, self._left = on_event, on_tokens, bytearray()
+        self._begun = False  # whether the first token has arrived
+        self._token_ids, self._texts = list[int](), list[str]()
 
     def feed(self, received: bytes) -> None:
+        if b"\n" not in received:
+            self._left += received
+            if len(self._left) > _LINE_BYTES:
+                raise ServerError(f"an event has more than {_LINE_BYTES} bytes")
+            return
         if self._left:
-            received = self._left + received
-        *lines, self._left = received.split(b"\n")
-        for line in lines:
-            data = line.removeprefix(_DATA).strip()
-            if data == _DONE:
-                self.done = True
-            if data and not self.done:
-                self._on_event(read_completion(data))
-        if len(self._left) > _LINE_BYTES:
-            raise ServerError(f"an event has more than {_LINE_BYTES} bytes")
+            received = b"".join((self._left, received))
+        lines = received.split(b"\n")
+        self._left = bytearray(lines.pop())
+        try:
+            for line in lines:
+                data = line.removeprefix(_DATA).strip() if line else line
+                if not data or self.done:
+                    continue
+                if data == _DONE:
+                    self.done = True
+                    continue
+                event = read_completion(data)
+                choice = event.choices[0] if self._begun and event.choices else _NO_CHOICE
+                ids, text, more = choice.token_ids, choice.text, choice.finish_reason or choice.logprobs
+                if ids is not None and len(ids) == 1 and text is not None and more is None:
+                    self._token_ids += ids
+                    self._texts.append(text)
+                    continue
+                self._pass_on()
+                if self._on_tokens is not None and event.choices and event.choices[0].token_ids:
+                    self._begun = True
+                self._on_event(event)
+        finally:  # events before an invalid one count
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        token_ids, texts = self._token_ids, self._texts
+        if token_ids and self._on_tokens is not None:
+            self._token_ids, self._texts = [], []
+            self._on_tokens(token_ids, texts)
 
 
 class VllmClient:
@@ -238,17 +271,28 @@ class VllmClient:
 
     async def complete(self, body: bytes) -> UpstreamCompletion:
         """Send a completion request and return the response. Raises UnavailableError, RejectedError and ServerError."""
-        async with self._answer("POST", "/v1/completions", body) as connection:
+        connection = await self._opened("POST", "/v1/completions", body)
+        try:
             return read_completion(await connection.read_all())
+        except OSError as error:
+            raise self._broken(error) from error
+        finally:
+            self._pool.release(connection)
 
-    async def stream(self, body: bytes, on_event: OnEvent) -> None:
+    async def stream(self, body: bytes, on_event: OnEvent, on_tokens: OnTokens | None = None) -> None:
         """Send a completion request, and call `on_event` with each event of its stream.
 
-        Raises the same errors as `complete`, and those of `on_event`.
+        With `on_tokens`, it gets the ids and texts of tokens whose events have nothing else. Raises the same errors as
+        `complete`, and those of the two functions.
         """
-        events = _EventReader(on_event)
-        async with self._answer("POST", "/v1/completions", body) as connection:
+        events = _EventReader(on_event, on_tokens)
+        connection = await self._opened("POST", "/v1/completions", body)
+        try:
             await connection.pour(events.feed)  # to the end, so that the connection can be reused
+        except OSError as error:
+            raise self._broken(error) from error
+        finally:
+            self._pool.release(connection)
         if not events.done:
             raise UnavailableError(f"{self.url} closed the connection during a stream")
 
@@ -267,37 +311,58 @@ class VllmClient:
     async def get(self, path: str, timeout_s: float) -> bytes:
         """Return the answer of a GET request; raises UnavailableError."""
         try:
-            async with self._answer("GET", path, b"", timeout_s) as connection:
-                return await connection.read_all()
-        except RejectedError as error:
-            raise UnavailableError(f"{self.url}{path}: {error}") from error
-
-    @asynccontextmanager
-    async def _answer(
-        self, method: str, path: str, body: bytes, timeout_s: float | None = None
-    ) -> AsyncGenerator[ServerConnection, None]:
-        async with self.response(method, path, body, _JSON, timeout_s) as connection:
-            if connection.status != _OK:
-                message = error_text(await connection.read_all())
-                if connection.status in _REFUSALS:
-                    raise RejectedError(connection.status, message)
-                raise StatusError(connection.status, f"{self.url} returned HTTP {connection.status}: {message}")
-            yield connection
-
-    @asynccontextmanager
-    async def response(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float | None = None
-    ) -> AsyncGenerator[ServerConnection, None]:
-        """Send a request and yield its connection, with an answer of any status. Raises UnavailableError."""
-        # Redirects are not followed: only configured servers get requests and the API key.
-        try:
             async with asyncio.timeout(timeout_s):
-                connection = await self._pool.request(method, path, body, headers)
+                connection = await self._opened("GET", path, b"")
                 try:
-                    yield connection
+                    return await connection.read_all()
                 finally:
                     self._pool.release(connection)
+        except RejectedError as error:
+            raise UnavailableError(f"{self.url}{path}: {error}") from error
         except TimeoutError as error:
             raise UnavailableError(f"{self.url} did not respond in time") from error
         except OSError as error:
-            raise UnavailableError(f"{self.url}: {error}") from error
+            raise self._broken(error) from error
+
+    @asynccontextmanager
+    async def response(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> AsyncGenerator[ServerConnection, None]:
+        """Send a request and yield its connection, with an answer of any status. Raises UnavailableError."""
+        connection = await self._requested(method, path, body, headers)
+        try:
+            yield connection
+        except OSError as error:
+            raise self._broken(error) from error
+        finally:
+            self._pool.release(connection)
+
+    async def _opened(self, method: str, path: str, body: bytes) -> ServerConnection:
+        """Send a request and return its connection with an answer of status 200, which the caller must release.
+
+        Raises UnavailableError and RejectedError.
+        """
+        connection = await self._requested(method, path, body, _JSON)
+        if connection.status == _OK:
+            return connection
+        try:
+            message = error_text(await connection.read_all())
+        except OSError as error:
+            raise self._broken(error) from error
+        finally:
+            self._pool.release(connection)
+        if connection.status in _REFUSALS:
+            raise RejectedError(connection.status, message)
+        raise StatusError(connection.status, f"{self.url} returned HTTP {connection.status}: {message}")
+
+    async def _requested(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> ServerConnection:
+        # Redirects are not followed: only configured servers get requests and the API key.
+        try:
+            return await self._pool.request(method, path, body, headers)
+        except TimeoutError as error:
+            raise UnavailableError(f"{self.url} did not respond in time") from error
+        except OSError as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: OSError) -> UnavailableError:
+        return UnavailableError(f"{self.url}: {error}")

@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from twofold.errors import RequestError, TwofoldError
-from twofold.request import FinishReason, Generation, TokenOutput
+from twofold.request import FinishReason, Generation, TokenOutput, TokenRun
 from twofold.serving.controller.requests import LiveRequests
 from twofold.serving.messages import Prefill
 from twofold.serving.upstream.client import (
@@ -74,6 +74,8 @@ class AttemptListener(Protocol):
     def tokenized(self, attempt_id: str, prompt_ids: msgspec.Raw, tokens: int) -> None: ...
 
     def token(self, attempt_id: str, output: TokenOutput, instance: str, started_s: float, now: float) -> None: ...
+
+    def token_run(self, attempt_id: str, run: TokenRun, instance: str, started_s: float, now: float) -> None: ...
 
     def handed_off(self, attempt_id: str, started_s: float, ended_s: float) -> None: ...
 
@@ -180,7 +182,8 @@ class UpstreamRequest:
         progress = _Progress(requested_s=time.monotonic())
         try:
             arrived = partial(self._arrived, server, first, progress)
-            await self._response(server, server.client.stream(body, arrived))
+            several = partial(self._tokens_arrived, server, first, progress) if server.kind.returns_ids else None
+            await self._response(server, server.client.stream(body, arrived, several))
         except AttemptLostError:
             if not progress.ended:
                 raise
@@ -199,6 +202,20 @@ class UpstreamRequest:
             outputs = [msgspec.structs.replace(each, text=None) for each in outputs]
         for output in outputs:
             self._take(output, server, first, progress)
+
+    def _tokens_arrived(
+        self, server: Server, first: TokenOutput | None, progress: "_Progress", token_ids: list[int], texts: list[str]
+    ) -> None:
+        run = TokenRun(progress.index, token_ids, texts)
+        end, with_text = progress.index + len(token_ids), self._generation.prompt_text is not None
+        inner = end < self._generation.sampling.max_tokens and not progress.ended
+        if inner and with_text and not self._again:
+            progress.index = end
+            self._listener.token_run(self._id, run, server.instance, progress.requested_s, time.monotonic())
+            return
+        for output in run.outputs():
+            taken = output if with_text else msgspec.structs.replace(output, text=None)
+            self._take(taken, server, first, progress)
 
     def _take(self, output: TokenOutput, server: Server, first: TokenOutput | None, progress: "_Progress") -> None:
         if progress.ended:

@@ -186,14 +186,13 @@ class ChatWriter(OpenAIWriter):
     """Formats the response bodies and stream events of chat completions."""
 
     def __init__(self, spec: ResponseSpec, fields: ChatFields, logprobs: LogprobFormat) -> None:
-        super().__init__()
+        super().__init__(texts_only=fields.wanted_logprobs is None and not fields.return_token_ids)
         self._spec, self._fields, self._logprobs = spec, fields, logprobs
-        self._texts_only = fields.wanted_logprobs is None and not fields.return_token_ids
 
     def events(self, delta: Delta, usage: responses.MaybeUsage) -> bytes:
         silent = delta.reasoning or delta.calls or delta.finish_reason is not None
-        if self._texts_only and not silent and delta.token.index > 0 and not isinstance(usage, responses.Usage):
-            return self.text_event(delta, usage)
+        if self.texts_only and not silent and delta.token.index > 0 and not isinstance(usage, responses.Usage):
+            return self.text_events(delta.choice, (delta.text,), usage)
         return self.whole_event(delta, usage)
 
     def whole_event(self, delta: Delta, usage: responses.MaybeUsage) -> bytes:

@@ -102,13 +102,12 @@ class CompletionWriter(OpenAIWriter):
     def __init__(
         self, spec: ResponseSpec, fields: CompletionFields, logprobs: LogprobFormat, prompts: Sequence[str | list[int]]
     ) -> None:
-        super().__init__()
+        super().__init__(texts_only=fields.logprobs is None and not fields.return_token_ids)
         self._spec, self._fields, self._logprobs, self._prompts = spec, fields, logprobs, prompts
-        self._texts_only = fields.logprobs is None and not fields.return_token_ids
 
     def events(self, delta: Delta, usage: MaybeUsage) -> bytes:
-        if self._texts_only and delta.finish_reason is None and not isinstance(usage, Usage):
-            return self.text_event(delta, usage)
+        if self.texts_only and delta.finish_reason is None and not isinstance(usage, Usage):
+            return self.text_events(delta.choice, (delta.text,), usage)
         return self.whole_event(delta, usage)
 
     def whole_event(self, delta: Delta, usage: MaybeUsage) -> bytes:

@@ -29,14 +29,14 @@ class ServerConnection(asyncio.Protocol):
         self.reusable = True
         self._complete = True
         self._parts: list[bytes] = []
-        self._held = 0
+        self.on_body = self._parts.append  # callback of the parser
+        self._holds = False  # whether the server has to wait
         self._error: Exception | None = None
         self._sink: Callable[[bytes], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def send(self, head: bytes, body: bytes) -> None:
         """Send a request. The answer to the request before must be complete."""
-        self._parser = httptools.HttpResponseParser(self)
         self.status, self.headers, self.answered, self._complete = 0, {}, False, False
         self._transport.writelines((head, body))
 
@@ -82,11 +82,12 @@ class ServerConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _take(self) -> bytes:
-        parts, self._parts = self._parts, []
+        parts = self._parts
         body = parts[0] if len(parts) == 1 else b"".join(parts)
-        if self._held > _HELD_BYTES:
+        parts.clear()
+        if self._holds:
+            self._holds = False
             self._transport.resume_reading()
-        self._held = 0
         return body
 
     async def _wait(self) -> None:
@@ -110,6 +111,7 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
+        self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
         if self._complete:  # an answer to no request
@@ -120,6 +122,9 @@ class ServerConnection(asyncio.Protocol):
             self._parser.feed_data(data)
             if self._sink is not None and self._parts:
                 self._sink(self._take())
+            elif not self._holds and sum(map(len, self._parts)) > _HELD_BYTES:
+                self._holds = True
+                self._transport.pause_reading()
         except httptools.HttpParserError as error:
             self._fail(f"invalid HTTP: {error}")
         except Exception as error:  # noqa: BLE001  raised again in `pour`
@@ -144,12 +149,6 @@ class ServerConnection(asyncio.Protocol):
         status = self._parser.get_status_code()
         self.status = status if status >= 200 else 0  # an interim answer precedes the answer
 
-    def on_body(self, body: bytes) -> None:
-        before, self._held = self._held, self._held + len(body)
-        if before <= _HELD_BYTES < self._held:
-            self._transport.pause_reading()
-        self._parts.append(body)
-
     def on_message_complete(self) -> None:
         if self.status:
             self._complete = True
@@ -164,9 +163,11 @@ class ConnectionPool:
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._host, self._port = parts.hostname or "", parts.port or (443 if self._ssl else 80)
         self._path = parts.path.rstrip("/")
-        self._fields = {"host": parts.netloc.rpartition("@")[2]}
+        own = {"host": parts.netloc.rpartition("@")[2]}
         if api_key is not None:
-            self._fields["authorization"] = f"Bearer {api_key}"
+            own["authorization"] = f"Bearer {api_key}"
+        self._own = frozenset(own)
+        self._fields = "".join(f"{name}: {value}\r\n" for name, value in own.items())
         self._idle: list[ServerConnection] = []
 
     async def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> ServerConnection:
@@ -174,13 +175,9 @@ class ConnectionPool:
 
         Raises OSError and TimeoutError.
         """
-        fields = {**headers, **self._fields, "content-length": len(body)}
-        lines = (
-            f"{method} {self._path}{path} HTTP/1.1",
-            *(f"{name}: {value}" for name, value in fields.items()),
-            "\r\n",
-        )
-        head = "\r\n".join(lines).encode("latin-1")
+        given = "".join(f"{name}: {value}\r\n" for name, value in headers.items() if name not in self._own)
+        length = f"content-length: {len(body)}\r\n\r\n"
+        head = f"{method} {self._path}{path} HTTP/1.1\r\n{given}{self._fields}{length}".encode("latin-1")
         idle = self._reused()
         if idle is not None:
             try:

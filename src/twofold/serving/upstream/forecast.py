@@ -31,13 +31,14 @@ class UpstreamPromptKeys:
     def __init__(self) -> None:
         self.block_tokens = 0  # 0 until a server reports it
         self._secret = secrets.token_bytes(32)
+        self._keys: dict[str, bytes] = {}  # salts of API keys, by name
 
     def name(self, generation: Generation) -> Generation:
         """Return a copy of the request with its block keys and its cache salt."""
         salt = self.salt(generation.key, generation.cache_salt)
-        blocks: tuple[bytes, ...] = ()
-        if self.block_tokens:
-            blocks = tuple(prefix_keys(generation.prompt_token_ids, self.block_tokens, salt.encode()))
+        if not self.block_tokens:
+            return msgspec.structs.replace(generation, cache_salt=salt)
+        blocks = tuple(prefix_keys(generation.prompt_token_ids, self.block_tokens, salt.encode()))
         request = msgspec.structs.replace(generation.request, prefix_blocks=blocks)
         return msgspec.structs.replace(generation, request=request, cache_salt=salt)
 
@@ -45,7 +46,9 @@ class UpstreamPromptKeys:
         """Return the cache salt of a request with an API key and a salt of its own, either of which may be empty."""
         if not key:
             return given
-        return tenant_salt(given, secret=tenant_salt(key, secret=self._secret)).hex()
+        if key not in self._keys:
+            self._keys[key] = tenant_salt(key, secret=self._secret)
+        return tenant_salt(given, secret=self._keys[key]).hex()
 
 
 class UpstreamForecast:

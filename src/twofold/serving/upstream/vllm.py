@@ -4,6 +4,7 @@ Base class of the other kinds of servers.
 """
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -12,10 +13,9 @@ from twofold.request import ConstraintKind, Generation
 from twofold.serving.upstream.client import VllmClient
 from twofold.serving.upstream.metrics import ServerMetrics, read_metrics
 
-_SAMPLING = """
-    max_tokens min_tokens temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty
-    ignore_eos stop_token_ids
-"""
+_SAMPLING: tuple[str, ...] = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p")
+_SAMPLING += ("repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos", "stop_token_ids")
+_sampling_values = attrgetter(*_SAMPLING)
 
 
 class VllmKind:
@@ -34,7 +34,7 @@ class VllmKind:
             "model": model,
             "request_id": generation.request.id,
             "prompt": generation.prompt_token_ids if prompt is None else prompt.text,
-            **{name: getattr(sampling, name) for name in _SAMPLING.split()},
+            **dict(zip(_SAMPLING, _sampling_values(sampling), strict=True)),
             "return_token_ids": True,
         }
         if prompt is not None:

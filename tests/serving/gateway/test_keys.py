@@ -56,6 +56,14 @@ def test_the_key_name_is_passed_with_the_generation(guarded, service, header, na
     assert service.started[-1].key == name
 
 
+def test_a_key_is_found_again_and_no_other():
+    """The ring remembers the last valid header."""
+    ring = KeyRing([ApiKey("alice", SECRET), ApiKey("bob", "other")])
+    headers = [f"Bearer {SECRET}", f"Bearer {SECRET}", f"Bearer {SECRET}x", "Bearer other", "", f"bearer {SECRET}"]
+    found = [key and key.name for key in map(ring.find, headers)]
+    assert found == ["alice", "alice", None, "bob", None, "alice"]
+
+
 def test_health_and_metrics_need_no_key(guarded):
     assert guarded.get("/health").status_code == 200
     assert guarded.get("/metrics").status_code == 200

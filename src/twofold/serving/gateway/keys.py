@@ -38,6 +38,7 @@ class KeyRing:
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._keys = tuple(keys)
+        self._last: tuple[bytes, ApiKey | None] = (b"", None)  # the last valid header value, and its key
 
     def __repr__(self) -> str:
         return f"KeyRing({', '.join(key.name for key in self._keys)})"
@@ -48,12 +49,17 @@ class KeyRing:
 
     def find(self, authorization: str) -> ApiKey | None:
         """Return the API key for the header value `Bearer KEY`, or None if it is unknown."""
+        given, (last, key) = authorization.encode(), self._last
+        if key is not None and hmac.compare_digest(given, last):
+            return key
         scheme, secret = authorization[: len(_SCHEME)], authorization[len(_SCHEME) :]
         digest = _digest(secret.strip(" \t"))  # not the other spaces of Unicode
         found = None
         for key in self._keys:  # all of them, in constant time
             if key.matches(digest) and scheme.lower() == _SCHEME:
                 found = key
+        if found is not None:
+            self._last = given, found
         return found
 
 

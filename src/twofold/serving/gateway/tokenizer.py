@@ -197,7 +197,7 @@ class Detokenizer:
     def __init__(self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._stream: DecodeStream | None = None  # until the first token
         self._token_ids: list[int] = []
         self._emitted = 0  # number of tokens in the emitted pieces
         self._pieces: list[str] = []
@@ -206,6 +206,8 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """Add a token and return its text, which may be empty."""
         self._token_ids.append(token_id)
+        if self._stream is None:
+            self._stream = DecodeStream(skip_special_tokens=self._skip)
         try:
             piece = self._stream.step(self._tokenizer.backend, token_id)
         except Exception:  # noqa: BLE001 the library raises bare Exceptions

@@ -37,6 +37,16 @@ def test_a_disconnect_aborts_every_generation(stream, n, tokens, caplog):
     assert caplog.records == []
 
 
+def test_a_disconnect_behind_a_large_body_is_seen():
+    """uvicorn stops to read behind a body of 64 KiB, until the application takes it."""
+    service = ScriptedService(lambda _: [Gate()])
+    with running_gateway(service) as client:
+        sock = send(client, stream=True, user="x" * 200_000)
+        service.wait_until(lambda service: len(service.started) == 1)
+        sock.close()
+        service.wait_until(lambda service: len(service.aborted) == 1)
+
+
 def test_a_disconnect_within_the_body_starts_nothing(caplog):
     service = ScriptedService()
     with running_gateway(service) as client:

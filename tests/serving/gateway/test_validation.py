@@ -1,6 +1,15 @@
 """Rejected requests get OpenAI's error JSON with the name of the invalid field."""
 
+import asyncio
+import json
+from types import SimpleNamespace
+
 import pytest
+from starlette.requests import Request
+
+from twofold.serving.gateway.gateway import BodyReader, RequestLimits, read_struct
+from twofold.serving.gateway.generations import server_fields
+from twofold.serving.gateway.schemas import CompletionFields
 
 BIG = 10**30
 
@@ -175,3 +184,21 @@ def test_rejects_invalid_chat_fields(chat, fields, param):
 def test_limits_the_number_of_generations(complete):
     """The number of prompts times `n` is limited."""
     refused(complete(prompt=[[1]] * 17, n=128), param="n")
+
+
+@pytest.mark.parametrize(
+    ("more", "passed"),
+    [
+        ({}, {}),
+        ({"request_id": "mine"}, {}),
+        ({"allowed_token_ids": [1]}, {"allowed_token_ids": [1]}),
+        ({"vllm_xargs": {"a": 1}, "seed": 3}, {"vllm_xargs": {"a": 1}}),
+    ],
+)
+def test_fields_that_only_servers_know_are_passed_on(more, passed):
+    body = json.dumps({"model": "m", "prompt": "x", **more}).encode()
+    request = Request({"type": "http", "headers": [], "state": {"whole_body": lambda: body}})
+    fields = asyncio.run(read_struct(request, CompletionFields, BodyReader(RequestLimits(), keeps=True)))
+    assert (fields.prompt, fields.seed) == ("x", more.get("seed"))
+    found = server_fields(SimpleNamespace(forwarder=object()), request, fields)
+    assert {name: json.loads(bytes(value)) for name, value in found.items()} == passed

@@ -3,8 +3,10 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from functools import cache
+from typing import Protocol, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
@@ -104,6 +106,11 @@ class BodyReader:
 
     async def read(self, request: Request) -> bytes:
         """Read a request's body. Raises RequestError (408, 413 or 503) and ClientDisconnect."""
+        take_whole = request.scope["state"].get("whole_body")
+        whole: bytes | None = None if take_whole is None else take_whole()
+        if whole is not None:
+            self._check(len(whole))
+            return whole
         arrival: Arrival = request.state.arrival
         most_s = min(self.limits.body_s, self.limits.timeout_s)
         content_length = request.headers.get("content-length", "")
@@ -221,17 +228,29 @@ class Gateway:
 async def read_struct(request: Request, kind: type[T], bodies: BodyReader) -> T:
     """Decode a request's JSON body as type `kind`. Raises RequestError (400, 408, 413 or 503) and ClientDisconnect."""
     body = await bodies.read(request)
+    closed: type[T] | None = None
     if bodies.keeps:
         request.state.body = body
+        closed = closed_kind(kind)
     if len(body) <= _INLINE_BYTES:
-        return _decode(body, kind, bodies.limits)
-    return await asyncio.to_thread(_decode, body, kind, bodies.limits)
+        return _decode(body, kind, closed, bodies.limits)
+    return await asyncio.to_thread(_decode, body, kind, closed, bodies.limits)
 
 
-def _decode(body: bytes, kind: type[T], limits: RequestLimits) -> T:
+@cache
+def closed_kind(kind: type[T]) -> type[T]:
+    """Return a subclass of a struct type for bodies that have no other fields."""
+    made = msgspec.defstruct(kind.__name__, (), bases=(kind,), frozen=True, kw_only=True, forbid_unknown_fields=True)
+    return cast(type[T], made)
+
+
+def _decode(body: bytes, kind: type[T], closed: type[T] | None, limits: RequestLimits) -> T:
     # The decoder holds the interpreter's lock, so the size of its work is limited first.
     if len(body) > min(2 * limits.body_containers, limits.body_values):  # an object or list has two bytes
         _check_size(body, limits)
+    if closed is not None:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return msgspec.json.decode(body, type=closed)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

@@ -3,6 +3,7 @@
 import math
 import secrets
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Final
 
 import msgspec
@@ -103,11 +104,17 @@ def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFiel
 
 def server_fields(gateway: Gateway, request: HttpRequest, fields: GenerationFields) -> dict[str, msgspec.Raw]:
     """Return the fields of a request's body that only the servers behind the gateway know, if there are servers."""
-    if gateway.forwarder is None:
+    closed = fields.__struct_config__.forbid_unknown_fields  # the body has no other fields
+    if gateway.forwarder is None or (closed and all(getattr(fields, name) is None for name in PASSED)):
         return {}
     given = msgspec.json.decode(request.state.body, type=dict[str, msgspec.Raw])
-    own = _OWN_FIELDS.union(fields.__struct_fields__) - PASSED
+    own = _known_fields(type(fields))
     return {name: value for name, value in given.items() if name not in own}
+
+
+@cache
+def _known_fields(kind: type[GenerationFields]) -> frozenset[str]:
+    return _OWN_FIELDS.union(kind.__struct_fields__) - PASSED
 
 
 def plan(
@@ -247,7 +254,7 @@ def _bad_words(fields: GenerationFields, limits: RequestLimits) -> tuple[str, ..
 def _check_fields(gateway: Gateway, fields: GenerationFields, prompts: int) -> None:
     gateway.check_model(fields.model)
     n, limits = fields.generated, gateway.limits
-    refuse_unsupported(fields, PASSED if gateway.forwarder is not None else ())
+    refuse_unsupported(fields, PASSED if gateway.forwarder is not None else frozenset())
     if fields.best_of is not None and fields.best_of < (fields.n or 1):
         raise invalid("best_of", f"{fields.best_of} is less than n {fields.n}")
     if fields.stream and n > (fields.n or 1):

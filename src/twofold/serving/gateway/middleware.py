@@ -1,8 +1,8 @@
 """ASGI middleware around every request: request id, arrival time, API key check and error responses."""
 
 import re
+import secrets
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
@@ -117,4 +117,4 @@ def _authorization(headers: Mapping[bytes, str]) -> str:
 def _request_id(headers: Mapping[bytes, str]) -> str:
     """Return the client's X-Request-Id if it is safe for headers and logs, otherwise a new id."""
     given = headers.get(b"x-request-id", "")
-    return given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
+    return given if _SAFE_ID.fullmatch(given) else secrets.token_hex(16)

@@ -5,6 +5,7 @@ accepted only with values that do not affect the answer.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
@@ -59,9 +60,14 @@ else:
     )
 
 
-def refuse_unsupported(fields: "GenerationFields", passed: Collection[str]) -> None:
+def refuse_unsupported(fields: "GenerationFields", passed: frozenset[str]) -> None:
     """Raise UnsupportedError if an unsupported field, not in `passed`, has a value that would affect the answer."""
-    refuse_values(fields, {name: UNSUPPORTED[name] for name in UNSUPPORTED.keys() - fields.supported - set(passed)})
+    refuse_values(fields, _refused(type(fields), passed))
+
+
+@cache
+def _refused(kind: "type[GenerationFields]", passed: frozenset[str]) -> dict[str, tuple[object, ...]]:
+    return {name: UNSUPPORTED[name] for name in UNSUPPORTED.keys() - kind.supported - passed}
 
 
 def refuse_values(fields: Struct, neutral: Mapping[str, Sequence[object]]) -> None:

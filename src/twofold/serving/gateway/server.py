@@ -175,6 +175,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
         return True
 
+    def _whole_body(self) -> bytes | None:
+        """Take the body of the running request, without ASGI's messages. Return None unless all of it has arrived."""
+        cycle = self._cycles[0]
+        if cycle.more_body:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        self.flow.resume_reading()  # uvicorn pauses it behind a large body, which would hide a disconnect
+        return body
+
     def _leave(self) -> None:
         for cycle in self._cycles:  # uvicorn marks the newest alone
             if not cycle.disconnected:
@@ -211,9 +220,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self.table.work(self)
-        self.scope["state"]["abort"] = self._abort  # for clients that do not read
-        self.scope["state"]["departure"] = Departure()
-        self.scope["state"]["write"] = self._write_part
+        self.scope["state"] |= {
+            "abort": self._abort,  # for clients that do not read
+            "departure": Departure(),
+            "whole_body": self._whole_body,
+            "write": self._write_part,
+        }
         crowded = self._in_reserve and self.table.is_full(self.address)
         probes = self.url.partition(b"?")[0] in _PROBES
         self.app = _CROWDED if crowded and not probes else self.config.loaded_app
@@ -280,6 +292,7 @@ class HttpServer:
                 lifespan="off",
                 log_config=None,
                 access_log=False,
+                proxy_headers=False,  # no endpoint uses the address of the client
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=grace_s,

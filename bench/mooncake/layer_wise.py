@@ -50,7 +50,6 @@ from twofold.serving.controller.mailbox import Outbox
 from twofold.serving.messages import Message, StepDone
 from twofold.serving.store.client import BlockCopier, StoreClient
 from twofold.serving.store.copier import PoolCopier
-from twofold.serving.store.memory import SlotMemory
 from twofold.serving.store.server import run_store
 from twofold.serving.worker.batch_loop import BatchLoop
 from twofold.serving.worker.peers import PeerDirectory
@@ -59,6 +58,7 @@ from twofold.serving.worker.receiver import HandoffReceiver
 from twofold.serving.worker.sender import HandoffSender
 from twofold.serving.worker.state import KvLanding, SharedWorkerState, TokenSequence
 from twofold.transport.base import KvCacheSpec
+from twofold.transport.memory import SlotMemory
 from twofold.transport.shared_memory import SharedMemoryTransport
 
 GOAL = 0.1

@@ -16,12 +16,11 @@ from twofold.serving.store.client import StoreClient
 from twofold.serving.store.copier import PoolCopier
 from twofold.serving.store.disk import DiskBlocks, DiskThread
 from twofold.serving.store.manager import StoreManager
-from twofold.serving.store.memory import SlotMemory
 from twofold.serving.store.messages import ToStore, Welcome
 from twofold.serving.store.peering import Peering
 from twofold.serving.store.peers import BlockFetcher, BlockServer
 from twofold.serving.store.server import StoreServer
-from twofold.transport.memory import SharedMemory
+from twofold.transport.memory import SharedMemory, SlotMemory
 
 LAYOUT = KvLayout((LayerShape(2, 8, 4), LayerShape(1, 8, 8)), block_size=4, dtype="float32", itemsize=4)
 BLOCK_BYTES = LAYOUT.bytes_per_block

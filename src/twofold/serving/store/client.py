@@ -17,8 +17,7 @@ from twofold.engine.base import OnLayer
 from twofold.errors import ConfigurationError
 from twofold.serving.controller.mailbox import Inbox, Outbox
 from twofold.serving.store import messages
-from twofold.serving.store.memory import SlotMemory
-from twofold.transport.memory import SharedMemory
+from twofold.transport.memory import SharedMemory, SlotMemory
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from itertools import accumulate
 import torch
 
 from twofold.engine.torch.pool import KvPool, block_runs
-from twofold.serving.store.memory import SlotMemory
+from twofold.transport.memory import SlotMemory
 
 
 class PoolCopier:
@@ -24,12 +24,10 @@ class PoolCopier:
         return slice(self._offsets[layer], self._offsets[layer + 1])
 
     def read(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        with self._pool.copying():
-            self._copy(memory, layer, slots, blocks, into_pool=True)
+        self._copy(memory, layer, slots, blocks, into_pool=True)
 
     def write(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        with self._pool.copying():
-            self._copy(memory, layer, slots, blocks, into_pool=False)
+        self._copy(memory, layer, slots, blocks, into_pool=False)
 
     def _copy(
         self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int], *, into_pool: bool
@@ -39,12 +37,13 @@ class PoolCopier:
         whole = torch.frombuffer(memory.bytes, dtype=torch.uint8)
         rows, offset = whole.view(memory.count, memory.block_bytes), self._offsets[layer]
         runs = block_runs(slots, blocks)
-        for part in self._pool.block_rows(layer):
-            columns = rows.narrow(1, offset, part.shape[1])
-            offset += part.shape[1]
-            for slot, block, count in runs:
-                there, here = columns.narrow(0, slot, count), part.narrow(0, block, count)
-                if into_pool:
-                    here.copy_(there)
-                else:
-                    there.copy_(here)
+        with self._pool.copying():
+            for part in self._pool.block_rows(layer):
+                columns = rows.narrow(1, offset, part.shape[1])
+                offset += part.shape[1]
+                for slot, block, count in runs:
+                    there, here = columns.narrow(0, slot, count), part.narrow(0, block, count)
+                    if into_pool:
+                        here.copy_(there)
+                    else:
+                        there.copy_(here)

@@ -13,12 +13,11 @@ import zlib
 from contextlib import suppress
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import NamedTuple
 
 from twofold.errors import ConfigurationError, require
 from twofold.serving.store.events import StoreThread
-from twofold.serving.store.memory import SlotMemory
-from twofold.serving.store.messages import DiskForget, DiskOperation, DiskRead, DiskSpare, DiskWrite
+from twofold.serving.store.messages import Block, DiskForget, DiskOperation, DiskRead, DiskSpare, DiskWrite
+from twofold.transport.memory import SlotMemory
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +37,6 @@ _SCHEMA = (
     ) WITHOUT ROWID""",
     "CREATE TABLE IF NOT EXISTS meaning (one INTEGER PRIMARY KEY, contents TEXT NOT NULL)",
 )
-
-
-class _Row(NamedTuple):
-    slot: int
-    checksum: int
 
 
 def check_directory(directory: Path, capacity_bytes: int) -> None:
@@ -79,7 +73,7 @@ class DiskBlocks:
         self._block_bytes = block_bytes
         self._directory = directory
         self._lock = _lock(directory)
-        self._blocks: dict[bytes, _Row] = {}
+        self._blocks: dict[bytes, Block] = {}
         self._spare: dict[bytes, None] = {}  # replaceable blocks, oldest first
         # Keys and positions of blocks that earlier processes have written, oldest first.
         self.recovered: list[tuple[bytes, int]] = []
@@ -110,7 +104,7 @@ class DiskBlocks:
             heappush(self._free, slot)
             return False
         self._number += 1
-        self._blocks[key] = _Row(slot, checksum)
+        self._blocks[key] = Block(slot, checksum)
         return True
 
     def read(self, key: bytes, into: memoryview) -> int | None:
@@ -189,7 +183,7 @@ class DiskBlocks:
             index.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         rows = index.execute("SELECT key, slot, position, checksum, number FROM blocks ORDER BY number").fetchall()
         for key, slot, position, checksum, number in rows:
-            self._blocks[key] = _Row(slot, checksum)
+            self._blocks[key] = Block(slot, checksum)
             self.recovered.append((key, position))
             self._number = number + 1
 

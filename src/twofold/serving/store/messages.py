@@ -11,7 +11,7 @@ from twofold.serving.messages import Message
 
 
 class Block(NamedTuple):
-    """Memory slot and CRC-32 checksum of a KV block in the store. The checksum of an empty slot is 0."""
+    """Slot, in memory or on disk, and CRC-32 checksum of a KV block in the store. That of an empty slot is 0."""
 
     slot: int
     checksum: int

@@ -10,8 +10,8 @@ import zmq
 
 from twofold.security.guard import ENCRYPTION_BYTES, Guard
 from twofold.serving.store.events import StoreThread
-from twofold.serving.store.memory import SlotMemory
 from twofold.serving.store.messages import MOST_KEYS, MOST_QUESTION_BYTES, Block, BlocksFollow, GetBlocks
+from twofold.transport.memory import SlotMemory
 
 log = logging.getLogger(__name__)
 

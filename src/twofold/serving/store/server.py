@@ -26,11 +26,10 @@ from twofold.serving.messages import StoreChanged, StoreStatus, StoreTier
 from twofold.serving.store import messages
 from twofold.serving.store.disk import DiskBlocks, DiskThread, blocks_on_disk
 from twofold.serving.store.manager import TIERS, Requester, StoreGrant, StoreManager
-from twofold.serving.store.memory import SlotMemory
 from twofold.serving.store.peering import Peering
 from twofold.serving.store.peers import BlockFetcher, BlockServer
 from twofold.serving.telemetry.logs import end_process
-from twofold.transport.memory import SharedMemory
+from twofold.transport.memory import SharedMemory, SlotMemory
 
 _LOOK_S = 1.0  # maximum wait for events, and interval of status reports
 

@@ -35,6 +35,30 @@ class CacheObserver(ABC):
         """Called when a block is removed. The observer must not read the block later."""
 
 
+class CacheChanges(CacheObserver):
+    """Blocks cached or evicted since the last call of `take`."""
+
+    def __init__(self) -> None:
+        self._changes: dict[BlockKey, bool] = {}  # True: cached, False: evicted
+
+    def stored(self, key: BlockKey) -> None:
+        self._add(key, stored=True)
+
+    def removed(self, key: BlockKey, reason: RemovalReason) -> None:
+        self._add(key, stored=False)
+
+    def take(self) -> tuple[list[BlockKey], list[BlockKey]]:
+        """Return the keys of blocks cached since the last call, and the keys of blocks evicted since the last call."""
+        changes, self._changes = self._changes, {}
+        stored = [key for key, there in changes.items() if there]
+        return stored, [key for key, there in changes.items() if not there]
+
+    def _add(self, key: BlockKey, *, stored: bool) -> None:
+        # A block is cached and evicted alternately, so a second change cancels the first.
+        if self._changes.pop(key, None) is None:
+            self._changes[key] = stored
+
+
 class PinnedBlocks:
     """Pinned blocks with their expiry times."""
 

@@ -319,8 +319,8 @@ class StoreChanged(Message, frozen=True, kw_only=True):
 
     host: str
     epoch: int
-    stored: list[bytes]
-    removed: list[bytes]
+    stored: list[BlockKey]
+    removed: list[BlockKey]
     address: str | None = None
 
 

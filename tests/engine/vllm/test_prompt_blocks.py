@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVEventBatch
 
 from twofold.engine.vllm.core import CachedPromptBlocks
-from twofold.serving.worker.state import CacheChanges
+from twofold.kvcache.cache import CacheChanges
 
 
 def names(*hashes):

@@ -133,7 +133,7 @@ class StoreLives(RuleBasedStateMachine):
                     self.reading[granted.requester][block.slot] = keys[index]
             if granted.puts and granted.last:
                 del self.puts[granted.requester], self.filling[granted.requester]
-        stored, removed = self.manager.take_changes()
+        stored, removed = self.manager.changes.take()
         assert not self.known & set(stored)
         assert set(removed) <= self.known
         self.known = (self.known | set(stored)) - set(removed)

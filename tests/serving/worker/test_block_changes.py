@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.kvcache.cache import RemovalReason
-from twofold.serving.worker.state import CacheChanges
+from twofold.kvcache.cache import CacheChanges, RemovalReason
 
 
 @given(st.lists(st.integers(0, 5)), st.sets(st.integers(0, 60)))

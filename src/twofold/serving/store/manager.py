@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from twofold.kvcache.cache import CacheObserver, PrefixCache, RemovalReason
+from twofold.kvcache.cache import CacheChanges, CacheObserver, PrefixCache, RemovalReason
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.slots import SlotAllocator
 from twofold.kvcache.tiers import TieredCache
@@ -66,6 +66,7 @@ class StoreManager:
         self._spare = max(1, slots // 8)  # slots for blocks that clients write, or that are on their way to disk
         self.slots = SlotAllocator(slots)
         sizes = [slots - self._spare, *([disk_blocks] if disk_blocks else [])]
+        self.changes = CacheChanges()
         tiers = [PrefixCache(n, create_eviction(eviction), _Watcher(self, i)) for i, n in enumerate(sizes)]
         self.tiers = TieredCache(tiers)
         self._blocks: dict[bytes, Block] = {}  # blocks in memory
@@ -79,7 +80,6 @@ class StoreManager:
         self._moves: list[DiskOperation] = []
         self._grants: list[StoreGrant] = []
         self.moved = dict.fromkeys(COUNTERS, 0)
-        self._changes: dict[bytes, int] = {}  # +1 for added blocks, −1 for removed ones
 
     # -- requests of clients --------------------------------------------------------------------------------
 
@@ -210,11 +210,6 @@ class StoreManager:
         granted, self._grants = self._grants, []
         return granted
 
-    def take_changes(self) -> tuple[list[bytes], list[bytes]]:
-        """Return the keys of added blocks and the keys of removed blocks since the last call."""
-        changes, self._changes = self._changes, {}
-        return [key for key, by in changes.items() if by > 0], [key for key, by in changes.items() if by < 0]
-
     # -- slots ----------------------------------------------------------------------------------------------
 
     def _want(self, key: bytes, index: int, loading: _LoadRequest) -> None:
@@ -303,17 +298,9 @@ class StoreManager:
 
     # -- tiers ----------------------------------------------------------------------------------------------
 
-    def changed(self, key: bytes, by: int) -> None:
-        """Record that memory or disk has gained (`by` = 1) or lost (`by` = −1) a block."""
-        change = self._changes.get(key, 0) + by
-        if change:
-            self._changes[key] = change
-        else:
-            del self._changes[key]
-
     def removed(self, tier: int, key: bytes, reason: RemovalReason) -> None:
         """Record that memory or disk (`tier`) has removed a block."""
-        self.changed(key, -1)
+        self.changes.removed(key, reason)
         if tier == MEMORY:
             self._leaving[key] = self._blocks.pop(key)
         else:
@@ -349,7 +336,7 @@ class _Watcher(CacheObserver):
         self._manager, self._tier = manager, tier
 
     def stored(self, key: BlockKey) -> None:
-        self._manager.changed(_bytes_key(key), 1)
+        self._manager.changes.stored(key)
 
     def removed(self, key: BlockKey, reason: RemovalReason) -> None:
         self._manager.removed(self._tier, _bytes_key(key), reason)

@@ -108,7 +108,7 @@ class StoreServer:
 
     def _report_changes(self) -> None:
         # The first report announces the epoch, even without changes.
-        stored, removed = self._manager.take_changes()
+        stored, removed = self._manager.changes.take()
         if stored or removed or not self._introduced:
             self._introduced = True
             address = None if self._peers is None else self._peers.address

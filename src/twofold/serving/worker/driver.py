@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 
 from twofold.kvcache.allocator import LeaseTable
-from twofold.kvcache.cache import PrefixCache
+from twofold.kvcache.cache import CacheChanges, PrefixCache
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.paged import PagedBlockAllocator, PrefixBlockAllocator
 from twofold.performance.profile import MeasuredModel
@@ -19,7 +19,7 @@ from twofold.serving.telemetry.journal import Journal, JournaledInstance
 from twofold.serving.worker.batch_loop import BatchLoop, PipelinedBatchLoop
 from twofold.serving.worker.engines import WorkerDriver, WorkerParts
 from twofold.serving.worker.prefix_store import StoredPrefixes
-from twofold.serving.worker.state import CacheChanges, SharedWorkerState
+from twofold.serving.worker.state import SharedWorkerState
 
 STORE_TIMEOUT_S = 2.0  # the host's store starts at the same time as the workers
 

@@ -15,6 +15,7 @@ import zmq
 
 from twofold.engine.base import Engine, SequenceStep
 from twofold.instance import Role
+from twofold.kvcache.cache import CacheChanges
 from twofold.performance.queueing import saturating_tokens
 from twofold.performance.transfer import PrefillSpeed
 from twofold.security.guard import Context, Guard
@@ -30,7 +31,7 @@ from twofold.serving.worker.inbox import HandoffEvents, InboxLoop
 from twofold.serving.worker.peers import LinkProber, PeerDirectory
 from twofold.serving.worker.receiver import HandoffReader, HandoffReceiver
 from twofold.serving.worker.sender import HandoffSender, HandoffWriter, layers_per_transfer
-from twofold.serving.worker.state import CacheChanges, ControllerDeadline, SharedWorkerState
+from twofold.serving.worker.state import ControllerDeadline, SharedWorkerState
 
 log = logging.getLogger(__name__)
 

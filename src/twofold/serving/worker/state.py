@@ -11,7 +11,7 @@ from typing import Protocol
 from twofold.engine.grammar import GrammarMatchers
 from twofold.handoff import Lease
 from twofold.kvcache.allocator import LeaseTable
-from twofold.kvcache.cache import CacheObserver, RemovalReason
+from twofold.kvcache.cache import CacheChanges
 from twofold.kvcache.prefix import later_keys
 from twofold.request import BlockChain, BlockKey, Request, SamplingParams, TokenOutput, TokenScore
 from twofold.scheduling.instance.status import InstanceStatus
@@ -124,30 +124,6 @@ class TokenSequence:
         """Return whether a sampled token ends the output: it is EOS or a stop token of the request."""
         is_eos = token_id in eos_token_ids and not self.sampling.ignore_eos
         return is_eos or token_id in self._stop_token_ids
-
-
-class CacheChanges(CacheObserver):
-    """Blocks cached or evicted since the last call of `take`."""
-
-    def __init__(self) -> None:
-        self._changes: dict[BlockKey, bool] = {}  # True: cached, False: evicted
-
-    def stored(self, key: BlockKey) -> None:
-        self._add(key, stored=True)
-
-    def removed(self, key: BlockKey, reason: RemovalReason) -> None:
-        self._add(key, stored=False)
-
-    def take(self) -> tuple[list[BlockKey], list[BlockKey]]:
-        """Return the keys of blocks cached since the last call, and the keys of blocks evicted since the last call."""
-        changes, self._changes = self._changes, {}
-        stored = [key for key, there in changes.items() if there]
-        return stored, [key for key, there in changes.items() if not there]
-
-    def _add(self, key: BlockKey, *, stored: bool) -> None:
-        # A block is cached and evicted alternately, so a second change cancels the first.
-        if self._changes.pop(key, None) is None:
-            self._changes[key] = stored
 
 
 class ControllerDeadline:

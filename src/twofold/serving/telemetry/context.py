@@ -26,10 +26,6 @@ class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return cls(trace_id=found[1], span_id=found[2], flags=int(found[3], 16))
 
-    @classmethod
-    def new(cls) -> "TraceParent":
-        return cls(trace_id=secrets.token_hex(16), span_id=secrets.token_hex(8))
-
     def child(self) -> "TraceParent":
         """Return the context of a new span in the same trace."""
         return msgspec.structs.replace(self, span_id=secrets.token_hex(8))
@@ -56,6 +52,6 @@ def context_of(request_id: str, path: str, traceparent: str) -> RequestContext:
     the HTTP header with this name, or an empty string.
     """
     parent = TraceParent.parse(traceparent) if traceparent else None
-    span = TraceParent.new() if parent is None else parent.child()
+    span = parent.child() if parent else TraceParent(trace_id=secrets.token_hex(16), span_id=secrets.token_hex(8))
     operation = "chat" if path.endswith("/chat/completions") else "text_completion"
     return RequestContext(id=request_id, operation=operation, span=span, parent=parent)

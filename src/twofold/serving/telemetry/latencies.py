@@ -1,7 +1,7 @@
 """Latency percentiles over a sliding window of time."""
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -30,7 +30,7 @@ class LatencyHistogram:
 
     def __init__(self) -> None:
         self._found: tuple[int, list[float | None]] = (-1, [])
-        self.buckets: dict[int, int] = {}
+        self.buckets: Counter[int] = Counter()
         self.count = 0
         self.within = 0  # latencies within their bound
 
@@ -38,8 +38,7 @@ class LatencyHistogram:
         """Add an array of latencies in seconds."""
         buckets = (np.log(np.maximum(latencies, _SHORTEST_S)) * _BUCKETS_PER_E + _OFFSET).astype(int)
         numbers, counts = np.unique(buckets, return_counts=True)
-        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-            self.buckets[number] = self.buckets.get(number, 0) + count
+        self.buckets.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
         self.count += len(latencies)
         self.within += int(np.count_nonzero(latencies <= bound_s))
 
@@ -52,15 +51,9 @@ class LatencyHistogram:
     def _percentiles(self) -> list[float | None]:
         if not self.count:
             return [None] * len(RANKS)
-        found: list[float | None] = []
-        passed, buckets = 0, iter(sorted(self.buckets.items()))
-        number = 0
-        for rank in RANKS:
-            while passed < rank * self.count:
-                number, count = next(buckets)
-                passed += count
-            found.append(float(f"{_GROWTH ** (number - _OFFSET + 0.5):.4g}"))
-        return found
+        numbers, counts = np.array(sorted(self.buckets.items())).T
+        reached = numbers[np.searchsorted(counts.cumsum(), np.array(RANKS) * self.count)]
+        return [float(f"{_GROWTH ** (number - _OFFSET + 0.5):.4g}") for number in reached.tolist()]
 
     @classmethod
     def sum(cls, parts: Iterable["LatencyHistogram"]) -> "LatencyHistogram":
@@ -68,8 +61,7 @@ class LatencyHistogram:
         for part in parts:
             total.count += part.count
             total.within += part.within
-            for number, count in part.buckets.items():
-                total.buckets[number] = total.buckets.get(number, 0) + count
+            total.buckets.update(part.buckets)
         return total
 
 

@@ -98,7 +98,7 @@ class ForkServer(child_process.WorkerStarter):
     ) -> None:
         super().__init__(report)
         self._daemons = daemons
-        self._runs = {name: partial(_alone, run) for name, run in daemons.items()} | dict(runs)
+        self._runs = {name: partial(WorkerProcesses, [run]) for name, run in daemons.items()} | dict(runs)
         self._due_s = dict.fromkeys(daemons, 0.0)  # start times of daemons that do not run
         self._inbox_of = inbox_of
         self._pids: dict[int, str] = {}
@@ -161,10 +161,6 @@ class ForkServer(child_process.WorkerStarter):
                 self._due_s[instance] = time.monotonic() + DAEMON_RESTART_S
             else:
                 self._report(child_process.Report(exited=instance, code=self._codes.pop(instance)))
-
-
-def _alone(run: Callable[[], None]) -> WorkerProcesses:
-    return WorkerProcesses([run], lambda: None)
 
 
 if __name__ == "__main__":

@@ -44,14 +44,14 @@ class WorkerProcesses(NamedTuple):
     """Functions that the processes of a worker run, one per rank, and a callback for the parent after all forks."""
 
     runs: Sequence[Callable[[], None]]
-    forked: Callable[[], None]
+    forked: Callable[[], None] = lambda: None
 
 
 def worker_processes(config: ServiceConfig, spec: WorkerConfig, factory: EngineFactory) -> WorkerProcesses:
     """Return the main functions of a worker's processes, one process for each rank."""
     ranks = spec.split.ranks
     if ranks == 1:
-        return WorkerProcesses([partial(run_worker, config, spec, factory)], lambda: None)
+        return WorkerProcesses([partial(run_worker, config, spec, factory)])
     pipes = RankPipes(ranks, f"{config.run_dir}/{spec.instance}")
     others = [partial(_run_rank, spec, factory, rank, pipes) for rank in range(1, ranks)]
     return WorkerProcesses([partial(run_worker, config, spec, factory, pipes), *others], pipes.close)

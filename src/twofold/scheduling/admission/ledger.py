@@ -42,12 +42,9 @@ class DecodeLoad(msgspec.Struct, frozen=True):
 class InstanceDecodes:
     """Decode load of an instance, from its decoding requests and from requests still in prefill."""
 
-    def __init__(self, model: PerformanceModel, max_num_seqs: int, capacity_tokens: int, speed: SpeedFactor) -> None:
+    def __init__(self, capacity: InstanceCapacity, speed: SpeedFactor) -> None:
         self.current, self.promised = DecodeLoad(), DecodeLoad()  # of decoding requests, of requests in prefill
-        self._model = model
-        self._speed = speed
-        self._max_num_seqs = max_num_seqs
-        self._capacity_tokens = capacity_tokens
+        self._capacity, self._speed = capacity, speed
         self.coming: dict[str, DecodeLoad] = {}  # the promised requests
         self.members: dict[str, tuple[float, DecodeLoad]] = {}  # start and load of each decoding request, in order
 
@@ -88,11 +85,12 @@ class InstanceDecodes:
             return 0.0
         context = load.prompt_tokens + sequences * written
         # Beyond the limits of an iteration, sequences take turns.
-        rounds = max(1.0, sequences / self._max_num_seqs, context / self._capacity_tokens)
-        return rounds * self._iteration_s(min(sequences, self._max_num_seqs), context) * self._speed.factor
+        most = self._capacity.max_num_seqs
+        rounds = max(1.0, sequences / most, context / self._capacity.capacity_tokens)
+        return rounds * self._iteration_s(min(sequences, most), context) * self._speed.factor
 
     def _iteration_s(self, sequences: int, context: float) -> float:
-        cost = self._model.decode_cost(sequences)
+        cost = self._capacity.model.decode_cost(sequences)
         return cost.base_s + cost.context_s * context
 
 
@@ -114,10 +112,7 @@ class OverloadLedger(RequestSubscriber):
             name: PrefillQueue(each.model, each.max_num_batched_tokens, prefill_speed)
             for name, each in capacities.items()
         }
-        self._decodes = {
-            name: InstanceDecodes(each.model, each.max_num_seqs, each.capacity_tokens, decode_speed)
-            for name, each in capacities.items()
-        }
+        self._decodes = {name: InstanceDecodes(each, decode_speed) for name, each in capacities.items()}
         self._placed: dict[str, PlacedRequest] = {}
         self._predicted_ttft_s: dict[str, float] = {}  # of requests in prefill
         self._margin = PredictionMargin()  # of prefill loads: 90% of the requests with a load up to 1 meet the bound

@@ -150,9 +150,7 @@ class PrefillQueue:
                 self._waiting_s += last.seconds
         else:
             last.prompts[prompt.request_id] = prompt
-            last.tokens += prompt.tokens
-            last.squares += prompt.squares
-            self._update_seconds(last)
+            self._grow(last, prompt.tokens, prompt.squares)
         self._iteration_of[prompt.request_id] = last
         if len(self._iterations) == 1:
             self._begin(now)
@@ -184,9 +182,7 @@ class PrefillQueue:
                 self._iterations.popleft()
                 self._begin(now)
             return
-        iteration.tokens -= prompt.tokens
-        iteration.squares -= prompt.squares
-        self._update_seconds(iteration)
+        self._grow(iteration, -prompt.tokens, -prompt.squares)
         if not iteration.prompts:
             self._iterations.remove(iteration)
 
@@ -242,13 +238,11 @@ class PrefillQueue:
         if following is not None and following.tokens + late.tokens <= self._max_num_batched_tokens:
             self._iteration_of.update(dict.fromkeys(late.prompts, following))
             following.prompts = late.prompts | following.prompts
-            following.tokens += late.tokens
-            following.squares += late.squares
-            self._update_seconds(following)
+            self._grow(following, late.tokens, late.squares)
         else:
             self._iterations.appendleft(late)
             late.seconds = 0.0
-            self._update_seconds(late)
+            self._grow(late)
         self._begin(ended)
 
     def _learn(self, tokens: int, squares: int) -> None:
@@ -266,7 +260,10 @@ class PrefillQueue:
         last = self._iterations[-1] if len(self._iterations) > 1 else None
         return None if last is None or last.tokens + prompt.tokens > self._max_num_batched_tokens else last
 
-    def _update_seconds(self, waiting: _PredictedIteration) -> None:
+    def _grow(self, waiting: _PredictedIteration, tokens: int = 0, squares: int = 0) -> None:
+        """Add tokens to a waiting iteration, or remove them, and predict its time again."""
+        waiting.tokens += tokens
+        waiting.squares += squares
         seconds = self._model.prefill_s(waiting.tokens, waiting.squares) if waiting.prompts else 0.0
         self._waiting_s += seconds - waiting.seconds
         waiting.seconds = seconds

@@ -7,6 +7,7 @@ model for statistical process control", 2003).
 
 from collections import deque
 from math import erfc, log1p, sqrt
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 WINDOWS: Final = (4, 8, 16, 32, 64, 128)
@@ -69,14 +70,8 @@ class ChangePoint:
 
     def _least_likely(self, windows: tuple[int, ...] | range) -> MeanChange | None:
         # The generalized likelihood ratio statistic for a change of the mean, restricted to these window lengths.
-        found: MeanChange | None = None
-        for window in windows:
-            if self._count - window < FEWEST:
-                break
-            change = self._compare(window)
-            if found is None or change.sigmas > found.sigmas:
-                found = change
-        return found
+        changes = (self._compare(window) for window in windows if self._count - window >= FEWEST)
+        return max(changes, key=attrgetter("sigmas"), default=None)
 
     def _compare(self, window: int) -> MeanChange:
         earlier_count = self._count - window

@@ -65,13 +65,12 @@ def steps_to(split: RoleSplit, pools: Pools, retired: Sequence[str]) -> tuple[Re
     leaving_decode = _leaving(pools, Role.DECODE, split.decode, lambda load: load.reserved_tokens)
     running = RoleSplit.of(pools)
     missing = [Role.PREFILL] * (split.prefill - running.prefill) + [Role.DECODE] * (split.decode - running.decode)
-    steps: list[ReplanStep] = []
     leaving = leaving_prefill + leaving_decode
-    while leaving and missing:
-        steps.append(ReplanStep(ReplanAction.ROLE, leaving.pop(0), missing.pop(0)))
-    steps += [ReplanStep(ReplanAction.START, name, role) for name, role in zip(retired, missing, strict=False)]
-    steps += [ReplanStep(ReplanAction.RETIRE, name) for name in leaving]
-    return tuple(steps)
+    moves = [ReplanStep(ReplanAction.ROLE, name, role) for name, role in zip(leaving, missing, strict=False)]
+    unmet = missing[len(moves) :]
+    starts = [ReplanStep(ReplanAction.START, name, role) for name, role in zip(retired, unmet, strict=False)]
+    retires = [ReplanStep(ReplanAction.RETIRE, name) for name in leaving[len(moves) :]]
+    return (*moves, *starts, *retires)
 
 
 def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad], int]) -> list[str]:

@@ -25,8 +25,13 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[
     if not wanted:
         return [Sampled(token) for token in picked]
     # The model's own log probabilities, without temperature, penalties and excluded tokens.
-    logprobs = dict(zip(wanted, _logprobs(logits, picked, rows, wanted), strict=True))
-    return [logprobs.get(i) or Sampled(token) for i, token in enumerate(picked)]
+    counts = [rows[i].sampling.logprobs or 0 for i in wanted]
+    scores = token_scores(logits[wanted], [picked[i] for i in wanted], max(counts))
+    scored = {
+        i: Sampled(picked[i], score.logprob, score.top_logprobs[:count])
+        for i, score, count in zip(wanted, scores, counts, strict=True)
+    }
+    return [scored.get(i) or Sampled(token) for i, token in enumerate(picked)]
 
 
 def pick(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[int]) -> list[int]:
@@ -86,21 +91,6 @@ def _gumbel(seed: int, position: int, count: int) -> Tensor:
     bits = np.random.Philox(key=seed % 2**64, counter=position << 128).random_raw(count)
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return torch.from_numpy(-np.log(-np.log(uniform))).float()
-
-
-def _logprobs(
-    logits: Tensor, picked: Sequence[int], rows: Sequence[SamplingRow], wanted: Sequence[int]
-) -> list[Sampled]:
-    """Return, for each row index in `wanted`, the sampled token and its log probability.
-
-    The result also has the requested number of highest log probabilities of the row.
-    """
-    tokens, counts = [picked[i] for i in wanted], [rows[i].sampling.logprobs or 0 for i in wanted]
-    scores = token_scores(logits[list(wanted)], tokens, max(counts))
-    return [
-        Sampled(token, score.logprob, score.top_logprobs[:count])
-        for token, score, count in zip(tokens, scores, counts, strict=True)
-    ]
 
 
 def token_scores(logits: Tensor, token_ids: Sequence[int], top: int) -> Iterator[TokenScore]:

@@ -156,7 +156,10 @@ def keep_shard(model: PreTrainedModel, shards: DeviceMesh) -> None:
         head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
     apply_tensor_parallelism(model, shards, _by_name(model, tensor_plan(model)))
     for module in model.modules():
-        _take_local(module)
+        for name, parameter in module.named_parameters(recurse=False):
+            if isinstance(parameter, DTensor):
+                local: torch.Tensor = parameter.to_local()  # operations on a DTensor are slower
+                module.register_parameter(name, nn.Parameter(local, requires_grad=False))
         if model.config.model_type == "opt" and hasattr(module, "num_heads"):
             module.num_heads //= shards.size()  # other models derive the number from their projections
 
@@ -179,14 +182,6 @@ def _by_name(model: PreTrainedModel, plan: dict[str, str]) -> dict[str, str]:
 
 def _rule(name: str) -> str:
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)
-
-
-def _take_local(module: nn.Module) -> None:
-    """Replace the DTensor parameters of a module by their local tensors."""
-    for name, parameter in module.named_parameters(recurse=False):
-        if isinstance(parameter, DTensor):
-            local: torch.Tensor = parameter.to_local()  # operations on a DTensor are slower
-            module.register_parameter(name, nn.Parameter(local, requires_grad=False))
 
 
 def check_split_model(loaded: LoadedModel, split: Sharding, name: str) -> None:

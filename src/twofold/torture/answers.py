@@ -71,10 +71,8 @@ def violations(stream: TortureStream, alone: TortureStream) -> Iterator[tuple[Vi
 
 def _parting(found: Sequence[object], wanted: Sequence[object]) -> int | None:
     """Return the first index at which `found` differs from `wanted`; None if it is the beginning of `wanted`."""
-    for index, (one, other) in enumerate(zip(found, wanted, strict=False)):
-        if one != other:
-            return index
-    return len(wanted) if len(found) > len(wanted) else None
+    end = len(wanted) if len(found) > len(wanted) else None
+    return next((i for i, (one, other) in enumerate(zip(found, wanted, strict=False)) if one != other), end)
 
 
 def _usage_error(stream: TortureStream, alone: TortureStream) -> str | None:

@@ -260,8 +260,8 @@ class InboxLoop:
         state, now = self._state, time.monotonic()
         if now - self._heartbeat_s > self._lease_s / 4:
             self._heartbeat_s = now
-            for address in state.peers.inboxes():
-                state.outbox.send(address, messages.Heartbeat(source=state.instance))
+            for peer in state.peers.others():
+                state.outbox.send(peer.inbox_from(state.peers.host), messages.Heartbeat(source=state.instance))
         with state.changed:
             if now - looked_s > self._lease_s / 4:  # this process was stopped: heartbeats may be unread
                 state.scheduler.leases.renew(None, now)

@@ -63,19 +63,15 @@ class PeerDirectory:
         peer = self._peers.get(instance)
         return None if peer is None else peer.inbox_from(self.host)
 
-    def inboxes(self) -> list[str]:
-        own = self.own_memory.instance
-        return [peer.inbox_from(self.host) for instance, peer in self._peers.items() if instance != own]
-
     def elsewhere(self, instance: str) -> bool:
         """Return whether a peer is on another host."""
         peer = self._peers.get(instance)
         return peer is not None and peer.host != self.host
 
-    def others(self) -> list[MemoryDescriptor]:
-        """Return the KV memory descriptors of all peers."""
+    def others(self) -> list[Peer]:
+        """Return all peers but this worker."""
         own = self.own_memory.instance
-        return [peer.memory for instance, peer in self._peers.items() if instance != own]
+        return [peer for instance, peer in self._peers.items() if instance != own]
 
     @contextmanager
     def connected(self, instance: str, epoch: int) -> Iterator[Connection]:
@@ -143,9 +139,10 @@ class LinkProber:
             self._updated.wait()
             self._updated.clear()
             for peer in self._peers.others():
-                if (peer.instance, peer.epoch) not in self._measured:
-                    self._measured.add((peer.instance, peer.epoch))
-                    self._measure(peer.instance, peer.epoch)
+                life = (peer.memory.instance, peer.memory.epoch)
+                if life not in self._measured:
+                    self._measured.add(life)
+                    self._measure(*life)
 
     def _measure(self, instance: str, epoch: int) -> None:
         try:

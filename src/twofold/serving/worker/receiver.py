@@ -54,8 +54,7 @@ class HandoffReceiver:
 
         If a queued hand-off has been cancelled or has failed, the thread calls only `ended`.
         """
-        arguments = (receive, ended)
-        self._thread = threading.Thread(target=self._run, args=arguments, name="handoff-receiver", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(receive, ended), name="handoff-receiver", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

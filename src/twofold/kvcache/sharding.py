@@ -62,17 +62,14 @@ class ReshardPiece(NamedTuple):
 
 def plan_reshard(source: Sharding, target: Sharding, kv_heads: Sequence[int]) -> list[ReshardPiece]:
     """Return which layers and KV heads each source rank sends to each target rank in a hand-off."""
+    num_layers = len(kv_heads)
     # Every head of every layer is in one piece.
     return [
         ReshardPiece(sender, receiver, layers, heads)
         for run, count in _runs(kv_heads)
         for sender in range(source.ranks)
         for receiver in range(target.ranks)
-        if (
-            layers := overlap(
-                run, overlap(source.layers(sender, len(kv_heads)), target.layers(receiver, len(kv_heads)))
-            )
-        )
+        if (layers := overlap(run, overlap(source.layers(sender, num_layers), target.layers(receiver, num_layers))))
         and (heads := overlap(source.heads(sender, count), target.heads(receiver, count)))
     ]
 
@@ -109,7 +106,5 @@ def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[Layer
         for piece in pieces:
             if layer in piece.layers:
                 sent.setdefault(piece.source, []).append(len(piece.heads))
-        found.append(
-            LayerTraffic(max(sum(heads) for heads in sent.values()), max(len(heads) for heads in sent.values()))
-        )
+        found.append(LayerTraffic(max(map(sum, sent.values())), max(map(len, sent.values()))))
     return found

@@ -79,12 +79,8 @@ def parse_metrics(texts: dict[str, str]) -> ServiceMetrics:
 
 def leaks(before: ServiceMetrics, after: ServiceMetrics) -> list[Leak]:
     """Return the gauges above their idle values `before`."""
-    idle = {gauge: before.busy.get(gauge, 0.0) for gauge in after.busy}
-    return [
-        Leak(gauge=gauge, before=idle[gauge], after=value)
-        for gauge, value in after.busy.items()
-        if value > idle[gauge] + _ROUNDING
-    ]
+    found = (Leak(gauge=gauge, before=before.busy.get(gauge, 0.0), after=value) for gauge, value in after.busy.items())
+    return [leak for leak in found if leak.after > leak.before + _ROUNDING]
 
 
 def idle_prefills(before: ServiceMetrics, after: ServiceMetrics) -> list[str]:

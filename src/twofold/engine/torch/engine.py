@@ -74,9 +74,8 @@ class TorchEngine:
             except GrammarError as error:  # the other requests of the batch go on
                 results[i] = Sampled(NO_TOKEN, error=f"the output cannot be constrained: {error}")
         own = [places[i] for i in rows]
-        picked = sample(
-            logits if len(own) == len(logits) else logits[own], list(rows.values()), self._loaded.eos_token_ids
-        )
+        chosen = logits if len(own) == len(logits) else logits[own]
+        picked = sample(chosen, list(rows.values()), self._loaded.eos_token_ids)
         for i, result in zip(rows, picked, strict=True):
             before = results[i]
             results[i] = result if before is None else replace(result, prompt_scores=before.prompt_scores)

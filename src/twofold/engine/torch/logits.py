@@ -49,9 +49,8 @@ def adjusted(logits: Tensor, row: SamplingRow, eos_token_ids: Sequence[int]) -> 
     sampling, bad = row.sampling, list(_bad_ends(row))
     excluded = [_index(changed, bad)] if bad else []
     if row.output_index < sampling.min_tokens:
-        excluded.append(
-            _ends(sampling.stop_token_ids, () if sampling.ignore_eos else tuple(eos_token_ids), changed.device)
-        )
+        eos = () if sampling.ignore_eos else tuple(eos_token_ids)
+        excluded.append(_ends(sampling.stop_token_ids, eos, changed.device))
     if any(map(len, excluded)):
         rest = changed
         for token_ids in excluded:

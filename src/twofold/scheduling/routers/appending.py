@@ -39,9 +39,6 @@ class AppendPrefill(Conductor):
             ttft_s = forecast.queue_s(load.id, now) + forecast.prediction(load.id).prefill_s(prompt, reused)
             # Of equals, a decode instance, which saves the hand-off, and of these the one with least reserved memory.
             if ttft_s < least_s or (ttft_s == least_s and not 0 <= reserved <= load.reserved_tokens):
-                chosen, least_s, reserved = (
-                    Route(load.id, load.id, (), reused, None, ttft_s),
-                    ttft_s,
-                    load.reserved_tokens,
-                )
+                chosen = Route(load.id, load.id, (), reused, None, ttft_s)
+                least_s, reserved = ttft_s, load.reserved_tokens
         return chosen

@@ -195,10 +195,8 @@ class InstanceTelemetry:
     def snapshot(self) -> tuple[InstanceSnapshot, ...]:
         """Return the state and history of all instances, ordered by name."""
         self._fill()
-        status_of = self._statuses.get
-        return tuple(
-            known.snapshot(name, status_of(name, NO_STATUS)) for name, known in sorted(self._instances.items())
-        )
+        named = sorted(self._instances.items())
+        return tuple(known.snapshot(name, self._statuses.get(name, NO_STATUS)) for name, known in named)
 
     def samples(self) -> tuple[LoadSample, ...]:
         """Return samples of the pools and the host over the last hours, oldest first."""

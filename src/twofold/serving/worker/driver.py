@@ -58,13 +58,10 @@ def _scheduler(
     num_blocks, block_size = engine.num_blocks, engine.layout.block_size
     shares = config.reuses(spec)
     most_retained = int(num_blocks * config.engine.retained_share)
-    blocks = (
-        PrefixBlockAllocator(
-            block_size, PrefixCache(num_blocks, create_eviction(config.engine.eviction), changes, most_retained)
-        )
-        if shares
-        else PagedBlockAllocator(num_blocks, block_size)
-    )
+    blocks = PagedBlockAllocator(num_blocks, block_size)
+    if shares:
+        cache = PrefixCache(num_blocks, create_eviction(config.engine.eviction), changes, most_retained)
+        blocks = PrefixBlockAllocator(block_size, cache)
     leases = LeaseTable(blocks, spec.instance, epoch, config.lease_s, parts.transport)
     batcher = _batcher(config, spec)
     swap_blocks = 0 if parts.swap_space is None else parts.swap_space.num_blocks

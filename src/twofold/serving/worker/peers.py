@@ -32,12 +32,9 @@ class PeerDirectory:
     def update(self, peers: list[Peer]) -> None:
         """Replace the list of peers, and close connections to peers that have left or restarted."""
         known = {peer.memory.instance: peer for peer in peers}
+        epochs = {peer.memory.instance: peer.memory.epoch for peer in peers}
         with self._known:
-            over = [
-                instance
-                for instance, old in self._peers.items()
-                if instance not in known or known[instance].memory.epoch != old.memory.epoch
-            ]
+            over = [instance for instance, old in self._peers.items() if epochs.get(instance) != old.memory.epoch]
             self._peers = known
         for instance in over:
             self._disconnect(instance)

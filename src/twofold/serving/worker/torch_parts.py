@@ -105,9 +105,8 @@ class TorchFactory(EngineFactory):
         plan, device = self._plan, self._devices[spec.instance][0]
         model = self._model.to(device)
         num_blocks = self._num_blocks(spec, model, device)
-        transport = self._make_transport(
-            KvCacheSpec(spec.instance, epoch, plan.layout, num_blocks, device, self._network)
-        )
+        cache = KvCacheSpec(spec.instance, epoch, plan.layout, num_blocks, device, self._network)
+        transport = self._make_transport(cache)
         engine_pool, landing_pool = transport.engine_pool, transport.landing_pool
         grammars = self._grammars()
         swap_space = None
@@ -131,12 +130,8 @@ class TorchFactory(EngineFactory):
         others = pipes.of_first()
         model, own = self._shard(spec, 0, pipes, epoch)
         ranks, grammars = OtherRanks([pipe.memory for pipe in others]), self._grammars()
-        engine = SplitEngine(
-            TorchEngine(model, own.engine_pool, grammars),
-            self._plan.layout,
-            spec.split,
-            [pipe.steps for pipe in others],
-        )
+        first, steps = TorchEngine(model, own.engine_pool, grammars), [pipe.steps for pipe in others]
+        engine = SplitEngine(first, self._plan.layout, spec.split, steps)
         one_pool = own.engine_pool is own.landing_pool
         return WorkerParts(
             transport=ShardedTransport(own, ranks),

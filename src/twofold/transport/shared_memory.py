@@ -67,11 +67,8 @@ class SharedMemoryConnection:
         self._engine_pool, self._landing_pool = ours
         layout, sharding = peer.layout, peer.sharding
         # One plan serves both directions: a pair of ranks exchanges the same heads and layers either way.
-        self._pieces = [
-            (piece, RankShard(sharding, piece.target, layout))
-            for piece in plan_reshard(member.sharding, sharding, layout.kv_heads)
-            if piece.source == member.rank
-        ]
+        plan = plan_reshard(member.sharding, sharding, layout.kv_heads)
+        self._pieces = [(each, RankShard(sharding, each.target, layout)) for each in plan if each.source == member.rank]
         try:
             for rank in {piece.target for piece, _ in self._pieces}:
                 own = layout.of_rank(sharding, rank)

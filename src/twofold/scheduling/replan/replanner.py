@@ -221,9 +221,8 @@ class Replanner:
         """Decide whether to change to the best split in `findings`, and log this decision."""
         outcome, (shifts, rate) = self._outcome(findings), self._shifted()
         steps = steps_to(findings.best.split, pools, retired) if outcome is ReplanOutcome.MOVE else ()
-        return self._log(
-            ReplanDecision(at_s=now, shifts=shifts, rate=rate, outcome=outcome, findings=findings, steps=steps)
-        )
+        decision = ReplanDecision(at_s=now, shifts=shifts, rate=rate, outcome=outcome, findings=findings, steps=steps)
+        return self._log(decision)
 
     def give_up(self, reason: str, now: float) -> ReplanDecision:
         """Keep the running split because the search failed, and log this decision."""

@@ -299,9 +299,8 @@ class StoreClient:
         self._connected.set()
 
     def _send(self, epoch: int, number: int, what: messages.StoreOperation) -> None:
-        self._outbox.send(
-            self._store, messages.StoreRequest(client=self._inbox.address, epoch=epoch, number=number, what=what)
-        )
+        request = messages.StoreRequest(client=self._inbox.address, epoch=epoch, number=number, what=what)
+        self._outbox.send(self._store, request)
 
     def _forget(self, session: StoreSession) -> None:
         with self._lock:

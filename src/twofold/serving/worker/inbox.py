@@ -273,7 +273,6 @@ class InboxLoop:
         if now - self._alive_s >= ALIVE_S and state.ranks_alive():
             self._alive_s = now
             said_s = watchdog_clock()
-            state.tell(
-                messages.Alive(instance=state.instance, epoch=state.epoch, batch_s=batch_s, said_s=said_s, now_s=now)
-            )
+            name, epoch = state.instance, state.epoch
+            state.tell(messages.Alive(instance=name, epoch=epoch, batch_s=batch_s, said_s=said_s, now_s=now))
         return now

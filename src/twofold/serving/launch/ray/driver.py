@@ -142,11 +142,8 @@ class RayDriver(WorkerStarter):
         job = self._job
         nodes = list_nodes(self._ray, with_room=True)
         preferred = [node for node in nodes if self._doubts.get(node.id, 0.0) <= now]
-        others = [
-            PlacedNeighbour(self._hosts[name].role, placed.node)
-            for name, placed in self._placed.items()
-            if placed.node is not None
-        ]
+        known = ((self._hosts[name].role, placed.node) for name, placed in self._placed.items())
+        others = [PlacedNeighbour(role, node) for role, node in known if node is not None]
         # An avoided node with room is better than no node.
         node = choose_node(host.role, job.bundle, preferred, others, job.link_label) or choose_node(
             host.role, job.bundle, nodes, others, job.link_label

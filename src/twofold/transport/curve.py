@@ -39,9 +39,8 @@ class CurveConnection:
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         if not source_blocks:
             return 0
-        question = curve_server.WriteBlocks(
-            self._ours.descriptor.instance, self._peer.epoch, (layers.start, layers.stop), tuple(target_blocks)
-        )
+        source, span = self._ours.descriptor.instance, (layers.start, layers.stop)
+        question = curve_server.WriteBlocks(source, self._peer.epoch, span, tuple(target_blocks))
         self._ask(question, curve_server.gather(self._ours.engine_pool, layers, source_blocks))
         return self._peer.layout.bytes_of(layers, len(source_blocks))
 

@@ -53,9 +53,8 @@ def service_config(settings: ServeSettings) -> ServiceConfig:
     check_inline(settings, config)
     config = msgspec.structs.replace(config, inline=inline_config(config, settings))
     config = msgspec.structs.replace(config, forecast=forecast_config(config, settings.profile))
-    return msgspec.structs.replace(
-        config, replan=replan_config(config, settings), overload=overload_config(config, settings)
-    )
+    replan, overload = replan_config(config, settings), overload_config(config, settings)
+    return msgspec.structs.replace(config, replan=replan, overload=overload)
 
 
 def public_name(settings: ServeSettings, config: ServiceConfig) -> str:

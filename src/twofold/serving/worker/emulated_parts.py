@@ -35,9 +35,8 @@ class EmulatedFactory(EngineFactory):
     def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:
         slot, clock, prefills = self._slots[spec.instance], MonotonicClock(), PrefillTimes(self._groups)
         num_blocks, swap_blocks = slot.profile.num_blocks(self._spec.block_size), slot.profile.swap.blocks
-        engine = EmulatedEngine(
-            slot.profile.timing, self._layout, num_blocks, prefills, RandomTokens(self.vocab_size), clock, spec.instance
-        )
+        timing, tokens = slot.profile.timing, RandomTokens(self.vocab_size)
+        engine = EmulatedEngine(timing, self._layout, num_blocks, prefills, tokens, clock, spec.instance)
         cache = KvCacheSpec(spec.instance, epoch, self._layout, num_blocks)
         return WorkerParts(
             engine=engine,

@@ -50,6 +50,12 @@ def chat(client, model):
     return lambda **fields: client.chat.completions.create(**{"model": model, "messages": MESSAGES, **FIXED, **fields})
 
 
+@pytest.fixture
+def refusal():
+    """Return the type of the error for a field that the service does not support."""
+    return "invalid_request_error"
+
+
 def counts(usage):
     """Return the token usage without the number of cached tokens."""
     # The number of cached tokens depends on earlier requests.
@@ -152,7 +158,6 @@ def test_chat_logprobs_bytes_join_to_the_text(chat):
         ({"max_tokens": -1}, openai.BadRequestError, "max_tokens"),
         ({"max_tokens": 10**7}, openai.BadRequestError, "max_tokens"),
         ({"temperature": 3}, openai.BadRequestError, "temperature"),
-        ({"suffix": "end"}, openai.BadRequestError, "suffix"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -161,6 +166,13 @@ def test_errors_raise_the_clients_exceptions(complete, fields, kind, param, stre
         complete(stream=stream, **fields)
     assert raised.value.param == param
     assert raised.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_unsupported_field_is_refused(complete, refusal, stream):
+    with pytest.raises(openai.BadRequestError) as raised:
+        complete(stream=stream, suffix="end")
+    assert (raised.value.param, raised.value.type) == ("suffix", refusal)
 
 
 def test_concurrent_streams_are_complete_and_equal(openai_base_url, model):

@@ -14,6 +14,12 @@ def openai_base_url(fleet):
     return f"{fleet.url}/v1"
 
 
+@pytest.fixture
+def refusal():
+    """The gateway passes the field on, and vLLM refuses it."""
+    return "BadRequestError"
+
+
 @pytest.fixture(scope="module")
 def complete(complete_once, fleet):  # noqa: F811
     """Return a function that repeats a completion request that the gateway replayed, up to five attempts in all."""

@@ -165,7 +165,7 @@ pools = st.builds(
     machines=st.integers(1, 10_000),
     machine=st.sampled_from(sorted(CATALOG.machines)),
     role=st.sampled_from(Role),
-    tensor_parallel=st.none() | st.integers(1, 8),
+    tensor_parallel=st.none() | st.integers(1, 4),
     batcher=st.none() | st.sampled_from(sorted(BATCHERS)),
 )
 seconds = st.floats(0, 9e8)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 Value = int | float | str
 VLLM = ".venv-vllm/bin/python"
 WHEEL = ".venv-wheel/bin/python"
-# What installs the interpreters of other environments.
+# Commands that install the interpreters of other environments.
 _INSTALLS = {VLLM: "`make test-vllm` installs it", WHEEL: "`make wheel-venv` installs the compiled wheel there"}
 
 

@@ -252,10 +252,7 @@ class Recorder(RequestSubscriber):
         timeline = self._open.get(request_id)
         if timeline is None:
             return
-        if tokens == 1:
-            timeline.token_times_s.append(now)
-        else:
-            timeline.token_times_s += [now] * tokens
+        timeline.token_times_s += [now] * tokens
         timeline.output_tokens += tokens
         timeline.moments.setdefault(Moment.FIRST_TOKEN, now)
         timeline.moments[Moment.LAST_TOKEN] = now

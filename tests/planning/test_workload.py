@@ -36,7 +36,7 @@ def test_the_shape_is_the_mean_of_each():
 
 
 def test_an_infinite_cache_leaves_the_tokens_of_new_blocks(tmp_path):
-    """Blocks of 512 tokens: of the second prompt, two are known; of a session's second turn, all of the first."""
+    """Blocks of 512 tokens: the second prompt shares two; a session's second turn shares its first turn."""
     trace, sessions = tmp_path / "blocks.jsonl", tmp_path / "sessions.jsonl"
     asked = [(1, 2, 3), (1, 2, 9)]
     requests = [replace(ask(n, float(n), 1546, 4), prefix_blocks=blocks) for n, blocks in enumerate(asked)]

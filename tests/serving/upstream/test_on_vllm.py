@@ -133,7 +133,7 @@ def test_a_forced_call_is_the_same_split_and_on_one_server(vllm_pair, tmp_path):
     model, (prefill, decode) = vllm_pair
     model = with_tools(model, tmp_path)
     vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
-    # The random model would write white space wherever the grammar has some.
+    # The grammar allows white space, of which the random model would write too much.
     spaces = {str(number): -100 for token, number in vocabulary.items() if set(token) <= set("ĠĊĉč")}
     flags = ("--model", str(model), "--served-model-name", "tiny", "--tool-parser", "hermes")
     city = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}

@@ -282,12 +282,12 @@ def test_a_server_tokenizes_a_text(attempt):
 
 
 def together(*events):
-    """Return a stream whose events arrive together."""
+    """Return a stream that sends all events at once."""
     return [Send(b"".join(event(**each) for each in events) + DONE)]
 
 
 def test_tokens_that_arrive_together_are_passed_on_together(attempt):
-    """All but the first and the last, and those that share an event."""
+    """The first and the last token pass alone, and so do tokens of one event."""
     middle = [said(text, 8 + place) for place, text in enumerate("bcd")]
     events = said("a", 7, prompt=[3, 4, 5]), *middle, said("ef", 11, 12), said("g", 13), said("h", 14, finish="stop")
     heard, raised, _ = attempt(together(*events), text=TEXT, max_tokens=20)

@@ -28,7 +28,7 @@ def plugin(tmp_path, monkeypatch):
 @pytest.mark.covers(engine="vllm", model="llama", feature="async")
 @pytest.mark.parametrize("flags", [(*SPLIT, *WAYS["layer-wise"]), (*SPLIT, *WAYS["pull"]), ("--colocated", "1")])
 def test_tokens_equal_those_of_synchronous_scheduling(flags, plain, vllm_model_dir, tmp_path):  # noqa: F811
-    """Greedy, seeded, penalized and constrained tokens. A decode is scheduled before its previous token is known."""
+    """Greedy, seeded, penalized and constrained tokens. vLLM schedules a decode before it has the previous token."""
     with served(vllm_model_dir("llama"), (*ENGINE, *ASYNC, *flags)) as url:
         assert outputs(url) == plain
         if "--decode" in flags:

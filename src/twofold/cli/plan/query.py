@@ -22,6 +22,7 @@ from twofold.planning.promise import Draws
 from twofold.planning.search import Objective
 from twofold.planning.workload import WorkloadArguments
 from twofold.raycluster.cluster import connect, list_nodes
+from twofold.reporting.output import same_fields
 
 REFERENCE: Final = "dgx-a100"
 
@@ -131,14 +132,9 @@ def with_profile_machines(settings: PlanSettings) -> PlanSettings:
 
 
 def _template(settings: PlanSettings, model: str) -> ClusterSpec:
-    given = {
-        "performance": settings.performance,
-        "handoff": settings.handoff,
-        "max_num_batched_tokens": settings.max_num_batched_tokens,
-        "max_num_seqs": settings.max_num_seqs,
-        "kv_cache": settings.kv_cache,
-        "link_bytes_per_s": None if settings.link_gb_per_s is None else link_bytes_per_s(settings.link_gb_per_s),
-    }
+    given = same_fields(ClusterSpec, settings, without=("model", "profiles", "router"))
+    if settings.link_gb_per_s is not None:
+        given["link_bytes_per_s"] = link_bytes_per_s(settings.link_gb_per_s)
     usual = "jsq" if settings.goodput else "splitwise" if settings.kv_cache is None else "conductor"
     return msgspec.structs.replace(
         ClusterSpec(pools=(), model=model, router=settings.router or usual, profiles=_absolute(settings.profiles)),

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from twofold.planning.advice import Advice
 from twofold.planning.deployment import margins, model_accuracy
-from twofold.planning.design import RatedDesign
+from twofold.planning.design import Design, RatedDesign
 from twofold.planning.evaluator import Effort
 from twofold.planning.plan import DesignChoice, Plan
 from twofold.reporting.output import table
@@ -20,7 +20,7 @@ from twofold.reporting.summary import NOTHING, rate_text, seconds
 from twofold.request import Phase
 from twofold.simulation.result import Check
 
-_NARROW = ("design", "req/s", "$/h", "kW", "req/$", "req/kWh")  # all that fits into a terminal of 80 columns
+_NARROW = ("design", "req/s", "$/h", "kW", "req/$", "req/kWh")  # a terminal of 80 columns has no room for others
 HEADINGS = (*_NARROW, "TTFT P90", "TPOT P90", "mean kW", "model error (prefill / decode)")
 _MOST_POINTS = 14  # the JSON has the whole front
 
@@ -32,7 +32,7 @@ def choice_row(choice: DesignChoice) -> tuple[str, ...]:
     return (
         design.name,
         rate_text(choice.highest_rate),
-        f"{design.price_per_h:,.2f}" if design.price_per_h else NOTHING,
+        _price(design),
         f"{design.tdp_w / 1e3:,.1f}",
         NOTHING if choice.requests_per_dollar is None else f"{choice.requests_per_dollar:,.0f}",
         NOTHING if choice.requests_per_kwh is None else f"{choice.requests_per_kwh:,.0f}",
@@ -41,6 +41,10 @@ def choice_row(choice: DesignChoice) -> tuple[str, ...]:
         f"{evaluation.mean_power_w / 1e3:,.1f}" if evaluation.mean_power_w else NOTHING,
         " / ".join(phase_accuracy(evaluation.pools, phase) for phase in Phase),
     )
+
+
+def _price(design: Design) -> str:
+    return f"{design.price_per_h:,.2f}" if design.price_per_h else NOTHING
 
 
 def check_texts(check: Check) -> tuple[str, str]:
@@ -119,8 +123,7 @@ def _front(front: Sequence[RatedDesign]) -> Table:
     shown = thinned(front)
     more = f" ({len(shown)} of {len(front)} points)" if len(shown) < len(front) else ""
     rows = (
-        (rate_text(each.rate), f"{design.price_per_h:,.2f}" if design.price_per_h else NOTHING, kilowatts, design.name)
+        (rate_text(each.rate), _price(each.design), f"{each.design.tdp_w / 1e3:,.1f}", each.design.name)
         for each in shown
-        for design, kilowatts in [(each.design, f"{each.design.tdp_w / 1e3:,.1f}")]
     )
     return table(f"Pareto front{more}, on the draw of the search", ("req/s", "$/h", "kW", "design"), (0, 1, 2), rows)

@@ -34,7 +34,7 @@ from twofold.planning.design import Budget
 from twofold.planning.evaluator import EvaluationStore, Evaluator, Keys
 from twofold.planning.executors.local import LocalExecutor, cores
 from twofold.planning.plan import DesignChoice, PlanQuery, make_plan
-from twofold.planning.problem import Problem, parse_families, with_parallelism
+from twofold.planning.problem import SPLIT_ROUTERS, Problem, parse_families, with_parallelism
 from twofold.planning.promise import Draws
 from twofold.planning.rates import RateGrid, RateSearch
 from twofold.planning.search import Objective
@@ -105,6 +105,7 @@ def problem_of(case: Case, trace: Path) -> Problem:
         template=ClusterSpec(pools=(), model=case.model),
         workload=WorkloadArguments(workload=str(trace)),
         slo=case.bounds,
+        split_routers=SPLIT_ROUTERS,
         catalog=load_catalog(),
     )
 

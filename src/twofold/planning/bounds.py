@@ -51,7 +51,6 @@ class AnalyticBounds:
             self._shape = replace(self._shape, prompt_tokens=computed)
         self._reference = problem.reference_model()
         self._tiers = _tiers(problem, self._shape, self._reference)
-        self._pooled = problem.template.router not in FIXED_ROLE_ROUTERS
         self._known: dict[MachineKind, MachineSeconds] = {}
 
     def feasible(self, family: Family) -> bool:
@@ -82,7 +81,8 @@ class AnalyticBounds:
     def upper(self, design: Design) -> float:
         """Return a rate above which the design cannot meet the SLO."""
         family = design.family
-        if not family.split or (self._pooled and family.judged is None):
+        pooled = self._problem.router_of(family) not in FIXED_ROLE_ROUTERS
+        if not family.split or (pooled and family.judged is None):
             # The router can move machines between pools, so every machine counts for both phases.
             prefill = sum(count / self._of(kind).prefill for kind, count in design.parts())
             decode = sum(_per(count, self._of(kind).decode) for kind, count in design.parts())

@@ -59,6 +59,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     roles: tuple[Role, ...] = ()  # of the kinds, if a phase has several
     judged: Phase | None = None  # if set, only the SLO bound of this phase counts
     shared: bool = False  # stage i of prefill and stage i of decode are on the same node
+    router: str | None = None  # of a split family; None for that of the problem
 
     @property
     def role_of(self) -> tuple[Role, ...]:
@@ -93,10 +94,11 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
             return f"{' + '.join(words)} {self.batching}"
         phases = " + ".join(f"{word} {role}" for word, role in zip(words, self.role_of, strict=True))
         together = " on shared nodes" if self.shared else ""
-        return f"{phases}{together}" if self.judged is None else f"{self.judged} of {phases}"
+        routed = f", {self.router}" if self.router else ""
+        return f"{phases}{together}{routed}" if self.judged is None else f"{self.judged} of {phases}"
 
 
-FamilyGroup = tuple[Family, ...]  # families that differ only in parallelism
+FamilyGroup = tuple[Family, ...]  # families that differ only in parallelism and router
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,6 +35,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     reference: str = "dgx-a100"  # machine type that slowdowns are relative to
     tensor_parallel: int | None = None  # of an instance, if it is not searched
     batchers: dict[Role, str] = {}  # in place of the default batchers
+    split_routers: tuple[str | None, ...] = (None,)  # to try in split designs; None is that of the template
     catalog: Catalog
 
     @property
@@ -114,11 +115,15 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         )
         if family.split:
             template = self.template if family.judged is None else self._nearby(family)
-            return replace(template, pools=pools)
+            return replace(template, pools=pools, router=self.router_of(family))
         budget = family.max_num_batched_tokens or self.template.max_num_batched_tokens
         usual = COLOCATED_ROUTER if self.template.kv_cache is None else CACHED_ROUTER
         router = usual if self.template.rules == "twofold" else RULES_ROUTER
         return replace(self.template, pools=pools, router=router, max_num_batched_tokens=budget)
+
+    def router_of(self, family: Family) -> str:
+        """Return the router of a split family."""
+        return family.router or self.template.router
 
     def performance(self, kind: MachineKind) -> PerformanceModel:
         machine = self.catalog.machine(kind.name)
@@ -201,6 +206,8 @@ _T = TypeVar("_T")
 SPLITWISE = {"aa": "a100+a100", "hh": "h100+h100", "ha": "h100+a100", "hhcap": "h100+h100-pcap"}
 # Batchers of colocated families: whole prompts with decodes, or small or large chunks.
 COLOCATED = (("mixed", None), ("chunked-prefill", 512), ("chunked-prefill", 2048))
+# In addition to that of Splitwise, whose prefill queues of 8,192 tokens hold too few long prompts for a short TTFT.
+SPLIT_ROUTERS = (None, "jsq")
 
 
 def parse_families(
@@ -230,7 +237,7 @@ def parse_families(
 
 
 def with_parallelism(problem: Problem, families: Iterable[Family]) -> tuple[tuple[FamilyGroup, ...], tuple[str, ...]]:
-    """Expand each family to a group of families, one for each combination of parallelisms.
+    """Expand each family to a group of families: each combination of parallelisms, with each router if it is split.
 
     Return the groups, and an error message for each machine type that cannot run the LLM. Raises ConfigurationError if
     there is no group.
@@ -245,7 +252,9 @@ def with_parallelism(problem: Problem, families: Iterable[Family]) -> tuple[tupl
                     layouts[kind] = problem.layouts(kind.name)
                 except ConfigurationError as error:
                     layouts[kind], reasons[kind] = [], str(error)
-        group = tuple(replace(family, kinds=kinds) for kinds in product(*(layouts[kind] for kind in family.kinds)))
+        routers = problem.split_routers if family.split else (None,)
+        combined = product(routers, product(*(layouts[kind] for kind in family.kinds)))
+        group = tuple(replace(family, kinds=kinds, router=router) for router, kinds in combined)
         if group:
             groups.append(group)
     if not groups:

@@ -157,6 +157,28 @@ def test_caches_raise_the_rate_of_prompts_with_shared_beginnings(planned, tmp_pa
     assert cluster.router == ("conductor" if len(cluster.pools) == 2 else "local-prefix")
 
 
+def test_split_designs_have_the_better_router(planned, tmp_path):
+    """Long prompts wait too long in the prefill queues of Splitwise's router."""
+    code = (
+        "azure-code",
+        "--model",
+        "llama2-70b",
+        "--machines",
+        "h100",
+        "--tp",
+        8,
+        "--max-machines",
+        3,
+        "--no-colocated",
+    )
+    flags = (*code, "--slo", "ttft=1s,tpot=50ms", "--duration", 20, "--draws", 0, "--output", tmp_path / "plan.yaml")
+    (searched,) = planned(*flags)["choices"]
+    assert searched["design"]["name"].endswith("decode, jsq")
+    assert read_deployment(tmp_path / "plan.yaml").cluster.router == "jsq"
+    rates = {router: planned(*flags, "--router", router)["choices"][0]["rate"] for router in ("splitwise", "jsq")}
+    assert rates["splitwise"] < rates["jsq"] == searched["rate"]
+
+
 def test_an_unknown_price_is_left_out(invoke):
     result = invoke("azure-conv", *MODEL, "--machines", "b300", "--max-machines", 2, "--duration", 10, "--draws", 0)
     assert result.exit_code == 0, result.exception

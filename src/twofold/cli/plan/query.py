@@ -17,7 +17,7 @@ from twofold.performance.profile import load_profiles
 from twofold.planning.design import Budget
 from twofold.planning.executors.ray import ray_inventory
 from twofold.planning.plan import PlanQuery
-from twofold.planning.problem import Problem, parse_families, with_parallelism
+from twofold.planning.problem import SPLIT_ROUTERS, Problem, parse_families, with_parallelism
 from twofold.planning.promise import Draws
 from twofold.planning.search import Objective
 from twofold.planning.workload import WorkloadArguments
@@ -50,6 +50,7 @@ def read_problem(settings: PlanSettings) -> Problem:
         reference=catalog.machine(settings.reference or (measured[0].machine if measured else REFERENCE)).name,
         tensor_parallel=settings.tp,
         batchers=settings.batcher or {},
+        split_routers=(None,) if settings.router or settings.goodput or settings.kv_cache else SPLIT_ROUTERS,
         catalog=catalog,
     )
     problem.require_sensible()

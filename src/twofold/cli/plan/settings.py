@@ -105,7 +105,9 @@ class PolicySettings(Settings, panel="Cluster"):
 
     performance: str | None = options.PERFORMANCE.field(unset="auto")
     router: str | None = flag(
-        "Router of disaggregated designs.", choices=ROUTERS, unset="splitwise; jsq for goodput, conductor with caches"
+        "Router of disaggregated designs.",
+        choices=ROUTERS,
+        unset="the better of splitwise and jsq; jsq for goodput, conductor with caches",
     )
     batcher: dict[Role, str] | None = options.BATCHER.field(
         unset="that of the role; mixed and chunked-prefill for colocated designs"

@@ -10,6 +10,8 @@ from fastapi import FastAPI
 from twofold.errors import ConfigurationError
 from twofold.serving.gateway.server import HttpServer
 
+START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]}
+
 
 def test_starts_and_stops():
     """The server accepts connections from start to stop and does not change signal handlers."""
@@ -41,3 +43,58 @@ def test_start_fails_on_an_unusable_socket():
 def test_stopping_before_start_does_nothing():
     with socket.create_server(("127.0.0.1", 0)) as sock:
         asyncio.run(HttpServer(FastAPI(), sock).stop())
+
+
+async def echo(_scope, receive, send):
+    body = (await receive())["body"]
+    await send(START)
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body", "body": b"end"})
+
+
+async def fails_after_the_head(_scope, _receive, send):
+    await send(START)
+    raise ValueError("a defect of an endpoint")
+
+
+def exchange(app, request):
+    """Send a request, and its body after an interim response; return the bytes of both responses."""
+
+    async def scenario():
+        sock = socket.create_server(("127.0.0.1", 0))
+        server = HttpServer(app, sock)
+        await server.start()
+        reader, writer = await asyncio.open_connection(*sock.getsockname())
+        writer.write(request)
+        received = b""
+        if b"Expect" in request:
+            received = await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"body")
+        received += await reader.read()
+        writer.close()
+        await server.stop()
+        return received
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("app", "method", "more", "begins", "ends"),
+    [
+        (echo, "POST", "Content-Length: 0", b"HTTP/1.1 200", b"\r\n\r\n3\r\nend\r\n0\r\n\r\n"),
+        (echo, "HEAD", "Content-Length: 0", b"HTTP/1.1 200", b"close\r\n\r\n"),
+        (
+            echo,
+            "POST",
+            "Expect: 100-continue\r\nContent-Length: 4",
+            b"HTTP/1.1 100",
+            b"4\r\nbody\r\n3\r\nend\r\n0\r\n\r\n",
+        ),
+        (fails_after_the_head, "GET", "Content-Length: 0", b"HTTP/1.1 200", b"\r\n\r\n"),
+    ],
+)
+def test_a_head_is_sent_once_whatever_follows(app, method, more, begins, ends):
+    received = exchange(app, f"{method} / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{more}\r\n\r\n".encode())
+    assert received.startswith(begins)
+    assert received.endswith(ends)
+    assert received.count(b"HTTP/1.1 200") == 1

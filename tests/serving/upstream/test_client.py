@@ -51,6 +51,28 @@ def test_reads_several_tokens_in_an_event():
 
 
 @pytest.mark.parametrize(
+    ("choice", "ids"),
+    [
+        ({"prompt_token_ids": [1, 20, 3], "token_ids": [7]}, [1, 20, 3]),
+        ({"token_ids": [7], "prompt_token_ids": [5], "text": "]"}, [5]),
+        (
+            {"text": '"prompt_token_ids":[1,2]', "token_ids": [7], "prompt_token_ids": list(range(9000))},
+            list(range(9000)),
+        ),
+        ({"prompt_token_ids": None, "token_ids": [7]}, None),
+        ({"token_ids": [7]}, None),
+    ],
+)
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_reads_the_token_ids_of_a_prompt(choice, ids, separators):
+    answer = read_completion(json.dumps({"choices": [choice]}, separators=separators).encode())
+    assert answer.choices[0].token_ids == [7]
+    assert answer.choices[0].text == choice.get("text")
+    assert answer.prompt_tokens == (0 if ids is None else len(ids))
+    assert ids is None or json.loads(bytes(answer.prompt_ids)) == ids
+
+
+@pytest.mark.parametrize(
     ("data", "says"),
     [
         (b'{"error":{"message":"KV could not be loaded","type":"x","code":500}}', "KV could not be loaded"),

@@ -1,7 +1,7 @@
 """Conversion of an HTTP request to inputs of the service, one for each choice."""
 
 import math
-import secrets
+import random
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Final
@@ -138,7 +138,7 @@ def plan(
     stops = stop_patterns(_stop_strings(fields, gateway.limits))
     for number, prompt in enumerate(prompts):
         max_tokens = _max_tokens(gateway, fields, lengths[number])
-        seed = secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed
+        seed = random.getrandbits(_SEED_BITS) if fields.seed is None else fields.seed
         for nth in range(n):
             index = number * n + nth
             seeded = msgspec.structs.replace(sampling, max_tokens=max_tokens, seed=(seed + nth) & _SEED_MASK)
@@ -161,7 +161,7 @@ def _generation(
         text = PromptText(text=prompt, add_special_tokens=fields.adds_special_tokens, skip_special_tokens=skips)
     request = Request(
         # Clients may reuse request ids, so the generation's id has a random suffix.
-        id=f"{spec.id}-{index}-{secrets.token_hex(16)}",
+        id=f"{spec.id}-{index}-{random.getrandbits(128):032x}",
         arrival_s=spec.arrival.monotonic_s,
         prompt_tokens=len(prompt) if text is None else 1 + len(prompt) // CHARACTERS_PER_TOKEN,
         output_tokens=sampling.max_tokens,

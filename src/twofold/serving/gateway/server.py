@@ -11,6 +11,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -31,6 +32,7 @@ _RESERVED_FILES = 64  # for workers, files, and connections to the paths below
 _PIPELINED = 16  # requests of a connection before the response to the first is complete
 _PROBES = frozenset({b"/health", b"/ping", b"/metrics"})  # answered on any number of connections
 _WARNING_INTERVAL_S = 60.0
+_INTERIM = b"HTTP/1.1 100"
 _COLLECTED = (50_000, 20, 50)  # objects, and collections of a younger generation, until the next collection
 _CROWDED = error_response(503, "the service has no free connection; try again later", code="too_many_connections")
 _CROWDED.headers["connection"] = "close"
@@ -114,6 +116,33 @@ def connection_limit(files_per_connection: int) -> int:
     if files == resource.RLIM_INFINITY:
         return sys.maxsize
     return max(1, (files - len(list(Path("/dev/fd").iterdir())) - _RESERVED_FILES) // files_per_connection)
+
+
+class _HeadHolder:
+    """Transport of one response, whose head goes with the first part of its body in one system call."""
+
+    __slots__ = ("_head", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head: bytes | None = None  # empty once it is sent
+
+    def write(self, data: bytes) -> None:
+        if self._head is None and not data.startswith(_INTERIM):
+            self._head = data
+        elif self._head:
+            self._transport.write(self._head + data)
+            self._head = b""
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        if self._head:
+            self._transport.write(self._head)
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -230,6 +259,8 @@ class BoundedProtocol(HttpToolsProtocol):
         probes = self.url.partition(b"?")[0] in _PROBES
         self.app = _CROWDED if crowded and not probes else self.config.loaded_app
         super().on_headers_complete()
+        if self.scope["method"] != "HEAD":  # whose response has no body
+            self.cycle.transport = cast(asyncio.Transport, _HeadHolder(self.transport))
         self._cycles.append(self.cycle)
         if len(self._cycles) > _PIPELINED:
             self.transport.abort()

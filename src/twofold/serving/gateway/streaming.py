@@ -329,9 +329,9 @@ class RunningChoices:
         """The deadline is a time in seconds on the monotonic clock."""
         self._service, self._planned, self._on_delta, self.on_texts = service, planned, on_delta, on_texts
         self._running = {each.generation.request.id for each in planned}
-        self._woken = asyncio.Event()
         self.failure: Exception | None = None  # ClientDisconnect if the client has left
         self.loop = asyncio.get_running_loop()
+        self._woken: asyncio.Future[None] = self.loop.create_future()
         left_s = max(0.0, deadline_s - time.monotonic())
         self._timer = self.loop.call_later(left_s, lambda: self.fail(deadline_error()))
         self._departure = departure
@@ -355,12 +355,13 @@ class RunningChoices:
 
     def wake(self) -> None:
         """Make `woken` return."""
-        self._woken.set()
+        if not self._woken.done():
+            self._woken.set_result(None)
 
     async def woken(self) -> None:
         """Wait until the end of all choices, or a call of `wake` since the last return."""
-        await self._woken.wait()
-        self._woken.clear()
+        await self._woken
+        self._woken = self.loop.create_future()
 
     async def run(self) -> None:
         """Run all choices to their end. Raises ClientDisconnect and API errors."""

@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 from zlib import crc32
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from twofold.errors import TwofoldError
@@ -31,6 +32,7 @@ _REFUSALS = (400, 413, 422)
 _OK = 200
 _JSON = {"content-type": "application/json"}
 _DATA, _DONE = b"data:", b"[DONE]"
+_PROMPT_IDS, _NO_IDS, _COMMA = b'"prompt_token_ids":', msgspec.Raw(), ord(",")
 _LINE_BYTES = 1 << 24  # the first event of a stream repeats the prompt
 
 
@@ -75,23 +77,13 @@ class _Logprobs(msgspec.Struct, frozen=True):
     top_logprobs: list[dict[str, float] | None] = []  # the keys are token ids, written as `token_id:N`
 
 
-_NONE = msgspec.Raw(b"null")
-
-
 class UpstreamChoice(msgspec.Struct, frozen=True):
     """Output tokens: all of them in a complete response, or the new ones in one event of a stream."""
 
     token_ids: list[_TokenId] | None = None
     text: str | None = None
-    prompt_token_ids: msgspec.Raw = _NONE  # in a complete response, or the first event of a stream
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Number of prompt tokens, where the server has sent their ids; otherwise 0."""
-        ids = bytes(self.prompt_token_ids)
-        return ids.count(b",") + 1 if ids.startswith(b"[") else 0
 
     def outputs(self, first_index: int, *, text: bool = False) -> list[TokenOutput]:
         """Return all tokens of this choice, numbered from `first_index`; with `text`, the last one has their text.
@@ -138,13 +130,23 @@ class _Metrics(msgspec.Struct, frozen=True):
     queue_time_ms: float | None = None
 
 
-class UpstreamCompletion(msgspec.Struct, frozen=True):
-    """Completion from a server: a complete response, or one event of a stream."""
+class UpstreamCompletion(msgspec.Struct):
+    """Completion from a server: a complete response, or one event of a stream.
+
+    `prompt_ids` is the JSON list of the prompt's token ids in a complete response or in the first event, else empty.
+    """
 
     choices: list[UpstreamChoice] = []
     error: _ErrorBody | None = None
     kv_transfer_params: dict[str, object] | None = None
     metrics: _Metrics | None = None  # of vLLM servers with --enable-per-request-metrics
+    prompt_ids: msgspec.Raw = _NO_IDS
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of token ids of the prompt."""
+        ids = bytes(self.prompt_ids)
+        return 1 + int(np.count_nonzero(np.frombuffer(ids, np.uint8) == _COMMA)) if ids else 0
 
     @property
     def queue_s(self) -> float:
@@ -162,14 +164,26 @@ _decoder = msgspec.json.Decoder(UpstreamCompletion)
 
 
 def read_completion(data: bytes) -> UpstreamCompletion:
-    """Decode a completion. Raises ServerError if it contains an error or malformed data."""
+    """Decode a completion, or the line of an event. Raises ServerError if it has an error or malformed data."""
+    data, prompt_ids = _without_prompt_ids(data)
     try:
-        answer = _decoder.decode(data)
+        answer = _decoder.decode(data.removeprefix(_DATA))
     except msgspec.DecodeError as error:
         raise ServerError(f"not a completion: {data[:200]!r} ({error})") from error
     if answer.error is not None:
         raise ServerError(answer.error.message)
+    answer.prompt_ids = prompt_ids
     return answer
+
+
+def _without_prompt_ids(data: bytes) -> tuple[bytes, msgspec.Raw]:
+    """Return a completion without the token ids of its prompt, and the list of them, which takes long to parse."""
+    start = data.find(_PROMPT_IDS) + len(_PROMPT_IDS)  # found in no string, whose quotes are escaped
+    end = data.find(b"]", start) + 1
+    ids = data[start:end]
+    if start < len(_PROMPT_IDS) or not ids.lstrip().startswith(b"["):
+        return data, _NO_IDS
+    return b"%bnull%b" % (data[:start], data[end:]), msgspec.Raw(ids)
 
 
 def error_text(body: bytes) -> str:
@@ -225,19 +239,20 @@ class _EventReader:
             if len(self._left) > _LINE_BYTES:
                 raise ServerError(f"an event has more than {_LINE_BYTES} bytes")
             return
-        if self._left:
-            received = b"".join((self._left, received))
         lines = received.split(b"\n")
+        if self._left:
+            self._left += lines[0]
+            lines[0] = bytes(self._left)
         self._left = bytearray(lines.pop())
         try:
             for line in lines:
-                data = line.removeprefix(_DATA).strip() if line else line
-                if not data or self.done:
+                stripped = line.strip() if line else line  # without a copy of a long line
+                if not stripped or self.done:
                     continue
-                if data == _DONE:
+                if stripped.endswith(_DONE):
                     self.done = True
                     continue
-                event = read_completion(data)
+                event = read_completion(stripped)
                 choice = event.choices[0] if self._begun and event.choices else _NO_CHOICE
                 ids, text, more = choice.token_ids, choice.text, choice.finish_reason or choice.logprobs
                 if ids is not None and len(ids) == 1 and text is not None and more is None:

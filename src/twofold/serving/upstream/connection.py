@@ -20,6 +20,7 @@ class ServerConnection(asyncio.Protocol):
     """
 
     _transport: asyncio.Transport
+    _loop: asyncio.AbstractEventLoop
     _parser: httptools.HttpResponseParser
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ class ServerConnection(asyncio.Protocol):
     async def _wait(self) -> None:
         if self._error is not None:
             raise self._error
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = self._loop.create_future()
         try:
             await self._waiter
         finally:
@@ -110,7 +111,7 @@ class ServerConnection(asyncio.Protocol):
     # -- callbacks of the transport and of the parser ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._transport = transport
+        self._transport, self._loop = transport, asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:

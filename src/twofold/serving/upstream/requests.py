@@ -28,7 +28,6 @@ from twofold.serving.upstream.client import (
     ServerError,
     StatusError,
     UnavailableError,
-    UpstreamChoice,
     UpstreamCompletion,
     rejected_decode_body,
 )
@@ -281,15 +280,15 @@ class UpstreamRequest:
         except ServerError as error:
             raise AttemptLostError(server.instance, f"{server.instance}: {error}") from error
         if text and ids and outputs and self._prompt_ids is None:
-            outputs[0] = self._tokenized(server, choice, outputs[0])
+            outputs[0] = self._tokenized(server, answer, outputs[0])
         return outputs
 
-    def _tokenized(self, server: Server, choice: UpstreamChoice, first: TokenOutput) -> TokenOutput:
+    def _tokenized(self, server: Server, answer: UpstreamCompletion, first: TokenOutput) -> TokenOutput:
         """Note the token ids of a prompt that a server has tokenized, and return the first token with their number."""
-        tokens = choice.prompt_tokens
+        tokens = answer.prompt_tokens
         if not tokens:
             raise AttemptLostError(server.instance, f"{server.instance} returned no token ids of the prompt")
-        self._prompt_ids = choice.prompt_token_ids
+        self._prompt_ids = answer.prompt_ids
         self._listener.tokenized(self._id, self._prompt_ids, tokens)
         return msgspec.structs.replace(first, prompt_tokens=tokens)
 

@@ -81,7 +81,7 @@ class AnalyticBounds:
     def upper(self, design: Design) -> float:
         """Return a rate above which the design cannot meet the SLO."""
         family = design.family
-        pooled = self._problem.router_of(family) not in FIXED_ROLE_ROUTERS
+        pooled = (family.router or self._problem.template.router) not in FIXED_ROLE_ROUTERS
         if not family.split or (pooled and family.judged is None):
             # The router can move machines between pools, so every machine counts for both phases.
             prefill = sum(count / self._of(kind).prefill for kind, count in design.parts())

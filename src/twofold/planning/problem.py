@@ -115,15 +115,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         )
         if family.split:
             template = self.template if family.judged is None else self._nearby(family)
-            return replace(template, pools=pools, router=self.router_of(family))
+            return replace(template, pools=pools, router=family.router or template.router)
         budget = family.max_num_batched_tokens or self.template.max_num_batched_tokens
         usual = COLOCATED_ROUTER if self.template.kv_cache is None else CACHED_ROUTER
         router = usual if self.template.rules == "twofold" else RULES_ROUTER
         return replace(self.template, pools=pools, router=router, max_num_batched_tokens=budget)
-
-    def router_of(self, family: Family) -> str:
-        """Return the router of a split family."""
-        return family.router or self.template.router
 
     def performance(self, kind: MachineKind) -> PerformanceModel:
         machine = self.catalog.machine(kind.name)

@@ -121,28 +121,22 @@ def connection_limit(files_per_connection: int) -> int:
 class _HeadHolder:
     """Transport of one response, whose head goes with the first part of its body in one system call."""
 
-    __slots__ = ("_head", "_transport")
+    __slots__ = ("_head", "_transport", "is_closing")
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+        self._transport, self.is_closing = transport, transport.is_closing
         self._head: bytes | None = None  # empty once it is sent
 
     def write(self, data: bytes) -> None:
         if self._head is None and not data.startswith(_INTERIM):
             self._head = data
-        elif self._head:
-            self._transport.write(self._head + data)
-            self._head = b""
-        else:
-            self._transport.write(data)
+            return
+        self._transport.write(self._head + data if self._head else data)
+        self._head = self._head and b""
 
     def close(self) -> None:
-        if self._head:
-            self._transport.write(self._head)
+        self.write(b"")
         self._transport.close()
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
 
 
 class BoundedProtocol(HttpToolsProtocol):

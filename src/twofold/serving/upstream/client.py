@@ -286,13 +286,7 @@ class VllmClient:
 
     async def complete(self, body: bytes) -> UpstreamCompletion:
         """Send a completion request and return the response. Raises UnavailableError, RejectedError and ServerError."""
-        connection = await self._opened("POST", "/v1/completions", body)
-        try:
-            return read_completion(await connection.read_all())
-        except OSError as error:
-            raise self._broken(error) from error
-        finally:
-            self._pool.release(connection)
+        return read_completion(await self._read(await self._opened("POST", "/v1/completions", body)))
 
     async def stream(self, body: bytes, on_event: OnEvent, on_tokens: OnTokens | None = None) -> None:
         """Send a completion request, and call `on_event` with each event of its stream.
@@ -327,17 +321,11 @@ class VllmClient:
         """Return the answer of a GET request; raises UnavailableError."""
         try:
             async with asyncio.timeout(timeout_s):
-                connection = await self._opened("GET", path, b"")
-                try:
-                    return await connection.read_all()
-                finally:
-                    self._pool.release(connection)
+                return await self._read(await self._opened("GET", path, b""))
         except RejectedError as error:
             raise UnavailableError(f"{self.url}{path}: {error}") from error
         except TimeoutError as error:
             raise UnavailableError(f"{self.url} did not respond in time") from error
-        except OSError as error:
-            raise self._broken(error) from error
 
     @asynccontextmanager
     async def response(
@@ -360,15 +348,19 @@ class VllmClient:
         connection = await self._requested(method, path, body, _JSON)
         if connection.status == _OK:
             return connection
+        message = error_text(await self._read(connection))
+        if connection.status in _REFUSALS:
+            raise RejectedError(connection.status, message)
+        raise StatusError(connection.status, f"{self.url} returned HTTP {connection.status}: {message}")
+
+    async def _read(self, connection: ServerConnection) -> bytes:
+        """Read the rest of an answer, and end its request. Raises UnavailableError."""
         try:
-            message = error_text(await connection.read_all())
+            return await connection.read_all()
         except OSError as error:
             raise self._broken(error) from error
         finally:
             self._pool.release(connection)
-        if connection.status in _REFUSALS:
-            raise RejectedError(connection.status, message)
-        raise StatusError(connection.status, f"{self.url} returned HTTP {connection.status}: {message}")
 
     async def _requested(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> ServerConnection:
         # Redirects are not followed: only configured servers get requests and the API key.

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -65,20 +65,6 @@ class _BeyondEndError(Exception):
     """Raised to close a connection, which aborts a request on a server that goes on after the last token."""
 
 
-class AttemptListener(Protocol):
-    """Receiver of a request's progress: start of the prefill, tokens and hand-off."""
-
-    def prefill_started(self, attempt_id: str, at_s: float) -> None: ...
-
-    def tokenized(self, attempt_id: str, prompt_ids: msgspec.Raw, tokens: int) -> None: ...
-
-    def token(self, attempt_id: str, output: TokenOutput, instance: str, started_s: float, now: float) -> None: ...
-
-    def token_run(self, attempt_id: str, run: TokenRun, instance: str, started_s: float, now: float) -> None: ...
-
-    def handed_off(self, attempt_id: str, started_s: float, ended_s: float) -> None: ...
-
-
 class UpstreamRequest:
     """One attempt to run a request on vLLM servers. Earlier attempts have produced `first_index` output tokens."""
 
@@ -88,7 +74,7 @@ class UpstreamRequest:
         first_index: int,
         prefill: Server,
         decode: Server,
-        listener: AttemptListener,
+        listener: LiveRequests,
         later: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
         self.prefill, self.decode = prefill, decode

@@ -1,19 +1,24 @@
 """Soak test: find leaks of memory, open files, threads and KV blocks in a service under long load.
 
-    python bench/soak.py [--minutes 30] [--share 0.9] [--model DIR] [--json OUT] [-- FLAGS of twofold serve]
+    python bench/soak.py [--minutes 30] [--share 0.9] [--abuse] [--model DIR] [--json OUT] [-- FLAGS of twofold serve]
 
 Measures the capacity of the service (default: --prefill 1 --decode 1) in requests per second at a fixed concurrency,
 then sends Poisson arrivals at `--share` of the capacity for `--minutes`. One client in ten disconnects at a random
-time. Exits with 1 if a request fails or has a wrong output length, a worker restarts, a resource of a process grows, or
-KV blocks are in use while the service is idle.
+time. With `--abuse`, another process attacks the service all the time, as attacks.py does: silent connections, clients
+that do not read or that disconnect behind pipelined requests, and deep and wide bodies. Exits with 1 if a request fails
+or has a wrong output length, a worker restarts, a resource of a process grows, or KV blocks are in use while the
+service is idle.
 """
 
 import argparse
 import asyncio
+import multiprocessing
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from itertools import cycle
 from pathlib import Path
 
 import msgspec
@@ -21,6 +26,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from attackers import ATTACKS, MODEL
 from soak_load import AT_ONCE, Load
 from soak_samples import ProcessSample, Sample, Sampler, blocks_held
 from soak_trend import RULE, Trend, Verdict, verdict_of
@@ -33,6 +39,8 @@ from twofold.events import Recorder
 from twofold.timeline import Timeline
 
 REST_S = 6.0
+ABUSES = ("silent connections", "unread streams", "pipelined disconnects", "deep and wide")
+PAUSE_S = 5.0  # between two of them
 MEMORY, COUNTS = ("anonymous", "uss", "rss"), ("files", "sockets", "threads", "segments")
 
 
@@ -72,6 +80,31 @@ async def at_rest(sampler: Sampler) -> Sample:
     return await asyncio.to_thread(sampler.look, time.monotonic())
 
 
+def abuse(port: int) -> None:
+    """Attack a service until this process is ended."""
+
+    async def at_once() -> None:
+        return
+
+    async def attack() -> None:
+        for name in cycle(ABUSES):
+            await ATTACKS[name].run(port, at_once)
+            await asyncio.sleep(PAUSE_S)
+
+    asyncio.run(attack())
+
+
+@contextmanager
+def abused(port: int) -> Iterator[None]:
+    process = multiprocessing.get_context("spawn").Process(target=abuse, args=(port,), daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
 async def soak(url: str, flags: list[str], given: argparse.Namespace) -> Report:
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
@@ -91,7 +124,10 @@ async def soak(url: str, flags: list[str], given: argparse.Namespace) -> Report:
         capacity = await load.capacity(given.capacity_seconds)
         print(f"capacity: {capacity:.2f} requests a second, {AT_ONCE} at once; now {given.share:.0%} of it", flush=True)
     before = await at_rest(sampler)
-    async with Client(endpoint, recorder, ClientConfig()) as client:
+    async with AsyncExitStack() as stack:
+        if given.abuse:
+            stack.enter_context(abused(int(url.rpartition(":")[2])))
+        client = await stack.enter_async_context(Client(endpoint, recorder, ClientConfig()))
         load = Load(client, prompts, ends, given.seed + 1)
         watching = asyncio.create_task(watch())
         await load.run(given.share * capacity, 60 * given.minutes)
@@ -153,6 +189,7 @@ def table(report: Report) -> Table:
 
 def serve_and_soak(given: argparse.Namespace) -> Report:
     flags = given.flags or ["--prefill", "1", "--decode", "1"]
+    flags = [*flags, "--served-model-name", MODEL]
     with ExitStack() as stack:
         model = given.model
         if model is None and "emulated" not in flags:
@@ -166,6 +203,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="model directory (default: a small model is created)")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--share", type=float, default=0.9, help="load as a share of the capacity")
+    parser.add_argument("--abuse", action="store_true", help="attack the service meanwhile")
     parser.add_argument("--capacity-seconds", type=float, default=30.0)
     parser.add_argument("--every", type=float, default=3.0, help="seconds between samples")
     parser.add_argument("--seed", type=int, default=0)

@@ -9,10 +9,11 @@ from twofold.instance import InstanceLoad
 from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.instance.status import InstanceStatus
 
-_LINE = re.compile(r"^(?P<engine>\w+):(?P<name>\w+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$", re.MULTILINE)
+# Nine of ten lines are buckets of histograms.
+_LINE = re.compile(r"^(?P<engine>\w++):(?P<name>\w++)(?<!_bucket)(?:\{.*\})? (?P<value>\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
-_USAGE = re.compile(r"^vllm:kv_cache_usage_perc\b", re.MULTILINE)  # a line for each engine
+_CONFIG = re.compile(r"vllm:cache_config_info\{(.*)\}")
+_USAGE = "\nvllm:kv_cache_usage_perc{"  # a line for each engine
 
 
 class PrefillTotals(msgspec.Struct, frozen=True):
@@ -91,7 +92,7 @@ def read_metrics(text: str) -> ServerMetrics:
         running=round(sums["num_requests_running"]),
         waiting=round(sums["num_requests_waiting"]),
         blocks=sum(_number(config.get("num_gpu_blocks")) for config in configs),
-        used=_ratio(sums["kv_cache_usage_perc"], len(_USAGE.findall(text))),
+        used=_ratio(sums["kv_cache_usage_perc"], text.count(_USAGE)),
         block_tokens=next((_number(config.get("block_size")) for config in configs), 0),
         mean_prompt=_ratio(sums["request_prompt_tokens_sum"], sums["request_prompt_tokens_count"]),
         prefills=PrefillTotals(

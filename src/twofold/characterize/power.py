@@ -50,9 +50,9 @@ class RaplPower:
     def watts(self) -> float:
         now = self._read()
         (before_s, before), (now_s, after), self._before = self._before, now, now
-        joules = (
-            sum((late - early) % span for early, late, span in zip(before, after, self._spans(), strict=True)) / 1e6
-        )
+        # The counters wrap around.
+        spans = [int((path / "max_energy_range_uj").read_text()) for path in self._packages]
+        joules = sum((late - early) % span for early, late, span in zip(before, after, spans, strict=True)) / 1e6
         return joules / max(now_s - before_s, 1e-9)
 
     def limit(self, watts: float) -> None:
@@ -61,10 +61,6 @@ class RaplPower:
 
     def _read(self) -> tuple[float, list[int]]:
         return time.monotonic(), [int((path / "energy_uj").read_text()) for path in self._packages]
-
-    def _spans(self) -> list[int]:
-        # The values in µJ at which the energy counters wrap around.
-        return [int((path / "max_energy_range_uj").read_text()) for path in self._packages]
 
 
 class NvmlPower:

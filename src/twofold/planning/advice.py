@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from twofold.performance.cost import ModelAccuracy
 from twofold.planning.plan import DesignChoice, Plan
 from twofold.planning.promise import Promise
 from twofold.planning.search import Objective
@@ -147,8 +146,4 @@ def _weight(objective: Objective, choice: DesignChoice) -> str:
 
 def _error(choices: Sequence[DesignChoice]) -> float:
     errors = {pool.error for choice in choices for pool in choice.evaluation.pools}
-    return max((_largest(error) for error in errors), default=0.0)
-
-
-def _largest(error: ModelAccuracy) -> float:
-    return max((each for each in (error.prefill, error.decode) if each is not None), default=0.0)
+    return max((each for error in errors for each in (error.prefill, error.decode) if each is not None), default=0.0)

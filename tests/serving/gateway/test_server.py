@@ -79,22 +79,19 @@ def exchange(app, request):
 
 
 @pytest.mark.parametrize(
-    ("app", "method", "more", "begins", "ends"),
+    ("method", "more", "begins", "ends"),
     [
-        (echo, "POST", "Content-Length: 0", b"HTTP/1.1 200", b"\r\n\r\n3\r\nend\r\n0\r\n\r\n"),
-        (echo, "HEAD", "Content-Length: 0", b"HTTP/1.1 200", b"close\r\n\r\n"),
-        (
-            echo,
-            "POST",
-            "Expect: 100-continue\r\nContent-Length: 4",
-            b"HTTP/1.1 100",
-            b"4\r\nbody\r\n3\r\nend\r\n0\r\n\r\n",
-        ),
-        (fails_after_the_head, "GET", "Content-Length: 0", b"HTTP/1.1 200", b"\r\n\r\n"),
+        ("POST", "Content-Length: 0", b"HTTP/1.1 200", b"\r\n\r\n3\r\nend\r\n0\r\n\r\n"),
+        ("HEAD", "Content-Length: 0", b"HTTP/1.1 200", b"close\r\n\r\n"),
+        ("POST", "Expect: 100-continue\r\nContent-Length: 4", b"HTTP/1.1 100", b"4\r\nbody\r\n3\r\nend\r\n0\r\n\r\n"),
     ],
 )
-def test_a_head_is_sent_once_whatever_follows(app, method, more, begins, ends):
-    received = exchange(app, f"{method} / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{more}\r\n\r\n".encode())
+def test_a_head_is_sent_once_whatever_follows(method, more, begins, ends):
+    received = exchange(echo, f"{method} / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{more}\r\n\r\n".encode())
     assert received.startswith(begins)
     assert received.endswith(ends)
     assert received.count(b"HTTP/1.1 200") == 1
+
+
+def test_a_response_without_a_body_closes_the_connection():
+    assert exchange(fails_after_the_head, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") == b""

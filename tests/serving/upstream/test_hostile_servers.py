@@ -36,6 +36,7 @@ SCRIPTS = {
     8: [choice(-7, finish="length"), Send(DONE)],
     10: [Send(b"data: " + b"[" * 200_000 + b"]" * 200_000 + b"\n\n")],
     11: [choice(2**32 - 1, finish="length"), Send(DONE)],
+    "g": [Send(b'data: {"choices":[{"index":0,"text":"x","prompt_token_ids":[1,,"2"],"token_ids":[7]}]}\n\n'), Drop()],
     "500": [Refuse(500, ERROR)],
     "429": [Refuse(429, ERROR)],
     "401": [Refuse(401, ERROR)],
@@ -158,6 +159,17 @@ def kernel_bytes():
     """Return the most bytes that the kernel may hold of a stream from a server to a client that does not read."""
     sent, received = (int(Path(f"/proc/sys/net/ipv4/tcp_{kind}mem").read_text().split()[2]) for kind in "wr")
     return 2 * sent + received
+
+
+def test_garbled_token_ids_of_a_prompt_end_one_request(hostile):
+    """They are needed when the stream breaks; then the service goes on."""
+    url, _, _ = hostile
+    garbled = "/v1/completions", {"prompt": "garbled", "max_tokens": 9}
+    ((status, text),) = ask_all(url, garbled)
+    assert (status, error(text)["code"]) == (503, "instance_lost")
+    while metric(url, 'instance_state{instance="mixed-0",state="up"}') == 0:
+        pass
+    assert ask_all(url, completion(6))[0][0] == 200
 
 
 @pytest.mark.parametrize("content_type", ["text/event-stream", "application/json"])

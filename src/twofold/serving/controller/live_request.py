@@ -1,11 +1,11 @@
 """Live requests, which continue on other workers if a worker is lost."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
-from twofold.errors import RequestError, TwofoldError
+from twofold.errors import InstanceLostError, RequestError, TwofoldError
 from twofold.events import PlacedRequest
 from twofold.kvcache.prefix import later_keys
 from twofold.request import Generation, TokenOutput, TokenRun
@@ -100,10 +100,13 @@ class LiveRequest:
         self._prompt_ids = prompt_ids
 
     def remaining(self) -> Generation:
-        """Return the input for a retry of the request: its prompt and all output tokens received so far."""
+        """Return a retry's input: prompt and output so far. Raises InstanceLostError for invalid ids of the prompt."""
         made = len(self._tokens)
         if made and self._prompt_ids is not None:
-            self._name_prompt(msgspec.json.decode(self._prompt_ids, type=list[int]))
+            try:
+                self._name_prompt(msgspec.json.decode(self._prompt_ids, type=list[Annotated[int, msgspec.Meta(ge=0)]]))
+            except msgspec.DecodeError as error:
+                raise InstanceLostError("a server returned invalid token ids of the prompt, and was lost") from error
             self._prompt_ids = None
         generation, request, sampling = self.generation, self.generation.request, self.generation.sampling
         attempt = msgspec.structs.replace(

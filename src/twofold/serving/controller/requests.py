@@ -169,7 +169,11 @@ class LiveRequests:
 
     def _place(self, live: LiveRequest) -> bool:
         """Run a request on instances that can accept it now; return False if there are none."""
-        generation, now = live.remaining(), time.monotonic()
+        try:
+            generation, now = live.remaining(), time.monotonic()
+        except InstanceLostError as error:
+            self.fail(live, error)
+            return True
         placed = self._cluster.place_apart_from(live.refused_by, generation.request, now)
         if placed is None:
             return False

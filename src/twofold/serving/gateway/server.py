@@ -121,10 +121,10 @@ def connection_limit(files_per_connection: int) -> int:
 class _HeadHolder:
     """Transport of one response, whose head goes with the first part of its body in one system call."""
 
-    __slots__ = ("_head", "_transport", "is_closing")
+    __slots__ = ("_head", "_transport", "close", "is_closing")
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport, self.is_closing = transport, transport.is_closing
+        self._transport, self.close, self.is_closing = transport, transport.close, transport.is_closing
         self._head: bytes | None = None  # empty once it is sent
 
     def write(self, data: bytes) -> None:
@@ -133,10 +133,6 @@ class _HeadHolder:
             return
         self._transport.write(self._head + data if self._head else data)
         self._head = self._head and b""
-
-    def close(self) -> None:
-        self.write(b"")
-        self._transport.close()
 
 
 class BoundedProtocol(HttpToolsProtocol):

@@ -55,6 +55,11 @@ def twofold_route(python: Path, model: Path, behind: Behind, port: int) -> list[
     return [str(python), *TWOFOLD[1:], "route", *flags]
 
 
+def bare_proxy(python: Path, _model: Path, behind: Behind, port: int) -> list[str]:
+    """Return the command of the proxy that forwards texts and does nothing else."""
+    return [str(python), str(Path(__file__).parent / "bare_proxy.py"), "--port", str(port), "--server", *behind.urls]
+
+
 def vllm_router(python: Path, _model: Path, behind: Behind, port: int) -> list[str]:
     """Return the command of vllm-router with its defaults, but its cheapest policy and no line per request."""
     command = [str(python), "-m", "vllm_router.launch_router", *_rust_flags(port, "warning")]
@@ -76,6 +81,7 @@ def _rust_flags(port: int, log_level: str) -> list[str]:
 
 ROUTERS = {
     "twofold route": MeasuredRouter(None, splits=True, command=twofold_route),
+    "bare proxy": MeasuredRouter(None, splits=False, command=bare_proxy),
     "vllm-router": MeasuredRouter("vllm_router", splits=True, command=vllm_router),
     "sglang-router": MeasuredRouter("sglang_router", splits=False, command=sglang_router),
 }

@@ -14,7 +14,8 @@ each round:
 
 `twofold route` runs with an API key, a deadline and metrics. `twofold serve` runs an emulated cluster, and its CPU time
 is that of the process with gateway and controller, without workers; it is compared with vllm-router's streams of tokens
-that are 20 ms apart. vllm-router and sglang-router have virtual environments of their own. They run with round robin,
+that are 20 ms apart. The bare proxy (bare_proxy.py) is in Python, too, and has no function but to forward texts.
+vllm-router and sglang-router have virtual environments of their own. They run with round robin,
 their cheapest policy, without a log line per request, and otherwise with their defaults. A router without an
 environment is skipped. "Overloaded" marks routers that left requests unsent at 80%: all connections of the load
 generator were busy. Other processes on the same cores lengthen latencies far more than CPU times. Exits with 1 if a

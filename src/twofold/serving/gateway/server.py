@@ -119,7 +119,7 @@ def connection_limit(files_per_connection: int) -> int:
 
 
 class _HeadHolder:
-    """Transport of one response, whose head goes with the first part of its body in one system call."""
+    """Transport of one response. It sends the head with the first part of the body, in one system call."""
 
     __slots__ = ("_head", "_transport", "close", "is_closing")
 

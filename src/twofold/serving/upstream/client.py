@@ -178,7 +178,7 @@ def read_completion(data: bytes) -> UpstreamCompletion:
 
 def _without_prompt_ids(data: bytes) -> tuple[bytes, msgspec.Raw]:
     """Return a completion without the token ids of its prompt, and the list of them, which takes long to parse."""
-    start = data.find(_PROMPT_IDS) + len(_PROMPT_IDS)  # found in no string, whose quotes are escaped
+    start = data.find(_PROMPT_IDS) + len(_PROMPT_IDS)  # in no string: its quotes would be escaped
     end = data.find(b"]", start) + 1
     ids = data[start:end]
     if start < len(_PROMPT_IDS) or not ids.lstrip().startswith(b"["):

@@ -80,14 +80,14 @@ async def at_rest(sampler: Sampler) -> Sample:
     return await asyncio.to_thread(sampler.look, time.monotonic())
 
 
-def abuse(port: int) -> None:
-    """Attack a service until this process is ended."""
+def abuse(port: int, *, endless: bool) -> None:
+    """Attack a service in each way once, or until this process is ended."""
 
     async def at_once() -> None:
         return
 
     async def attack() -> None:
-        for name in cycle(ABUSES):
+        for name in cycle(ABUSES) if endless else ABUSES:
             await ATTACKS[name].run(port, at_once)
             await asyncio.sleep(PAUSE_S)
 
@@ -96,7 +96,7 @@ def abuse(port: int) -> None:
 
 @contextmanager
 def abused(port: int) -> Iterator[None]:
-    process = multiprocessing.get_context("spawn").Process(target=abuse, args=(port,), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=abuse, args=(port,), kwargs={"endless": True})
     process.start()
     try:
         yield
@@ -123,10 +123,13 @@ async def soak(url: str, flags: list[str], given: argparse.Namespace) -> Report:
         load = Load(client, prompts, ends, given.seed)
         capacity = await load.capacity(given.capacity_seconds)
         print(f"capacity: {capacity:.2f} requests a second, {AT_ONCE} at once; now {given.share:.0%} of it", flush=True)
+    port = int(url.rpartition(":")[2])
+    if given.abuse:  # the first long work starts the threads for it
+        await asyncio.to_thread(abuse, port, endless=False)
     before = await at_rest(sampler)
     async with AsyncExitStack() as stack:
         if given.abuse:
-            stack.enter_context(abused(int(url.rpartition(":")[2])))
+            stack.enter_context(abused(port))
         client = await stack.enter_async_context(Client(endpoint, recorder, ClientConfig()))
         load = Load(client, prompts, ends, given.seed + 1)
         watching = asyncio.create_task(watch())

@@ -28,7 +28,16 @@ def test_the_sum_of_histograms_equals_one_histogram(groups):
         apart[-1].add(np.array(group), 1.0)
         together.add(np.array(group), 1.0)
     total = LatencyHistogram.sum(apart)
-    assert (total.count, total.within, total.buckets) == (together.count, together.within, together.buckets)
+    assert (total.count, total.within) == (together.count, together.within)
+    assert total.percentiles() == together.percentiles()
+
+
+def test_latencies_beyond_all_buckets_are_counted():
+    histogram = LatencyHistogram()
+    histogram.add(np.array([1e-9] * 50 + [1e9] * 50), 1.0)
+    shortest, longest, _ = histogram.percentiles()
+    assert shortest == pytest.approx(1e-5, rel=0.1)
+    assert longest > 1700
 
 
 def test_tokens_of_live_requests_are_counted_once():

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 
 import pytest
 
@@ -9,12 +10,17 @@ from support.running_gateway import running_gateway
 from support.scripted_service import Gate, ScriptedService
 
 
-def send(client, **fields):
-    """Send a completion request on a bare socket, which the test can close at any time."""
+def send(client, *, pause_s=0.0, **fields):
+    """Send a completion request on a bare socket, which the test can close at any time.
+
+    `pause_s` is the time after the first byte of the body.
+    """
     body = json.dumps({"model": "tiny", "prompt": "The", "max_tokens": 100, **fields}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     sock = socket.create_connection((client.base_url.host, client.base_url.port), timeout=600)
-    sock.sendall(head + body)
+    sock.sendall(head + body[:1])
+    time.sleep(pause_s)
+    sock.sendall(body[1:])
     return sock
 
 
@@ -37,11 +43,12 @@ def test_a_disconnect_aborts_every_generation(stream, n, tokens, caplog):
     assert caplog.records == []
 
 
-def test_a_disconnect_behind_a_large_body_is_seen():
+@pytest.mark.parametrize("pause_s", [0.0, 0.3])  # the body arrives before the application asks for it, or after
+def test_a_disconnect_behind_a_large_body_is_seen(pause_s):
     """uvicorn stops to read behind a body of 64 KiB, until the application takes it."""
     service = ScriptedService(lambda _: [Gate()])
     with running_gateway(service) as client:
-        sock = send(client, stream=True, user="x" * 200_000)
+        sock = send(client, stream=True, user="x" * 1_000_000, pause_s=pause_s)
         service.wait_until(lambda service: len(service.started) == 1)
         sock.close()
         service.wait_until(lambda service: len(service.aborted) == 1)

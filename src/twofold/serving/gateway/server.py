@@ -200,7 +200,6 @@ class BoundedProtocol(HttpToolsProtocol):
         if cycle.more_body:
             return None
         body, cycle.body = bytes(cycle.body), bytearray()
-        self.flow.resume_reading()  # uvicorn pauses it behind a large body, which would hide a disconnect
         return body
 
     def _leave(self) -> None:
@@ -261,6 +260,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
         if len(self._cycles) > 1 and self.flow.read_paused:  # a large body waits behind the running request
             self.transport.abort()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self.flow.resume_reading()  # uvicorn pauses it behind a large body, which would hide a disconnect
 
     def send_400_response(self, msg: str) -> None:
         """Reject invalid HTTP (status 400) or too large headers (status 431), and close the connection.

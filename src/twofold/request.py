@@ -4,8 +4,11 @@ for live generation.
 
 from collections.abc import Iterator
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
+
+TokenizerId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]  # a token id, as tokenizers take it
 
 
 class Phase(StrEnum):

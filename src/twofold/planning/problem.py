@@ -202,7 +202,7 @@ _T = TypeVar("_T")
 SPLITWISE = {"aa": "a100+a100", "hh": "h100+h100", "ha": "h100+a100", "hhcap": "h100+h100-pcap"}
 # Batchers of colocated families: whole prompts with decodes, or small or large chunks.
 COLOCATED = (("mixed", None), ("chunked-prefill", 512), ("chunked-prefill", 2048))
-# In addition to that of Splitwise, whose prefill queues of 8,192 tokens hold too few long prompts for a short TTFT.
+# Splitwise's router of the template lets prefill queues hold 8,192 tokens: long prompts wait longer than with `jsq`.
 SPLIT_ROUTERS = (None, "jsq")
 
 

@@ -37,8 +37,9 @@ def read_problem(settings: PlanSettings) -> Problem:
     if model is None:
         raise ConfigurationError("give --model, as in bloom-176b, or --profile")
     catalog.model(model)
+    template = _template(settings, model)
     problem = Problem(
-        template=_template(settings, model),
+        template=template,
         workload=WorkloadArguments(
             workload=settings.workload,
             duration_s=settings.duration,
@@ -50,7 +51,7 @@ def read_problem(settings: PlanSettings) -> Problem:
         reference=catalog.machine(settings.reference or (measured[0].machine if measured else REFERENCE)).name,
         tensor_parallel=settings.tp,
         batchers=settings.batcher or {},
-        split_routers=(None,) if settings.router or settings.goodput or settings.kv_cache else SPLIT_ROUTERS,
+        split_routers=(None,) if settings.router or template.router != "splitwise" else SPLIT_ROUTERS,
         catalog=catalog,
     )
     problem.require_sensible()

@@ -1,14 +1,14 @@
 """Live requests, which continue on other workers if a worker is lost."""
 
 from collections.abc import Sequence
-from typing import Annotated, Protocol
+from typing import Protocol
 
 import msgspec
 
 from twofold.errors import InstanceLostError, RequestError, TwofoldError
 from twofold.events import PlacedRequest
 from twofold.kvcache.prefix import later_keys
-from twofold.request import Generation, TokenOutput, TokenRun
+from twofold.request import Generation, TokenizerId, TokenOutput, TokenRun
 from twofold.scheduling.admission.admission import QueuedRequest
 from twofold.scheduling.admission.limits import Refusal, RefusalReason
 from twofold.serving.telemetry.snapshot import AttemptStage
@@ -104,7 +104,7 @@ class LiveRequest:
         made = len(self._tokens)
         if made and self._prompt_ids is not None:
             try:
-                self._name_prompt(msgspec.json.decode(self._prompt_ids, type=list[Annotated[int, msgspec.Meta(ge=0)]]))
+                self._name_prompt(msgspec.json.decode(self._prompt_ids, type=list[TokenizerId]))
             except msgspec.DecodeError as error:
                 raise InstanceLostError("a server returned invalid token ids of the prompt, and was lost") from error
             self._prompt_ids = None

@@ -248,7 +248,7 @@ class BoundedProtocol(HttpToolsProtocol):
         probes = self.url.partition(b"?")[0] in _PROBES
         self.app = _CROWDED if crowded and not probes else self.config.loaded_app
         super().on_headers_complete()
-        if self.scope["method"] != "HEAD":  # whose response has no body
+        if self.scope["method"] != "HEAD":  # its response has no body
             self.cycle.transport = cast(asyncio.Transport, _HeadHolder(self.transport))
         self._cycles.append(self.cycle)
         if len(self._cycles) > _PIPELINED:

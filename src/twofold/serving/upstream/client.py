@@ -6,15 +6,14 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, TypeVar
+from typing import TypeVar
 from zlib import crc32
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 
 from twofold.errors import TwofoldError
-from twofold.request import FinishReason, TokenOutput
+from twofold.request import FinishReason, TokenizerId, TokenOutput
 from twofold.serving.upstream.connection import ConnectionPool, ServerConnection
 
 T = TypeVar("T")
@@ -25,7 +24,6 @@ REMOTE_DECODE: KvParams = {"do_remote_decode": True, "do_remote_prefill": False}
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _NAMED = re.compile(r"token_id:([0-9]{1,9})")
-_TokenId = Annotated[int, Meta(ge=0, lt=1 << 32)]  # as tokenizers take them
 
 # Statuses of invalid requests; all other errors are the server's.
 _REFUSALS = (400, 413, 422)
@@ -80,7 +78,7 @@ class _Logprobs(msgspec.Struct, frozen=True):
 class UpstreamChoice(msgspec.Struct, frozen=True):
     """Output tokens: all of them in a complete response, or the new ones in one event of a stream."""
 
-    token_ids: list[_TokenId] | None = None
+    token_ids: list[TokenizerId] | None = None
     text: str | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None

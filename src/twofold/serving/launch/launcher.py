@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import msgspec
 
@@ -81,15 +82,15 @@ class Launcher(ProcessControl):
         if self._process is None:
             return
         self._send(WorkerCommand(finish=True))
-        try:
-            await asyncio.wait_for(self._process.wait(), grace_s)
-        except TimeoutError:
-            self._process.terminate()  # the process kills its workers and exits
-            try:
-                await asyncio.wait_for(self._process.wait(), TERMINATE_S)
-            except TimeoutError:
-                self._process.kill()  # the workers die with the process
-                await self._process.wait()
+        process = self._process
+        with suppress(ProcessLookupError):  # it may end just when a wait does
+            # On SIGTERM it kills its workers and exits; on SIGKILL they die with it.
+            for end, wait_s in ((process.terminate, grace_s), (process.kill, TERMINATE_S)):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), wait_s)
+                    return
+                end()
+            await process.wait()
 
 
 class LocalLauncher(Launcher):

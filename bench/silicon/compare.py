@@ -2,7 +2,8 @@
 
     pip install 'twofold[aiconfigurator]'
     python bench/silicon/compare.py --rows 900
-    python bench/silicon/compare.py --mode disagg --inferencex nvidia-master.yaml
+    git clone https://github.com/SemiAnalysisAI/InferenceX
+    python bench/silicon/compare.py --mode disagg --inferencex InferenceX
 
 Each deployment is simulated as it was run, with the operator times of its engine. Six constants of each engine are
 fitted to a third of the rows: a factor of these times, seconds of an iteration, seconds of an iteration for each
@@ -10,21 +11,22 @@ sequence, seconds of a request before its first token, the same for each client,
 accepted. With --by-model, the same rows also give a factor of the operator times of each engine's models. The errors
 are those of mean TTFT and mean TPOT in the other rows.
 
-The file nvidia-master.yaml, in `.github/configs` of github.com/SemiAnalysisAI/InferenceX, lists the deployments with
-speculative decoding. Without it, none is simulated with speculative decoding. If it has a deployment both with and
-without, a measurement counts as speculative if the sample has another of this deployment with a much longer TPOT.
+A clone of github.com/SemiAnalysisAI/InferenceX tells the sequences that a decode worker takes, and which deployments
+decode speculatively. Without it, no batch is limited, and no deployment decodes speculatively. If it has a deployment
+both with and without speculation, a measurement counts as speculative if the sample has another of this deployment
+with a much longer TPOT.
 """
 
 import argparse
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from inferencex import Speculation
+from inferencex import Deployments, Setting
 from msgspec.structs import replace
 from recipes import Recipe, recipe
 from rich.console import Console
@@ -40,6 +42,7 @@ from twofold.reporting.output import json_text
 
 PASSES = 2  # of the fit, each with simulations
 LEAST_OPERATORS = 0.5  # factor of the operators' times
+PROMPTS = [each / 10 for each in range(6, 16)]  # factors of those of prefill instances
 ACCEPTANCES = [each / 100 for each in range(40, 100, 2)]  # of a draft token
 FEWEST = 3  # rows of a model that has a factor of its own
 
@@ -50,11 +53,17 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     row: SiliconRow
     layouts: dict[str, EngineLayout]  # by role
     options: Recipe
+    batch: int | None  # most sequences of a rank that decodes
     simulated: Timings
 
     @property
     def draft_tokens(self) -> int:
         return next(iter(self.layouts.values())).draft_tokens
+
+    @property
+    def shares_experts(self) -> bool:
+        """Whether the ranks that decode have requests of their own, and share experts."""
+        return self.layouts[self.row.roles[-1].value].attention_data_parallel > 1
 
     @property
     def ttft_error(self) -> float:
@@ -80,6 +89,7 @@ class Deployment(NamedTuple):
 
     row: SiliconRow
     engines: dict[Role, Engine]
+    batch: int | None
 
 
 def least_relative(parts: Sequence[Sequence[float]], wanted: Sequence[float], lowest: float = 0.0) -> list[float]:
@@ -111,22 +121,56 @@ def fit(known: Sequence[Compared], before: EngineOverhead) -> EngineOverhead:
     for each in known:
         tokens, decodes = found.tokens(each.draft_tokens), each.row.sequences(each.row.roles[-1])
         whole_s = each.simulated.mean_tpot_s * before.tokens(each.draft_tokens)
-        operators_s = (whole_s - before.step_s - before.sequence_s * decodes) / before.operators
-        parts.append((max(operators_s, 0.0) / tokens, 1.0 / tokens, decodes / tokens))
+        apart = each.shares_experts and each.row.mode == "disagg"
+        factor = before.ranks if apart and before.ranks is not None else before.operators
+        operators_s = max(0.0, (whole_s - before.step_s - before.sequence_s * decodes) / factor)
+        split = (0.0, operators_s) if apart else (operators_s, 0.0)
+        parts.append((*(part / tokens for part in split), 1.0 / tokens, decodes / tokens))
     # Both fits minimise the mean error; use the one with the lower median error.
     scaled = least_relative([(0.0, *part) for part in parts], tpots, LEAST_OPERATORS)
-    added = [1.0, *least_relative(parts, tpots)]
-    operators, step_s, sequence_s = min(scaled, added, key=lambda factors: _median_error(parts, factors, tpots))
-    clients = [each.row.sequences(each.row.roles[0]) for each in known]
-    outside = [before.request_s + before.client_s * count for count in clients]
-    ttfts = [
-        (each.simulated.mean_ttft_s - before_s, 1.0, count)
-        for each, before_s, count in zip(known, outside, clients, strict=True)
-    ]
-    request_s, client_s = least_relative(ttfts, [each.row.silicon_ttft_ms / 1e3 for each in known])
+    added = [1.0, 1.0, *least_relative([(part[0] + part[1], *part[2:]) for part in parts], tpots)]
+    operators, ranks, step_s, sequence_s = min(scaled, added, key=lambda factors: _median_error(parts, factors, tpots))
+    outside, _ = fit_outside(known, before)
     return replace(
-        found, operators=operators, step_s=step_s, sequence_s=sequence_s, request_s=request_s, client_s=client_s
+        found,
+        operators=operators,
+        ranks=ranks if known[0].row.mode == "disagg" else None,
+        step_s=step_s,
+        sequence_s=sequence_s,
+        request_s=outside.request_s,
+        client_s=outside.client_s,
+        iterations=outside.iterations,
     )
+
+
+def fit_outside(known: Sequence[Compared], before: EngineOverhead) -> tuple[EngineOverhead, float]:
+    """Fit the times of a request outside iterations. Return the overhead with them, and the median error of TTFT."""
+    parts = []
+    for each in known:
+        clients = each.row.sequences(each.row.roles[0])
+        iteration_s = each.simulated.mean_tpot_s
+        outside_s = before.request_s + before.client_s * clients + before.iterations * iteration_s
+        waits = () if each.row.mode == "agg" else (iteration_s,)
+        parts.append((each.simulated.mean_ttft_s - outside_s, 1.0, clients, *waits))
+    wanted = [each.row.silicon_ttft_ms / 1e3 for each in known]
+    factors = least_relative(parts, wanted)
+    request_s, client_s, iterations = (*factors, 0.0)[:3]
+    found = replace(before, request_s=request_s, client_s=client_s, iterations=iterations)
+    return found, _median_error(parts, [1.0, *factors], wanted)
+
+
+def fit_prompts(
+    fitted: Sequence[Deployment], overheads: dict[str, EngineOverhead], most: int
+) -> dict[str, EngineOverhead]:
+    """Fit a factor of the operators of prefill instances, where prompts are alone."""
+    best: dict[str, tuple[float, EngineOverhead]] = {}
+    for factor in PROMPTS:
+        tried = {engine: replace(each, prompts=factor) for engine, each in overheads.items()}
+        found = compare(fitted, lambda row: tried[row.backend], most)  # noqa: B023  (called before the next factor)
+        for engine, overhead in tried.items():
+            outside, error = fit_outside([each for each in found if each.row.backend == engine], overhead)
+            best[engine] = min(best.get(engine, (error, outside)), (error, outside), key=lambda each: each[0])
+    return {engine: overhead for engine, (_, overhead) in best.items()}
 
 
 def _median_error(parts: Sequence[Sequence[float]], factors: Sequence[float], wanted: Sequence[float]) -> float:
@@ -162,28 +206,36 @@ def compare(
             row=row,
             layouts={role.value: engine.layout for role, engine in engines.items()},
             options=recipe(row),
-            simulated=simulated(row, engines, overhead(row), most),
+            batch=batch,
+            simulated=simulated(row, engines, overhead(row), most, batch),
         )
-        for row, engines in deployments
+        for row, engines, batch in deployments
     ]
 
 
-def covered(rows: Iterable[SiliconRow], draft_tokens: Callable[[SiliconRow], int]) -> list[Deployment]:
-    found = ((row, engines_of(row, draft_tokens(row))) for row in rows)
-    return [Deployment(row, engines) for row, engines in found if engines is not None]
+def covered(rows: Iterable[SiliconRow], setting_of: Callable[[SiliconRow], Setting]) -> Iterator[Deployment]:
+    """Yield the deployments that the package has operator times of."""
+    for row in rows:
+        setting = setting_of(row)
+        if row.mode == "disagg":
+            for role, part in zip(row.roles, setting.parts, strict=False):
+                row = row.with_attention(role, data=part.attention_data)  # noqa: PLW2901
+        engines = engines_of(row, setting.draft_tokens)
+        if engines is not None:
+            yield Deployment(row, engines, setting.batch)
 
 
 def run(given: argparse.Namespace) -> Report:
     rows = [row for row in silicon_rows() if row.mode == given.mode and row.complete]
     faster = contradicted(rows)
-    speculation = given.inferencex and Speculation(given.inferencex)
+    deployments = given.inferencex and Deployments(given.inferencex)
     random.Random(given.seed).shuffle(rows)
     rows = rows[: given.rows]
 
-    def draft_tokens(row: SiliconRow) -> int:
-        return speculation.depth(row, faster=row.id in faster) if speculation else 0
+    def setting_of(row: SiliconRow) -> Setting:
+        return deployments.setting(row, faster=row.id in faster) if deployments else Setting()
 
-    known = covered(rows, draft_tokens)
+    known = list(covered(rows, setting_of))
     fitted, rest = ([each for each in known if each.row.fitted is third] for third in (True, False))
     overheads = {each.row.backend: EngineOverhead() for each in known}
     factors: dict[str, dict[str, float]] = {}
@@ -191,9 +243,12 @@ def run(given: argparse.Namespace) -> Report:
     def overhead_of(row: SiliconRow) -> EngineOverhead:
         engine = overheads[row.backend]
         factor = factors.get(row.backend, {}).get(row.architecture, 1.0)
-        return replace(engine, operators=engine.operators * factor)
+        parts = {name: getattr(engine, name) for name in ("operators", "ranks", "prompts")}
+        return replace(engine, **{name: each and each * factor for name, each in parts.items()})
 
     for _ in range(PASSES):
+        if given.mode == "disagg":
+            overheads = fit_prompts(fitted, overheads, given.requests)
         found = compare(fitted, overhead_of, given.requests)
         overheads = {
             engine: fit([each for each in found if each.row.backend == engine], overhead)
@@ -212,10 +267,14 @@ def show(report: Report) -> None:
     drafted = sum(each.draft_tokens > 0 for each in report.compared)
     console.print(f"of {len(report.compared)} rows that nothing was fitted to, {drafted} decode speculatively")
     for engine, overhead in report.overheads.items():
+        parts = {"on ranks that share experts": overhead.ranks, "of prompts": overhead.prompts}
+        others = "".join(f", {name} ×{factor:.2f}" for name, factor in parts.items() if factor is not None)
+        waits = f", {overhead.iterations:.0f} decode iterations" if overhead.iterations else ""
         console.print(
-            f"{engine}: operators ×{overhead.operators:.2f}, {overhead.step_s * 1e3:.2f} ms an iteration, "
-            f"{overhead.sequence_s * 1e6:.0f} µs for each sequence; {overhead.request_s * 1e3:.0f} ms a request, "
-            f"{overhead.client_s * 1e3:.1f} ms for each client; {overhead.acceptance:.0%} of draft tokens accepted"
+            f"{engine}: operators ×{overhead.operators:.2f}{others}; {overhead.step_s * 1e3:.2f} ms an "
+            f"iteration, {overhead.sequence_s * 1e6:.0f} µs for each sequence; {overhead.request_s * 1e3:.0f} ms a "
+            f"request, {overhead.client_s * 1e3:.1f} ms for each client{waits}; {overhead.acceptance:.0%} of draft "
+            "tokens accepted"
         )
     for engine, by_model in sorted(report.factors.items()):
         console.print(f"{engine}: {', '.join(f'{name} ×{factor:.2f}' for name, factor in sorted(by_model.items()))}")
@@ -248,7 +307,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="rows of the sample (default: all)")
     parser.add_argument("--requests", type=int, default=600, help="simulate all rounds up to this number of requests")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of rows")
-    parser.add_argument("--inferencex", type=Path, help="configurations of InferenceX: nvidia-master.yaml")
+    parser.add_argument("--inferencex", type=Path, help="clone of InferenceX's repository")
     parser.add_argument("--by-model", action="store_true", help="fit a factor of each engine's models too")
     parser.add_argument("--json", type=Path, help="file for all results")
     given = parser.parse_args()

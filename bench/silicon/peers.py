@@ -27,6 +27,7 @@ from aisimulate.stack import resolve_runner_factory
 from aisimulate_input import NO_CACHE, ROLES, trace_lines, trace_source
 from drawn import SHORTEST, drawn_lengths, rounds
 
+PLAIN = "bfloat16"
 Row = dict[str, Any]  # of the report: a deployment with its layouts and options
 Times = tuple[float, float]  # mean TTFT and mean TPOT in milliseconds
 
@@ -81,6 +82,14 @@ def estimated(compared: Row) -> Times:
 
 def replayed(compared: Row, most: int, folder: Path) -> Times:
     """Return the prediction of AISimulate for the requests of the benchmark."""
+    try:
+        return _replayed(compared, most, folder, {})
+    except Exception:  # noqa: BLE001  (the package raises many types)
+        # It has no times of prompts in FP8 for many deployments whose checkpoint is in FP8.
+        return _replayed(compared, most, folder, {"fmha_quant_mode": PLAIN, "kvcache_quant_mode": PLAIN})
+
+
+def _replayed(compared: Row, most: int, folder: Path, attention: dict[str, str]) -> Times:
     row, layouts, options = compared["row"], compared["layouts"], compared["options"]
     first, clients = next(iter(layouts.values())), concurrency(compared)
     ranks = max(workers(compared, role) * sizes(layout)["attention_dp_size"] for role, layout in layouts.items())
@@ -97,6 +106,7 @@ def replayed(compared: Row, most: int, folder: Path) -> Times:
             "hardware": first["system"],
             "backend": first["backend"],
             **precisions(first),
+            **attention,
             "workers": {
                 ROLES[role]: {
                     "parallelism": {
@@ -105,7 +115,7 @@ def replayed(compared: Row, most: int, folder: Path) -> Times:
                     },
                     "scheduler": {
                         "max_batched_tokens": options["max_num_batched_tokens"],
-                        "max_sequences": options["max_num_seqs"] or clients,
+                        "max_sequences": compared["batch"] or options["max_num_seqs"] or clients,
                     },
                     "kv_cache": NO_CACHE,
                 }

@@ -42,8 +42,8 @@ def _vllm(row: SiliconRow) -> Recipe:
 
 def _sglang(row: SiliconRow) -> Recipe:
     blackwell, tokens, sequences = row.system in BLACKWELL, 16_384, None
-    if not row.of_inferencex:
-        return Recipe(max_num_batched_tokens=tokens)
+    if not row.of_inferencex or row.mode == "disagg":
+        return Recipe(max_num_batched_tokens=tokens, kv="fp8" if row.of_inferencex and blackwell else None)
     if row.model_path in _DEEPSEEK and row.precision == "fp8":
         tokens, sequences = 32_768, 128 if blackwell else 256
         if not blackwell and row.isl == row.osl:

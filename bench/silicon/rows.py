@@ -5,6 +5,7 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from datetime import date
 from importlib.resources import files
 from typing import NamedTuple
 
@@ -14,6 +15,9 @@ from msgspec.structs import replace
 from twofold.instance import Role
 from twofold.performance.aiconfigurator import EngineLayout
 
+SAMPLED = date(2026, 4, 28)  # day of the sample
+_MEASURED = re.compile(r"measured=(\d{4}-\d\d-\d\d)")
+_FIRST, _GB200_WIDTH = 2025, 8  # year, accelerators
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
 # Other names of the sample's models in the package's configurations.
 _MODELS = {
@@ -78,6 +82,12 @@ class SiliconRow(msgspec.Struct, frozen=True, kw_only=True):
         return int(found[1]) if found else None
 
     @property
+    def measured(self) -> date:
+        """Day of the measurement, which the sample tells of InferenceX's rows; else that of the sample."""
+        found = _MEASURED.search(self.silicon_data_source)
+        return date.fromisoformat(found[1]) if found else SAMPLED
+
+    @property
     def roles(self) -> tuple[Role, ...]:
         return (Role.MIXED,) if self.mode == "agg" else (Role.PREFILL, Role.DECODE)
 
@@ -102,7 +112,23 @@ class SiliconRow(msgspec.Struct, frozen=True, kw_only=True):
             width = expert_tensor if expert_tensor > 1 else tensor
             tensor, data = (1, width) if data > 1 else (width, 1)
             expert_tensor, expert = 1, width
+        # Its first deployments on GB200 have the same flags everywhere: their scripts divide the attention within a
+        # machine, and share the experts among machines.
+        if self.of_inferencex and role is not Role.MIXED and self.measured.year == _FIRST and expert_tensor == data > 1:
+            if data > _GB200_WIDTH:
+                expert_tensor, expert = 1, data
+            else:
+                tensor, data = data, 1
         return Parallelism(tensor, data, expert_tensor, expert)
+
+    def with_attention(self, role: Role, *, data: bool) -> "SiliconRow":
+        """Return the row with data parallelism or tensor parallelism in the attention of a role."""
+        sizes = self.parallelism(role)
+        if data == (sizes.data > 1):
+            return self
+        width = sizes.tensor * sizes.data
+        tensor, ranks = (1, width) if data else (width, 1)
+        return replace(self, **{_PREFIXES[role] + "tp_size": tensor, _PREFIXES[role] + "attention_dp_size": ranks})
 
     @property
     def architecture(self) -> str:

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
+from all_to_all import all_to_all_tables, exchanges_tokens
 from batchers import ReceivesAtIntervals, WaitsForTokens
 from drawn import ROUNDS, drawn_lengths, rounds
 from msgspec.structs import replace
@@ -30,7 +31,7 @@ from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.registry import PERFORMANCE_MODELS
 from twofold.request import Request
 from twofold.scheduling.batchers import BATCHERS
-from twofold.timeline import Moment
+from twofold.timeline import Moment, Timeline
 
 # By default, SGLang runs prompts in iterations of their own, and before decodes.
 BATCHER = {"vllm": "chunked-prefill", "sglang": "prefill-first", "trtllm": "chunked-prefill"}
@@ -41,8 +42,12 @@ MACHINES = {Role.MIXED: "dgx-h100", Role.PREFILL: "dgx-h100", Role.DECODE: "dgx-
 class EngineOverhead(EngineConstants, frozen=True, kw_only=True):
     """Time of an engine outside the measured operators, and success of its speculative decoding."""
 
+    # Factors of the operators where they are not `operators`, of disaggregated deployments.
+    ranks: float | None = None  # of decodes on ranks that share experts
+    prompts: float | None = None  # of prefill instances
     request_s: float = 0.0  # of a request, before its first token
     client_s: float = 0.0  # the same, for each client
+    iterations: float = 0.0  # of decodes, for which a decode worker lets a request wait
     acceptance: float = 0.7  # of a draft token, if all before it were accepted
 
     def tokens(self, draft_tokens: int) -> float:
@@ -64,10 +69,16 @@ class RowModel(EngineModel):
     """
 
     def __init__(self, engine: "Engine", overhead: EngineOverhead) -> None:
+        self._prompts = overhead.operators if overhead.prompts is None else overhead.prompts
+        if engine.shares_experts and overhead.ranks is not None:
+            overhead = replace(overhead, operators=overhead.ranks)
         super().__init__(engine.tables, overhead)
         self.name, self.power = NAME, NO_POWER
         self.error = ModelAccuracy(prefill=None, decode=None, basis="measured operators")
         self._tokens = overhead.tokens(engine.layout.draft_tokens)
+
+    def prefill_s(self, tokens: int, squares: int) -> float:
+        return self._prompts * self._tables.prefill_s(tokens, squares) + self._constants.step_s
 
     def decode_cost(self, sequences: int) -> DecodeCost:
         cost = super().decode_cost(sequences)
@@ -80,6 +91,11 @@ class Engine(NamedTuple):
     layout: EngineLayout
     tables: OperatorTables
 
+    @property
+    def shares_experts(self) -> bool:
+        """Whether its ranks have requests of their own, and share experts."""
+        return self.layout.attention_data_parallel > 1
+
 
 def engines_of(row: SiliconRow, draft_tokens: int) -> dict[Role, Engine] | None:
     """Return a row's engine of each role, or None if the package lacks operator times of one."""
@@ -89,17 +105,32 @@ def engines_of(row: SiliconRow, draft_tokens: int) -> dict[Role, Engine] | None:
 
 
 def _engine(row: SiliconRow, role: Role, draft_tokens: int) -> Engine | None:
-    options = recipe(row)
-    for layout in row.layouts(role, options.kv, draft_tokens):
-        try:
-            return Engine(layout, operator_tables(layout))
-        except ConfigurationError:
-            continue
-    return None
+    layouts = list(row.layouts(role, recipe(row).kv, draft_tokens))
+    known = next((layout for layout in layouts if _tables(layout) is not None), None)
+    if exchanges_tokens(layouts[0]):
+        # Where experts on several machines were not measured, those of 16 ranks, of GB200 or in FP8 stand for them.
+        alike = layouts + [replace(each, attention_data_parallel=16, expert_parallel=16) for each in layouts]
+        alike += [replace(each, system="gb200") for each in alike if each.system == "gb300"]
+        tables = next(filter(None, map(all_to_all_tables, alike)), None)
+        if tables is not None:
+            return Engine(known or layouts[0], tables)
+    return None if known is None else Engine(known, operator_tables(known))
 
 
-def simulated(row: SiliconRow, engines: Mapping[Role, Engine], overhead: EngineOverhead, most: int) -> Timings:
+def _tables(layout: EngineLayout) -> OperatorTables | None:
+    try:
+        return operator_tables(layout)
+    except ConfigurationError:
+        return None
+
+
+def simulated(
+    row: SiliconRow, engines: Mapping[Role, Engine], overhead: EngineOverhead, most: int, batch: int | None
+) -> Timings:
     """Simulate a deployment with all requests of the benchmark, or with fewer rounds if they are more than `most`.
+
+    `batch` limits the sequences of a rank that decodes. A decode worker sends the first token, too, so in a
+    disaggregated deployment the TTFT includes the wait for a place in its batch.
 
     Ranks have requests of their own, so a part of the deployment is simulated that has whole ranks of each role.
     """
@@ -117,7 +148,7 @@ def simulated(row: SiliconRow, engines: Mapping[Role, Engine], overhead: EngineO
             machine=MACHINES[role],
             role=role,
             tensor_parallel=1,
-            instances=1,
+            instances=count // parts,
             batcher=_batcher(row.backend, options) if role is Role.MIXED else None,
         )
         for role, count in ranks.items()
@@ -128,18 +159,22 @@ def simulated(row: SiliconRow, engines: Mapping[Role, Engine], overhead: EngineO
         performance=NAME,
         router="jsq",
         max_num_batched_tokens=options.max_num_batched_tokens,
-        max_num_seqs=min(clients, options.max_num_seqs or clients),
+        max_num_seqs=min(clients, batch or options.max_num_seqs or clients),
         kv_capacity_tokens=2 * longest * clients,
     )
     timelines = sorted(
         timelines_of(spec, requests, _catalog(), Clients(clients)), key=lambda each: each.moments[Moment.ARRIVED]
     )
-    first = Role.MIXED if row.mode == "agg" else Role.PREFILL
-    outside_s = overhead.request_s + overhead.client_s * row.sequences(first)
-    return Timings(
-        mean_ttft_s=_mean([each.ttft_s for each in timelines], clients) + outside_s,
-        mean_tpot_s=_mean([each.tpot_s for each in timelines], clients),
-    )
+    sent = Moment.FIRST_TOKEN if row.mode == "agg" else Moment.DECODE_STARTED
+    tpot_s = _mean([_tpot_s(each, sent) for each in timelines], clients)
+    outside_s = overhead.request_s + overhead.client_s * row.sequences(row.roles[0]) + overhead.iterations * tpot_s
+    ttft_s = _mean([each.span(Moment.ARRIVED, sent) for each in timelines], clients)
+    return Timings(mean_ttft_s=ttft_s + outside_s, mean_tpot_s=tpot_s)
+
+
+def _tpot_s(timeline: Timeline, first: Moment) -> float | None:
+    decoding_s = timeline.span(first, Moment.LAST_TOKEN)
+    return None if decoding_s is None else decoding_s / (timeline.output_tokens - 1)
 
 
 @cache

@@ -221,16 +221,13 @@ def _prefixes(facts: dict[str, Loading]) -> Table:
     title = f"The shortest prefix worth loading, in tokens, before {REST} more"
     prefixes = table(title, ["over", *facts], range(1, len(facts) + 1))
     for way in next(iter(facts.values())).shortest:
-        prefixes.add_row(way, *(_tokens(each.shortest[way]) for each in facts.values()))
+        shortest = (each.shortest[way] for each in facts.values())
+        prefixes.add_row(way, *("-" if tokens is None else f"{tokens:,}" for tokens in shortest))
     return prefixes
 
 
 def _gigabytes(bytes_per_s: float) -> str:
     return "-" if math.isinf(bytes_per_s) else f"{bytes_per_s / 1e9:.2f}"
-
-
-def _tokens(tokens: int | None) -> str:
-    return "-" if tokens is None else f"{tokens:,}"
 
 
 _ENTRIES: Final[dict[str, tuple[Callable[[Catalog, str], Item], str]]] = {

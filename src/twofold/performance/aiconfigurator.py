@@ -106,9 +106,12 @@ class Curve:
 class OperatorTables:
     """Times of one engine in seconds, as the functions of this module's formulas."""
 
-    def __init__(self, layout: EngineLayout) -> None:
-        """Compute the tables: about two seconds. Raises ConfigurationError if times of the engine are missing."""
-        self._engine = _compile(layout)
+    def __init__(self, layout: EngineLayout, engine: Any = None) -> None:  # noqa: ANN401  (the package has no types)
+        """Compute the tables: about two seconds. `engine`: the package's engine, if it is compiled already.
+
+        Raises ConfigurationError if times of the engine are missing.
+        """
+        self._engine = engine or _compile(layout)
         self.estimated: set[str] = set()  # how times were estimated that were not measured
         try:
             self._tabulate()

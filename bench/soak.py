@@ -39,6 +39,7 @@ from twofold.events import Recorder
 from twofold.timeline import Timeline
 
 REST_S = 6.0
+ASKED = 24  # requests that reach each of a few gateway processes
 ABUSES = ("silent connections", "unread streams", "pipelined disconnects", "deep and wide")
 PAUSE_S = 5.0  # between two of them
 MEMORY, COUNTS = ("anonymous", "uss", "rss"), ("files", "sockets", "threads", "segments")
@@ -75,8 +76,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return failed + ([f"{self.restarts} worker restarts"] if self.restarts else [])
 
 
-async def at_rest(sampler: Sampler) -> Sample:
+async def at_rest(sampler: Sampler, url: str) -> Sample:
     await asyncio.sleep(REST_S)
+    for _ in range(ASKED):  # each gateway process keeps the connection over which it passes such requests on
+        await asyncio.to_thread(metrics, url)
     return await asyncio.to_thread(sampler.look, time.monotonic())
 
 
@@ -126,7 +129,7 @@ async def soak(url: str, flags: list[str], given: argparse.Namespace) -> Report:
     port = int(url.rpartition(":")[2])
     if given.abuse:  # the first long work starts the threads for it
         await asyncio.to_thread(abuse, port, endless=False)
-    before = await at_rest(sampler)
+    before = await at_rest(sampler, url)
     async with AsyncExitStack() as stack:
         if given.abuse:
             stack.enter_context(abused(port))
@@ -138,7 +141,7 @@ async def soak(url: str, flags: list[str], given: argparse.Namespace) -> Report:
         await asyncio.wait({watching})
         if not watching.cancelled():
             watching.result()  # re-raise its error
-    after = await at_rest(sampler)
+    after = await at_rest(sampler, url)
     restarts = [line for line in metrics(url).splitlines() if line.startswith("twofold:worker_restarts_total{")]
     return Report(
         flags=flags,

@@ -8,8 +8,10 @@
 Each deployment is simulated as it was run, with the operator times of its engine. Six constants of each engine are
 fitted to a third of the rows: a factor of these times, seconds of an iteration, seconds of an iteration for each
 sequence, seconds of a request before its first token, the same for each client, and the share of draft tokens that are
-accepted. With --by-model, the same rows also give a factor of the operator times of each engine's models. The errors
-are those of mean TTFT and mean TPOT in the other rows.
+accepted. Disaggregated deployments give three more: other factors for decodes on ranks that share experts and for
+prefill instances, and decode iterations for which a decode worker lets a request wait. With --by-model, the same rows
+also give a factor of the operator times of each engine's models. The errors are those of mean TTFT and mean TPOT in the
+other rows.
 
 A clone of github.com/SemiAnalysisAI/InferenceX tells the sequences that a decode worker takes, and which deployments
 decode speculatively. Without it, no batch is limited, and no deployment decodes speculatively. If it has a deployment
@@ -33,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 from rows import SiliconRow, contradicted, silicon_rows
 from scipy.optimize import linprog
-from simulated import Engine, EngineOverhead, Timings, engines_of, simulated
+from simulated import Engine, EngineOverhead, Timings, engines_of, shares_experts, simulated
 
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
@@ -61,9 +63,9 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
         return next(iter(self.layouts.values())).draft_tokens
 
     @property
-    def shares_experts(self) -> bool:
-        """Whether the ranks that decode have requests of their own, and share experts."""
-        return self.layouts[self.row.roles[-1].value].attention_data_parallel > 1
+    def decodes_apart(self) -> bool:
+        """Whether a disaggregated deployment decodes on ranks that share experts."""
+        return self.row.mode == "disagg" and shares_experts(self.layouts[Role.DECODE.value])
 
     @property
     def ttft_error(self) -> float:
@@ -121,7 +123,7 @@ def fit(known: Sequence[Compared], before: EngineOverhead) -> EngineOverhead:
     for each in known:
         tokens, decodes = found.tokens(each.draft_tokens), each.row.sequences(each.row.roles[-1])
         whole_s = each.simulated.mean_tpot_s * before.tokens(each.draft_tokens)
-        apart = each.shares_experts and each.row.mode == "disagg"
+        apart = each.decodes_apart
         factor = before.ranks if apart and before.ranks is not None else before.operators
         operators_s = max(0.0, (whole_s - before.step_s - before.sequence_s * decodes) / factor)
         split = (0.0, operators_s) if apart else (operators_s, 0.0)

@@ -70,7 +70,7 @@ class RowModel(EngineModel):
 
     def __init__(self, engine: "Engine", overhead: EngineOverhead) -> None:
         self._prompts = overhead.operators if overhead.prompts is None else overhead.prompts
-        if engine.shares_experts and overhead.ranks is not None:
+        if shares_experts(engine.layout) and overhead.ranks is not None:
             overhead = replace(overhead, operators=overhead.ranks)
         super().__init__(engine.tables, overhead)
         self.name, self.power = NAME, NO_POWER
@@ -91,10 +91,10 @@ class Engine(NamedTuple):
     layout: EngineLayout
     tables: OperatorTables
 
-    @property
-    def shares_experts(self) -> bool:
-        """Whether its ranks have requests of their own, and share experts."""
-        return self.layout.attention_data_parallel > 1
+
+def shares_experts(layout: EngineLayout) -> bool:
+    """Whether an engine has ranks with requests of their own, which share its experts."""
+    return layout.attention_data_parallel > 1
 
 
 def engines_of(row: SiliconRow, draft_tokens: int) -> dict[Role, Engine] | None:

@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from recipes import Recipe, recipe
 from rich.console import Console
 from rich.table import Table
-from rows import SiliconRow, contradicted, silicon_rows
+from rows import SiliconRow, contradicted, distinct, silicon_rows
 from scipy.optimize import linprog
 from simulated import Engine, EngineOverhead, Timings, engines_of, shares_experts, simulated
 
@@ -228,9 +228,12 @@ def covered(rows: Iterable[SiliconRow], setting_of: Callable[[SiliconRow], Setti
 
 
 def run(given: argparse.Namespace) -> Report:
-    rows = [row for row in silicon_rows() if row.mode == given.mode and row.complete]
-    faster = contradicted(rows)
     deployments = given.inferencex and Deployments(given.inferencex)
+    rows = [row for row in silicon_rows() if row.mode == given.mode and row.concurrency]
+    if deployments and given.listed:
+        rows = distinct(deployments.completed(row) for row in sorted(rows, key=lambda row: not row.complete))
+    rows = [row for row in rows if row.complete]
+    faster = contradicted(rows)
     random.Random(given.seed).shuffle(rows)
     rows = rows[: given.rows]
 
@@ -310,6 +313,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=600, help="simulate all rounds up to this number of requests")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of rows")
     parser.add_argument("--inferencex", type=Path, help="clone of InferenceX's repository")
+    parser.add_argument("--listed", action="store_true", help="also simulate rows whose workers only the clone tells")
     parser.add_argument("--by-model", action="store_true", help="fit a factor of each engine's models too")
     parser.add_argument("--json", type=Path, help="file for all results")
     given = parser.parse_args()

@@ -6,7 +6,7 @@ file changes with each benchmark, so it is read from a clone, as it was when a r
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import date, timedelta
 from functools import cache
 from itertools import product
@@ -75,22 +75,34 @@ class Deployments:
             return plain[0]
         return max(known, key=lambda each: each.draft_tokens, default=Setting())
 
+    def completed(self, row: SiliconRow) -> SiliconRow:
+        """Return a row with its numbers of workers, if it lacks them and the file has just one such deployment."""
+        if row.complete:
+            return row
+        widths = [_part(row, role).width for role in row.roles]  # such rows have the accelerators of a worker
+        parts = {each.parts for each in self._alike(row, widths, lambda part: part.width)}
+        return row.deployed(*parts.pop()) if len(parts) == 1 else row
+
     def _settings(self, row: SiliconRow) -> list[Setting]:
         """Return the options of all deployments that a row may be of, by the likeliest reading that finds one."""
-        engine = (_MODELS.get(row.model_path), row.precision, row.system.removesuffix("_sxm"), row.backend)
         parts = [_part(row, role) for role in row.roles]
-        # The sample lacks the attention's parallelism of some rows. Some recipes count the requests of one worker.
-        for same, day, times in product(
-            (lambda part: part, lambda part: part[:3]),
-            (row.measured, row.measured + _LISTED_LATER),
-            (1, parts[-1].workers),
-        ):
+        # The sample lacks the attention's parallelism of some rows.
+        return self._alike(row, parts, lambda part: part) or self._alike(
+            row, [part[:3] for part in parts], lambda part: part[:3]
+        )
+
+    def _alike(self, row: SiliconRow, wanted: list[Any], of: Callable[[Part], Any]) -> list[Setting]:
+        """Return the options of the deployments of a row's engine and load whose parts have `wanted` as their `of`."""
+        engine = (_MODELS.get(row.model_path), row.precision, row.system.removesuffix("_sxm"), row.backend)
+        # Some recipes count the requests of one worker.
+        for day, whole in product((row.measured, row.measured + _LISTED_LATER), (True, False)):
             found = [
                 each.setting
                 for each in self._listed(self._version(day))
                 if (each.engine, each.lengths) == (engine, (row.isl, row.osl))
-                and [same(part) for part in each.setting.parts] == [same(part) for part in parts]
-                and row.concurrency in {times * count for count in each.concurrencies}
+                and [of(part) for part in each.setting.parts] == wanted
+                and row.concurrency
+                in {count * (1 if whole else each.setting.parts[-1].workers) for count in each.concurrencies}
             ]
             if found:
                 return found

@@ -4,7 +4,7 @@ import csv
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from importlib.resources import files
 from typing import NamedTuple
@@ -121,6 +121,17 @@ class SiliconRow(msgspec.Struct, frozen=True, kw_only=True):
                 tensor, data = data, 1
         return Parallelism(tensor, data, expert_tensor, expert)
 
+    def deployed(self, *parts: tuple[int, int, int, bool]) -> "SiliconRow":
+        """Return the row with the workers, their width and expert parallelism, and attention data parallelism or not
+        of each role.
+        """
+        sizes: dict[str, int] = {}
+        for role, (workers, width, expert, data) in zip(self.roles, parts, strict=True):
+            found = {"num_workers": workers, "tp_size": 1 if data else width, "attention_dp_size": width if data else 1}
+            found |= {"moe_tp_size": width // expert, "moe_ep_size": expert}
+            sizes |= {_PREFIXES[role] + name: value for name, value in found.items()}
+        return replace(self, **sizes)
+
     def with_attention(self, role: Role, *, data: bool) -> "SiliconRow":
         """Return the row with data parallelism or tensor parallelism in the attention of a role."""
         sizes = self.parallelism(role)
@@ -189,6 +200,14 @@ def silicon_rows() -> Iterator[SiliconRow]:
     text = files("aiconfigurator_core").joinpath("systems/silicon_sample.csv").read_text(encoding="utf-8")
     for row in csv.DictReader(text.splitlines()):
         yield msgspec.convert({name: value for name, value in row.items() if value}, SiliconRow, strict=False)
+
+
+def distinct(rows: Iterable[SiliconRow]) -> list[SiliconRow]:
+    """Return the first row of each measurement: many are in the sample twice or three times."""
+    found: dict[tuple[float, ...], SiliconRow] = {}
+    for row in rows:
+        found.setdefault((row.isl, row.osl, round(row.silicon_ttft_ms, 6), round(row.silicon_tpot_ms, 6)), row)
+    return list(found.values())
 
 
 def contradicted(rows: Sequence[SiliconRow]) -> set[str]:

@@ -121,3 +121,16 @@ def test_rejects_a_folder_that_is_no_clone(silicon, tmp_path):
     inferencex, _ = silicon
     with pytest.raises(inferencex.ConfigurationError, match="is not a clone"):
         inferencex.Deployments(tmp_path)
+
+
+def test_numbers_of_workers_are_those_of_the_only_deployment(silicon, clone):
+    commit, deployments = clone
+    commit("2026-01-10", "conc-list: [24]", "x")
+    unknown = {"prefill_num_workers": None, "decode_num_workers": None, "prefill_attention_dp_size": None}
+    row = measured(silicon, **unknown, prefill_tp_size=4)
+    assert not row.complete
+    completed = deployments().completed(row)
+    known = measured(silicon)
+    assert [completed.parallelism(role) for role in row.roles] == [known.parallelism(role) for role in row.roles]
+    assert [completed.ranks(role) for role in row.roles] == [4, 4]
+    assert deployments().completed(measured(silicon, **unknown, prefill_tp_size=8)).complete is False

@@ -13,11 +13,6 @@ from importlib.resources import files
 from typing import Any
 
 import msgspec
-from aiconfigurator_core import engine_spec_bincode_from_json
-from aiconfigurator_core.sdk.config_builders import apply_nextn, build_model_config
-from aiconfigurator_core.sdk.engine import EngineHandle, build_engine_spec_json
-from aiconfigurator_core.sdk.models import get_model
-from aiconfigurator_core.sdk.perf_database import get_version_slots
 from rows import silicon_rows
 
 from twofold.instance import Role
@@ -52,6 +47,10 @@ def all_to_all_tables(layout: EngineLayout) -> OperatorTables | None:
 
 
 def _compile(layout: EngineLayout, kv: str | None) -> Any:  # noqa: ANN401  (the package has no types)
+    from aiconfigurator_core import engine_spec_bincode_from_json  # noqa: PLC0415  (an extra, and slow to import)
+    from aiconfigurator_core.sdk.engine import EngineHandle, build_engine_spec_json  # noqa: PLC0415
+    from aiconfigurator_core.sdk.perf_database import get_version_slots  # noqa: PLC0415
+
     spread, plain = _model(layout, kv, _KERNELS[layout.backend]), _model(layout, kv, None)
     # The attention of prompts was measured only with the other kernels.
     spread.context_ops[:] = [
@@ -76,6 +75,9 @@ def _of_experts(operator: Any) -> bool:  # noqa: ANN401
 
 
 def _model(layout: EngineLayout, kv: str | None, kernels: dict[str, str] | None) -> Any:  # noqa: ANN401
+    from aiconfigurator_core.sdk.config_builders import apply_nextn, build_model_config  # noqa: PLC0415
+    from aiconfigurator_core.sdk.models import get_model  # noqa: PLC0415
+
     config = build_model_config(
         tp_size=layout.tensor_parallel,
         pp_size=layout.pipeline_parallel,

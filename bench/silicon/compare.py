@@ -227,11 +227,25 @@ def covered(rows: Iterable[SiliconRow], setting_of: Callable[[SiliconRow], Setti
             yield Deployment(row, engines, setting.batch)
 
 
+def completed(rows: Sequence[SiliconRow], deployments: Deployments) -> list[SiliconRow]:
+    """Return one row of each measurement, with the listed numbers of workers if the sample lacks them."""
+    known = {row.measurement: row for row in rows if row.complete}
+    found = [deployments.completed(row) for row in rows]
+    again = [
+        (row, known[row.measurement])
+        for row, given in zip(found, rows, strict=True)
+        if not given.complete and row.complete and row.measurement in known
+    ]
+    alike = sum(all(row.ranks(role) == other.ranks(role) for role in row.roles) for row, other in again)
+    print(f"{alike} of {len(again)} rows that are in the sample again with their ranks have the same in the list")
+    return distinct(sorted(found, key=lambda row: row.measurement not in known or row is not known[row.measurement]))
+
+
 def run(given: argparse.Namespace) -> Report:
     deployments = given.inferencex and Deployments(given.inferencex)
     rows = [row for row in silicon_rows() if row.mode == given.mode and row.concurrency]
     if deployments and given.listed:
-        rows = distinct(deployments.completed(row) for row in sorted(rows, key=lambda row: not row.complete))
+        rows = completed(rows, deployments)
     rows = [row for row in rows if row.complete]
     faster = contradicted(rows)
     random.Random(given.seed).shuffle(rows)

@@ -98,6 +98,11 @@ class SiliconRow(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.concurrency and counted)
 
     @property
+    def measurement(self) -> tuple[float, ...]:
+        """Lengths and times, which identify a measurement."""
+        return (self.isl, self.osl, round(self.silicon_ttft_ms, 6), round(self.silicon_tpot_ms, 6))
+
+    @property
     def of_inferencex(self) -> bool:
         """Whether the benchmark is InferenceX. Others are measurements by the authors of the package."""
         return self.silicon_data_source.startswith(("db-dump", "source_file=2026"))
@@ -206,7 +211,7 @@ def distinct(rows: Iterable[SiliconRow]) -> list[SiliconRow]:
     """Return the first row of each measurement: many are in the sample twice or three times."""
     found: dict[tuple[float, ...], SiliconRow] = {}
     for row in rows:
-        found.setdefault((row.isl, row.osl, round(row.silicon_ttft_ms, 6), round(row.silicon_tpot_ms, 6)), row)
+        found.setdefault(row.measurement, row)
     return list(found.values())
 
 

@@ -1,5 +1,6 @@
 """Deployments of InferenceX, as bench/silicon reads them from a clone."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,7 @@ def clone(silicon, tmp_path):
 
     def git(*command, day="2026-01-10"):
         author = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
-        env = {"GIT_COMMITTER_DATE": f"{day}T12:00:00", "GIT_AUTHOR_DATE": f"{day}T12:00:00", "PATH": "/usr/bin:/bin"}
+        env = os.environ | {"GIT_COMMITTER_DATE": f"{day}T12:00:00", "GIT_AUTHOR_DATE": f"{day}T12:00:00"}
         subprocess.run(["git", "-C", tmp_path, *author, *command], check=True, env=env, capture_output=True)
 
     def commit(day, concurrencies, options):

@@ -23,6 +23,7 @@ import argparse
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -165,14 +166,14 @@ def fit_prompts(
     fitted: Sequence[Deployment], overheads: dict[str, EngineOverhead], most: int
 ) -> dict[str, EngineOverhead]:
     """Fit a factor of the operators of prefill instances, where prompts are alone."""
-    best: dict[str, tuple[float, EngineOverhead]] = {}
+    tries = defaultdict[str, list[tuple[float, EngineOverhead]]](list)
     for factor in PROMPTS:
         tried = {engine: replace(each, prompts=factor) for engine, each in overheads.items()}
         found = compare(fitted, lambda row: tried[row.backend], most)  # noqa: B023  (called before the next factor)
         for engine, overhead in tried.items():
             outside, error = fit_outside([each for each in found if each.row.backend == engine], overhead)
-            best[engine] = min(best.get(engine, (error, outside)), (error, outside), key=lambda each: each[0])
-    return {engine: overhead for engine, (_, overhead) in best.items()}
+            tries[engine].append((error, outside))
+    return {engine: min(each, key=itemgetter(0))[1] for engine, each in tries.items()}
 
 
 def _median_error(parts: Sequence[Sequence[float]], factors: Sequence[float], wanted: Sequence[float]) -> float:
@@ -238,7 +239,7 @@ def completed(rows: Sequence[SiliconRow], deployments: Deployments) -> list[Sili
     ]
     alike = sum(all(row.ranks(role) == other.ranks(role) for role in row.roles) for row, other in again)
     print(f"{alike} of {len(again)} rows that are in the sample again with their ranks have the same in the list")
-    return distinct(sorted(found, key=lambda row: row.measurement not in known or row is not known[row.measurement]))
+    return distinct(sorted(found, key=lambda row: row is not known.get(row.measurement)))
 
 
 def run(given: argparse.Namespace) -> Report:
@@ -327,7 +328,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=600, help="simulate all rounds up to this number of requests")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of rows")
     parser.add_argument("--inferencex", type=Path, help="clone of InferenceX's repository")
-    parser.add_argument("--listed", action="store_true", help="also simulate rows whose workers only the clone tells")
+    parser.add_argument(
+        "--listed", action="store_true", help="also simulate rows that lack numbers of workers, if the clone lists them"
+    )
     parser.add_argument("--by-model", action="store_true", help="fit a factor of each engine's models too")
     parser.add_argument("--json", type=Path, help="file for all results")
     given = parser.parse_args()

@@ -92,7 +92,10 @@ class Deployments:
         )
 
     def _alike(self, row: SiliconRow, wanted: list[Any], of: Callable[[Part], Any]) -> list[Setting]:
-        """Return the options of the deployments of a row's engine and load whose parts have `wanted` as their `of`."""
+        """Return the options of the listed deployments that have a row's engine and load.
+
+        `of` maps each of their parts to the value that `wanted` has for it.
+        """
         engine = (_MODELS.get(row.model_path), row.precision, row.system.removesuffix("_sxm"), row.backend)
         # Some recipes count the requests of one worker.
         for day, whole in product((row.measured, row.measured + _LISTED_LATER), (True, False)):

@@ -17,7 +17,8 @@ from twofold.performance.aiconfigurator import EngineLayout
 
 SAMPLED = date(2026, 4, 28)  # day of the sample
 _MEASURED = re.compile(r"measured=(\d{4}-\d\d-\d\d)")
-_FIRST, _GB200_WIDTH = 2025, 8  # year, accelerators
+_FIRST_YEAR = 2025  # of disaggregated deployments
+_DIVIDED = 8  # accelerators over which these divide the attention at most
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
 # Other names of the sample's models in the package's configurations.
 _MODELS = {
@@ -119,21 +120,26 @@ class SiliconRow(msgspec.Struct, frozen=True, kw_only=True):
             expert_tensor, expert = 1, width
         # Its first deployments on GB200 have the same flags everywhere: their scripts divide the attention within a
         # machine, and share the experts among machines.
-        if self.of_inferencex and role is not Role.MIXED and self.measured.year == _FIRST and expert_tensor == data > 1:
-            if data > _GB200_WIDTH:
+        if (
+            self.of_inferencex
+            and role is not Role.MIXED
+            and self.measured.year == _FIRST_YEAR
+            and expert_tensor == data > 1
+        ):
+            if data > _DIVIDED:
                 expert_tensor, expert = 1, data
             else:
                 tensor, data = data, 1
         return Parallelism(tensor, data, expert_tensor, expert)
 
     def deployed(self, *parts: tuple[int, int, int, bool]) -> "SiliconRow":
-        """Return the row with the workers, their width and expert parallelism, and attention data parallelism or not
-        of each role.
+        """Return the row with these parts: workers of a role, their width, expert parallelism, and whether the
+        attention is data parallel.
         """
         sizes: dict[str, int] = {}
         for role, (workers, width, expert, data) in zip(self.roles, parts, strict=True):
-            found = {"num_workers": workers, "tp_size": 1 if data else width, "attention_dp_size": width if data else 1}
-            found |= {"moe_tp_size": width // expert, "moe_ep_size": expert}
+            found = {"num_workers": workers, "moe_tp_size": width // expert, "moe_ep_size": expert}
+            sizes |= _attention(role, width, data=data)
             sizes |= {_PREFIXES[role] + name: value for name, value in found.items()}
         return replace(self, **sizes)
 
@@ -142,9 +148,7 @@ class SiliconRow(msgspec.Struct, frozen=True, kw_only=True):
         sizes = self.parallelism(role)
         if data == (sizes.data > 1):
             return self
-        width = sizes.tensor * sizes.data
-        tensor, ranks = (1, width) if data else (width, 1)
-        return replace(self, **{_PREFIXES[role] + "tp_size": tensor, _PREFIXES[role] + "attention_dp_size": ranks})
+        return replace(self, **_attention(role, sizes.tensor * sizes.data, data=data))
 
     @property
     def architecture(self) -> str:
@@ -198,6 +202,12 @@ class SiliconRow(msgspec.Struct, frozen=True, kw_only=True):
         for attention in dict.fromkeys((kv, None)):
             for weights in ((gemm, experts), (gemm, None), (None, experts), (None, None)):
                 yield replace(known, gemm=weights[0], experts=weights[1], attention=attention)
+
+
+def _attention(role: Role, width: int, *, data: bool) -> dict[str, int]:
+    """Return the fields of the attention of a role on `width` accelerators, with data or tensor parallelism."""
+    tensor, ranks = (1, width) if data else (width, 1)
+    return {_PREFIXES[role] + "tp_size": tensor, _PREFIXES[role] + "attention_dp_size": ranks}
 
 
 def silicon_rows() -> Iterator[SiliconRow]:

@@ -37,7 +37,7 @@ def silicon():
 
 @pytest.fixture
 def clone(silicon, tmp_path):
-    """Return a function that commits a version of the file, and one that reads all versions."""
+    """Return two functions: the first commits a version of the file, the second reads all versions."""
     inferencex, _ = silicon
     file = tmp_path / inferencex.FILE
     file.parent.mkdir(parents=True)

@@ -8,7 +8,7 @@ from twofold.serving.launch.local_service import LocalLauncher
 
 
 async def stop_at_the_last_moment(monkeypatch):
-    """Stop a launcher whose child process ends at the moment at which its grace period does."""
+    """Stop a launcher. Its child process ends together with the grace period."""
     stopped = LocalLauncher(None)
     stopped._process = process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", "pass", stdout=asyncio.subprocess.PIPE

@@ -214,17 +214,13 @@ def _facts(summary: TraceSummary) -> dict[str, str]:
     facts = {"Requests": f"{summary.requests:,}", "Duration": f"{summary.duration_s:,.1f} s"}
     if summary.requests_per_s is not None:
         facts["Rate"] = f"{summary.requests_per_s:,.3f} requests/s"
-    if summary.gap_cv is not None:
-        facts["CV of gaps"] = _spread(summary.gap_cv)
+    if (cv := summary.gap_cv) is not None:
+        kind = f"gamma arrivals of burstiness {cv**-2:.3g}" if cv > 0.001 else "constant"
+        facts["CV of gaps"] = f"{cv:.3f} ({kind})"
     if summary.highest_reuse is not None:
         facts["Prefix blocks"] = f"{summary.prefix_blocks:,}, {summary.distinct_prefix_blocks:,} distinct"
         facts["Highest reuse"] = f"{summary.highest_reuse:.2%} of prefix blocks"
     return facts
-
-
-def _spread(cv: float) -> str:
-    """Format the coefficient of variation `cv` of arrival gaps, and the burstiness 1/cv² of gamma arrivals."""
-    return f"{cv:.3f} (gamma arrivals of burstiness {cv**-2:.3g})" if cv > 0.001 else f"{cv:.3f} (constant)"
 
 
 def _cells(lengths: LengthSummary) -> list[str]:

@@ -55,7 +55,8 @@ class DoctorReport(JsonReport, frozen=True, kw_only=True):
 def doctor(settings: DoctorSettings) -> None:
     """Show what this machine has, what is missing, and what to run."""
     gpus = _gpus()
-    findings = [*_machine(), *_engine(gpus), *_extras()]
+    extras = (_package(name, f"pip install 'twofold[{extra}]', for {use}") for extra, (name, use) in _EXTRAS.items())
+    findings = [*_machine(), *_engine(gpus), *extras]
     report = DoctorReport(findings=findings, run=next_commands())
     if settings.json:
         typer.echo(report.json())
@@ -93,11 +94,6 @@ def _engine(gpus: list[str]) -> Iterator[DoctorFinding]:
     hidden = package_version("torch") is not None and not gpus and shutil.which("nvidia-smi") is not None
     advice = "install a torch for CUDA: this one finds no GPU, and nvidia-smi is there" if hidden else ""
     yield DoctorFinding("GPUs", "; ".join(gpus) or "none: workers run on the CPU", advice)
-
-
-def _extras() -> Iterator[DoctorFinding]:
-    for extra, (package, use) in _EXTRAS.items():
-        yield _package(package, f"pip install 'twofold[{extra}]', for {use}")
 
 
 def _package(name: str, advice: str) -> DoctorFinding:

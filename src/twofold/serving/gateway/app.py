@@ -84,18 +84,15 @@ class Dashboard:
 
 def _policy(page: str) -> str:
     """Return a content security policy that allows only the scripts and styles inside `page`."""
-    hashes = {
-        tag: " ".join(f"'sha256-{_hash(text)}'" for text in re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL))
-        for tag in ("script", "style")
-    }
+    hashes: dict[str, str] = {}
+    for tag in ("script", "style"):
+        parts = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digests = (base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in parts)
+        hashes[tag] = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (
         f"default-src 'none'; script-src {hashes['script']}; style-src {hashes['style']}; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-
-
-def _hash(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):

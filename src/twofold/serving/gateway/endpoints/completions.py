@@ -124,21 +124,17 @@ class CompletionWriter(OpenAIWriter):
         return Completion(id=id_, created=created, model=self._fields.model, choices=choices, usage=usage)
 
     def _choice(self, deltas: Sequence[Delta]) -> CompletionChoice:
-        wanted = self._fields.logprobs is not None
+        wanted = self._fields.return_token_ids
         return CompletionChoice(
             index=deltas[0].choice,
             text="".join(delta.text for delta in deltas),
-            logprobs=self._logprobs.completion(deltas) if wanted else None,
+            logprobs=None if self._fields.logprobs is None else self._logprobs.completion(deltas),
             finish_reason=deltas[-1].finish_reason,
-            token_ids=_output_ids(deltas) if self._fields.return_token_ids else UNSET,
-            prompt_token_ids=self._prompt_ids(deltas[0]) if self._fields.return_token_ids else UNSET,
+            token_ids=[each.token.token_id for each in deltas if not each.of_prompt] if wanted else UNSET,
+            prompt_token_ids=self._prompt_ids(deltas[0]) if wanted else UNSET,
         )
 
     def _prompt_ids(self, delta: Delta) -> MaybeTokenIds:
         """Return the token ids of a choice's prompt, which come once, with the first output token."""
         prompt = self._prompts[delta.choice // (self._fields.n or 1)]
         return UNSET if isinstance(prompt, str) or delta.token.index or delta.of_prompt else prompt
-
-
-def _output_ids(deltas: Sequence[Delta]) -> list[int]:
-    return [delta.token.token_id for delta in deltas if not delta.of_prompt]

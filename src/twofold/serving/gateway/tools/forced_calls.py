@@ -78,7 +78,8 @@ def _grammar(
     """Return a Lark grammar of one or several calls in the form of a family."""
 
     def text(literal: str) -> str:
-        return " ".join(map(_terminal, tokenizer.special_parts(literal)))
+        parts = tokenizer.special_parts(literal)
+        return " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part) for part in parts)
 
     between = _LINE if form.pairs else text(form.between)
     repeated = f"call ({between} call)*" if several and form.several else "call"
@@ -141,7 +142,3 @@ def _pairs(rule: str, tool: str, schema: Json, text: Callable[[str], str]) -> It
 def _json(schema: Json) -> str:
     limited = schema | {"x-guidance": {"whitespace_pattern": WHITESPACE}}
     return f"%json {json.dumps(limited)}"
-
-
-def _terminal(part: str | int) -> str:
-    return f"<[{part}]>" if isinstance(part, int) else json.dumps(part)

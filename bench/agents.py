@@ -1,24 +1,31 @@
 """Agents' sessions: colocated, split, and with append-prefill, live on this machine and simulated.
 
     python bench/agents.py live --requests 300
+    python bench/agents.py live --turns toolagent --scale 0.1 --requests 300
     python bench/agents.py simulated --requests 2000
 
-Each design gets the same turns of the workload `agent`. The table has the share of prompt tokens found in caches,
-beside that of an infinite cache that holds the KV of every prompt and output, and the latencies of the second and later
-turns.
-`live` scales the lengths down to a small model, and shortens the think times.
+Each design gets the same turns: of the workload `agent`, or of sessions of 20 turns with the mean lengths of Mooncake's
+trace of tools and agents (FAST'25, table 2: 8,596 prompt tokens and 182 of output), in which an answer is almost a half
+of what a turn adds. The table has the share of prompt tokens found in caches, beside that of an infinite cache that
+holds the KV of every prompt and output, and the latencies of the second and later turns.
+`live` scales the lengths down to a small model, and shortens the think times. `--before` adds the split service of
+another version, whose folder with the package `twofold` it gives; the ratios are over this one then.
 """
 
 import argparse
 import asyncio
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -36,10 +43,13 @@ from twofold.request import Request
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.simulate import simulate
 from twofold.timeline import Timeline
-from twofold.workload.source import workload
+from twofold.workload.sessions import TOOL_S
+from twofold.workload.source import fit_lengths, workload
 
 SPLIT = ("--prefill", "1", "--decode", "1")
+BEFORE = "split, before"
 LIVE = {
+    BEFORE: SPLIT,
     "colocated": ("--colocated", "1"),
     "split": SPLIT,
     "split, store": (*SPLIT, "--kv-store-dram", "2GiB"),
@@ -53,6 +63,10 @@ SIMULATED = {
 }
 SIMULATED_BLOCK = 512
 
+# Lengths of `toolagent` in tokens. With these, the prompts of 20 turns have the published mean.
+TURNS, OUTPUT = 20, 182
+SHARED, QUESTION, RESULT = 4000, 600, 238
+
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
     """Results of a design: share of cached prompt tokens, and times of later turns in seconds."""
@@ -62,6 +76,35 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
     ideal: float
     ttft_s: list[float]
     tpot_s: list[float]
+
+
+def toolagent_turns(rate: float, seed: int) -> Iterator[Request]:
+    """Yield turns of sessions like those of Mooncake's trace of tools and agents: new tokens and outputs are geometric
+    with the published means, and each session begins after an exponential time.
+    """
+    random, start_s, session = np.random.default_rng(seed), 0.0, 0
+    while True:
+        prompt = SHARED + int(random.geometric(1 / QUESTION))
+        for turn in range(TURNS):
+            output = int(random.geometric(1 / OUTPUT))
+            yield Request(
+                id=f"session-{session}-{turn}",
+                arrival_s=start_s,
+                prompt_tokens=prompt,
+                output_tokens=output,
+                session=f"session-{session}",
+                think_s=TOOL_S.draw(random) if turn else 0.0,
+                shared_tokens=SHARED,
+            )
+            prompt += output + int(random.geometric(1 / RESULT))
+        start_s, session = start_s + float(random.exponential(TURNS / rate)), session + 1
+
+
+def turns_of(given: argparse.Namespace, rate: float, **options: int) -> list[Request]:
+    """Return the turns of the chosen workload, in their full lengths."""
+    if given.turns == "toolagent":
+        return list(islice(toolagent_turns(rate, given.seed), given.requests))
+    return list(workload("agent", rate=rate, num_requests=given.requests, seed=given.seed, **options))
 
 
 def ideal_share(requests: Sequence[Request], block: int) -> float:
@@ -96,19 +139,35 @@ async def load(url: str, requests: Sequence[Request]) -> tuple[float, list[Timel
     return result.cached_share, result.timelines
 
 
+@contextmanager
+def source(folder: Path | None) -> Iterator[None]:
+    """Start services from the package in `folder` inside a `with` statement; None: from this version."""
+    known = os.environ.get("PYTHONPATH")
+    if folder is not None:
+        os.environ["PYTHONPATH"] = str(folder.resolve())
+    try:
+        yield
+    finally:
+        if folder is not None:
+            os.environ.pop("PYTHONPATH")
+            if known is not None:
+                os.environ["PYTHONPATH"] = known
+
+
 def live(given: argparse.Namespace) -> list[Turns]:
-    requests = list(
-        workload(
-            "agent", rate=given.rate or 2.0, num_requests=given.requests, seed=given.seed, length_scale=given.scale
-        )
-    )
+    requests = list(fit_lengths(turns_of(given, given.rate or 2.0), given.scale, None))
     requests = [msgspec.structs.replace(each, think_s=given.think * each.think_s) for each in requests]
     ideal, found = ideal_share(requests, LIVE_BLOCK), list[Turns]()
     with tempfile.TemporaryDirectory(prefix="twofold-agents-") as folder:
         model = Path(folder) / "model"
         subprocess.run([sys.executable, "-m", "twofold.cli.main", "model", "create", str(model)], check=True)
         for design, flags in LIVE.items():
-            with served(model, [*flags, "--kv-cache-memory-bytes", "2GiB"]) as url:
+            if design not in given.designs or (design == BEFORE and given.before is None):
+                continue
+            with (
+                source(given.before if design == BEFORE else None),
+                served(model, [*flags, "--kv-cache-memory-bytes", "2GiB"]) as url,
+            ):
                 cached, timelines = asyncio.run(load(url, requests))
             found.append(of(design, cached, ideal, timelines))
     return found
@@ -130,8 +189,7 @@ class Ended(RequestSubscriber):
 def simulated(given: argparse.Namespace) -> list[Turns]:
     catalog, found = load_catalog(), list[Turns]()
     context = catalog.model(given.model).max_context
-    how = {"num_requests": given.requests, "seed": given.seed, "max_model_len": context}
-    requests = list(workload("agent", rate=given.rate or 1.0, **how))
+    requests = turns_of(given, given.rate or 1.0, max_model_len=context)
     ideal, half = ideal_share(requests, SIMULATED_BLOCK), given.machines // 2
     for design, (pools, router) in SIMULATED.items():
         spec = parse_cluster(
@@ -149,11 +207,13 @@ def simulated(given: argparse.Namespace) -> list[Turns]:
 
 
 def show(found: Sequence[Turns]) -> None:
-    base = next(statistics.median(each.ttft_s) for each in found if each.design == "split")
-    table = Table("design", "cached", "infinite cache", "TTFT P50", "of split", "TTFT P90", "TPOT P50", "TPOT P90")
+    base = next(each for each in found if each.design in (BEFORE, "split"))
+    table = Table(
+        "design", "cached", "infinite cache", "TTFT P50", f"of {base.design}", "TTFT P90", "TPOT P50", "TPOT P90"
+    )
     for each in found:
         ttft, tpot = (statistics.quantiles(times, n=10) for times in (each.ttft_s, each.tpot_s))
-        ratio = statistics.median(each.ttft_s) / base
+        ratio = statistics.median(each.ttft_s) / statistics.median(base.ttft_s)
         shares = f"{each.cached:.1%}", f"{each.ideal:.1%}"
         times = seconds(ttft[4]), f"{ratio:.2f}", seconds(ttft[8]), seconds(tpot[4]), seconds(tpot[8])
         table.add_row(each.design, *shares, *times)
@@ -163,11 +223,14 @@ def show(found: Sequence[Turns]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("where", choices=("live", "simulated"))
+    parser.add_argument("--turns", choices=("agent", "toolagent"), default="agent", help="workload")
     parser.add_argument("--requests", type=int, default=300, help="turns")
     parser.add_argument("--rate", type=float, help="turns per second")
     parser.add_argument("--scale", type=float, default=0.02, help="factor on the lengths of `live`")
     parser.add_argument("--think", type=float, default=0.05, help="factor on the think times of `live`")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="sources of another version, also served live")
+    parser.add_argument("--designs", nargs="+", choices=LIVE, default=LIVE, metavar="DESIGN", help="of `live`")
     parser.add_argument("--model", default="llama-3.1-70b", help="simulated model")
     parser.add_argument("--machines", type=int, default=4, help="simulated machines")
     parser.add_argument("--json", type=Path, help="file for all times")

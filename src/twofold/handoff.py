@@ -22,6 +22,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     instance: str
     epoch: int  # changes whenever `instance` restarts; data of an outdated epoch is refused
     blocks: tuple[int, ...]
+    cached_blocks: int = 0  # leading blocks of the prompt that `instance` has cached; `blocks` follow them
     deadline_s: float  # on the clock of `instance`; heartbeats of `source` renew the lease
 
 

@@ -292,7 +292,7 @@ KEYS = [b"a", b"b", b"c", b"d"]
 
 def test_borrowed_blocks_stay_cached_once_published():
     blocks = PrefixBlockAllocator(4, PrefixCache(8, Lru()))
-    grant, here = blocks.borrow("store", KEYS)
+    grant, here = blocks.allocate_after("store", 4 * 4, KEYS)
     assert (here, len(blocks.blocks_of(grant)), blocks.num_free) == (0, 4, 4)
     blocks.publish(grant, KEYS[:3])
     blocks.release(grant)
@@ -303,14 +303,14 @@ def test_borrowed_blocks_stay_cached_once_published():
 
 def test_borrowed_blocks_are_not_reallocated():
     blocks = PrefixBlockAllocator(4, PrefixCache(4, Lru()))
-    grant, _ = blocks.borrow("store", KEYS[:2])
+    grant, _ = blocks.allocate_after("store", 4 * 2, KEYS[:2])
     blocks.publish(grant, KEYS[:2])
-    lent, here = blocks.borrow("reader", KEYS[:3])
+    lent, here = blocks.allocate_after("reader", 4 * 3, KEYS[:3])
     assert here == 2
     assert list(blocks.blocks_of(lent))[:2] == list(blocks.blocks_of(grant))
     blocks.release(grant)
     with pytest.raises(OutOfBlocksError):
-        blocks.borrow("other", [b"x", b"y"])
+        blocks.allocate_after("other", 4 * 2, [b"x", b"y"])
     blocks.release(lent)
-    blocks.borrow("other", [b"w", b"x", b"y", b"z"])
+    blocks.allocate_after("other", 4 * 4, [b"w", b"x", b"y", b"z"])
     assert blocks.cache.match(KEYS) == 0

@@ -9,7 +9,7 @@ from support.api_client import all_blocks_free, complete_cached, metric
 from support.flags import ENGINE, SPLIT
 from support.reference import greedy_outputs
 from support.running_service import running_service
-from support.stored_prompts import BLOCK, kill, moved, tokens
+from support.stored_prompts import BLOCK, BLOCK_BYTES, kill, moved, tokens
 from support.waiting import until
 
 STORE = ("--kv-store-dram", "16MiB", "--kv-checksums")
@@ -69,6 +69,10 @@ def test_turns_reuse_answers_and_their_tokens_are_unchanged(flags, tiny_model_di
             prompts, answers, cached = converse(url, f"turns {how}", 4, stored, **how)
             if how is GREEDY:
                 assert answers == greedy_outputs(tiny_model_dir("llama"), prompts, ANSWER)
+                if STORE[0] in flags:  # every turn is handed off
+                    # The decode worker is sent only what it has neither received nor generated.
+                    blocks = sum(-(-len(prompt) // BLOCK) for prompt in prompts) - sum(cached) // BLOCK
+                    assert metric(url, "kv_transfer_bytes_total") == blocks * BLOCK_BYTES
             else:
                 alone = [asyncio.run(ask(url, prompt, cache_salt=f"{n}", **how)) for n, prompt in enumerate(prompts)]
                 assert alone == [(answer, 0) for answer in answers]

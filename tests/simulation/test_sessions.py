@@ -12,6 +12,7 @@ from twofold.events import RequestSubscriber
 from twofold.hardware.catalog import load_catalog
 from twofold.request import Request
 from twofold.simulation.clients import ClosedLoop
+from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
 from twofold.workload.source import workload
 
@@ -99,6 +100,30 @@ def test_decode_instances_append_to_the_sessions_that_they_cache():
     result, _ = run(cluster("1xh100@1:prefill,2xh100@1:decode", "append"), turns)
     assert result.handoffs == 1, "the first turn is handed off, the others are appended"
     assert result.reuse.reused_tokens == reusable(turns)
+
+
+class Sent(Observer):
+    """Bytes of KV transfers, by request."""
+
+    def __init__(self):
+        self.bytes = {}
+
+    def transfer(self, transfer):
+        self.bytes[transfer.request_id] = transfer.bytes
+
+
+def test_decode_instances_that_cache_receive_only_the_rest_of_a_prompt():
+    first, second = session("a", turns=2)
+    second = msgspec.structs.replace(second, prompt_tokens=600)  # too little of it is cached to append it
+    sent = Sent()
+    spec = cluster("1xh100@1:prefill,1xh100@1:decode", "append")
+    simulate(spec, (first, second), catalog=CATALOG, observers=[sent])
+    per_token = CATALOG.model("llama-3.1-8b").kv_bytes_per_token
+    known = (first.prompt_tokens + first.output_tokens - 1) // BLOCK * BLOCK
+    assert sent.bytes == {
+        first.id: first.prompt_tokens * per_token,
+        second.id: (second.prompt_tokens - known) * per_token,
+    }
 
 
 def test_a_closed_loop_takes_no_sessions():

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from twofold.batch import Batch
+from twofold.handoff import Lease
 from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.request import BlockKey
 from twofold.scheduling.instance.scheduler import InstanceScheduler
@@ -35,9 +36,10 @@ class KvContents:
     def known(self) -> bool:
         return isinstance(self._instance.blocks, PagedBlockAllocator)
 
-    def leased(self, request_id: str, blocks: Iterable[int], *, torn: bool = False) -> None:
+    def leased(self, lease: Lease, *, torn: bool = False) -> None:
         """Record that a peer has written the KV of a request into leased blocks, completely or in part."""
-        for place, block in enumerate(blocks):
+        request_id = lease.request_id
+        for place, block in enumerate(lease.blocks, lease.cached_blocks):
             whole = place < self._prompt_blocks(request_id) and not torn
             self._here[block] = self._whole(request_id, place) if whole else ("torn" if torn else request_id, place)
 

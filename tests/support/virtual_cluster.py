@@ -156,7 +156,7 @@ class VirtualCluster:
 
     def _keep(self, leases: list[Lease]) -> None:
         for lease in leases:
-            self.contents[lease.instance].leased(lease.request_id, lease.blocks, torn=True)
+            self.contents[lease.instance].leased(lease, torn=True)
             self._leases[lease.request_id] = lease
             self._maybe_send(lease.request_id)
 
@@ -170,7 +170,7 @@ class VirtualCluster:
 
     def _landed(self, request_id: str) -> None:
         lease = self._leases[request_id]
-        self.contents[lease.instance].leased(request_id, lease.blocks)  # the last write of the lease
+        self.contents[lease.instance].leased(lease)  # the last write of the lease
         self.instances[lease.source].handed_off(request_id)
         self.cluster.handed_off(request_id, 0.0, 0.0)
         decode = self.instances[lease.instance]

@@ -6,6 +6,7 @@ from mypy_extensions import mypyc_attr
 
 from twofold.errors import OutOfBlocksError, StaleEpochError
 from twofold.handoff import Lease, LeaseWatcher
+from twofold.request import BlockKey
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)
@@ -51,6 +52,13 @@ class BlockAllocator:
         allocation = BlockAllocation(owner, 0)
         self.extend(allocation, tokens)
         return allocation
+
+    def allocate_after(self, owner: str, tokens: int, keys: Sequence[BlockKey]) -> tuple[BlockAllocation, int]:
+        """Allocate blocks for `tokens` tokens; the leading blocks have the keys `keys`, and are shared if cached.
+
+        Return the allocation and its number of cached blocks. Raises OutOfBlocksError if too few blocks are free.
+        """
+        return self.allocate(owner, tokens), 0
 
     def extend(self, allocation: BlockAllocation, tokens: int) -> None:
         """Add blocks for `tokens` tokens to an allocation, or raise OutOfBlocksError and change nothing."""
@@ -134,8 +142,10 @@ class LeaseTable:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._terms
 
-    def grant(self, grant: BlockAllocation, source: str, now: float) -> Lease:
-        """Lease the allocated blocks of a request to the instance `source`, which may then write to them."""
+    def grant(self, grant: BlockAllocation, source: str, now: float, cached_blocks: int = 0) -> Lease:
+        """Lease the allocated blocks of a request, after the cached ones, to the instance `source`, which may then
+        write to them.
+        """
         request_id, deadline = grant.owner, now + self._lease_s
         if request_id in self._terms:
             raise ValueError(f"{request_id} already has a lease")
@@ -144,7 +154,8 @@ class LeaseTable:
             source=source,
             instance=self._instance,
             epoch=self.epoch,
-            blocks=tuple(self._blocks.blocks_of(grant)),
+            blocks=tuple(self._blocks.blocks_of(grant)[cached_blocks:]),
+            cached_blocks=cached_blocks,
             deadline_s=deadline,
         )
         self._blocks.begin_transfer(grant)

@@ -84,15 +84,11 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         self._assign(allocation, total - len(self._tables[allocation]))
         return PromptAllocation(allocation, matched * self.block_size - whole, copy)
 
-    def borrow(self, owner: str, keys: Sequence[BlockKey]) -> tuple[BlockAllocation, int]:
-        """Allocate the blocks of the prefix `keys`. Return the allocation and its number of cached blocks.
-
-        Raises OutOfBlocksError if too few blocks are free.
-        """
+    def allocate_after(self, owner: str, tokens: int, keys: Sequence[BlockKey]) -> tuple[BlockAllocation, int]:
         # The caller reads the cached blocks, and fills and publishes the others. Hit counts do not change.
-        cached = self.cache.match(keys)
-        allocation = self._share(owner, keys[:cached], len(keys))
-        self._assign(allocation, len(keys) - cached)
+        cached, total = self.cache.match(keys), self.blocks_for(tokens)
+        allocation = self._share(owner, keys[:cached], total)
+        self._assign(allocation, total - cached)
         return allocation, cached
 
     def reusable_tokens(self, keys: Sequence[BlockKey], prompt_tokens: int) -> int:

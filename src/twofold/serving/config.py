@@ -183,10 +183,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def reuses(self, worker: WorkerConfig) -> bool:
         """Return whether `worker` caches prefixes."""
-        # A worker that only decodes caches blocks for the host's store, which gets the KV of its outputs.
-        batcher = BATCHERS[worker.batcher]
-        useful = batcher.prefills or self.store is not None
-        return self.engine.prefix_caching and useful and batcher.reuses_prefix
+        # A worker that only decodes needs no KV again that it has received or generated.
+        return self.engine.prefix_caching and BATCHERS[worker.batcher].reuses_prefix
 
     def measured_pairs(self) -> list[tuple[str, str]]:
         """Return the (source, target) pairs of workers whose links are measured when the service starts."""

@@ -149,7 +149,7 @@ class SimulatedHandoffs:
         self._network.send(life.prefill.link, life.decode.link, self._size(life), start, _Sent(self, life))
 
     def _size(self, life: SimulatedRequest) -> int:
-        return life.prompt_tokens * self._kv_bytes_per_token
+        return (life.prompt_tokens - life.cached_tokens) * self._kv_bytes_per_token
 
     def sent(self, life: SimulatedRequest) -> None:
         """Process the end of a request's KV transfer."""

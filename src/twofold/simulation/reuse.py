@@ -194,6 +194,10 @@ class PrefixReuse(RequestSubscriber):
         self._requests[life.prefill.name] += 1
         use.hits = host.hold(use.keys)
         use.loading = host.loading_ps(use.hits)
+        target = self._hosts.get(life.decode.name)
+        if life.splits and target is not None:
+            found = sum(target.cache.match(use.keys)) * self._block_tokens
+            life.cached_tokens = min(found, life.prompt_tokens - 1)
         fetching = route.fetch is not None and self._fetch(use, route.fetch)
         life.prefill.scheduler.submit(
             life.request, decodes_here=not life.splits, reused_tokens=use.reused_tokens, fetching=fetching

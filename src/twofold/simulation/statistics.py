@@ -111,7 +111,7 @@ class SimulatedRequest:
 
     __slots__ = (
         *("request", "id", "prompt_tokens", "output_tokens", "number", "arrived"),
-        *("prefill", "decode", "splits", "mode", "lease", "preemptions", "ended"),
+        *("prefill", "decode", "splits", "mode", "lease", "preemptions", "ended", "cached_tokens"),
         *("prefill_started", "first_layer", "first_token", "layers_sent", "last_token"),
         *("handoff_started", "handoff_ended", "decode_started"),
     )
@@ -135,6 +135,7 @@ class SimulatedRequest:
         self.prefill = prefill
         self.decode = decode
         self.splits = prefill is not decode
+        self.cached_tokens = 0  # of the prompt, in the cache of the decode instance
         self.mode = mode
         self.prefill_started = NEVER
         self.first_layer = NEVER  # end of the first layer of the prefill

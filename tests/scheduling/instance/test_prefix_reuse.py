@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from support.scheduled import arrive, ran, request, scheduler, step
+from support.scheduled import EPOCH, arrive, ran, request, scheduler, step
 from twofold.batch import BatchItem
 from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import create_eviction
@@ -146,6 +146,29 @@ def test_publishes_received_kv_when_decode_starts():
     assert ran(instance) == ["a"]
     instance.submit(prompt("b", 10, "ab"), decodes_here=True)
     assert [(item.num_tokens, item.context_tokens) for item in items(instance)] == [(2, 8)]
+
+
+@pytest.mark.parametrize("batcher", ["decode", "splitwise"])
+def test_leases_only_the_blocks_that_it_lacks(batcher):
+    """The KV of earlier turns is not sent again, and no peer may write to it."""
+    instance = reusing(batcher)
+    first = instance.lease_now(prompt("a", 14, "abc", output=3), "p", 0.0)
+    assert (first.cached_blocks, len(first.blocks)) == (0, 4)
+    instance.kv_received("a", EPOCH)
+    assert instance.lease_now(prompt("early", 14, "abc"), "p", 0.0).cached_blocks == 0, "it may yet have to be copied"
+    assert ran(instance) == ["a"]
+    table = instance.blocks_of("a")
+    second = instance.lease_now(prompt("b", 15, "abx"), "p", 0.0)
+    assert second.cached_blocks == 2
+    assert tuple(instance.blocks_of("b")) == (*table[:2], *second.blocks)
+    assert not set(second.blocks) & set(table)
+    instance.abort("a")
+    instance.kv_received("b", EPOCH)
+    assert ran(instance) == ["b"]
+    for name in ("early", "b"):
+        instance.abort(name)
+    instance.end_lease("early", EPOCH)
+    assert instance.status().idle
 
 
 def test_prompts_without_keys_reuse_nothing():

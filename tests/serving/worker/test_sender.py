@@ -1,13 +1,15 @@
 """The hand-off sender: order of layers, cancellation, and release of blocks in push and pull mode."""
 
 import threading
+from contextlib import contextmanager
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twofold.handoff import HandoffMode, Lease
-from twofold.serving.worker.sender import HandoffSender
+from twofold.serving.worker.sender import HandoffSender, HandoffWriter, OutgoingHandoff
 
 LAYERS = 4
 
@@ -51,8 +53,8 @@ class Recording:
         return self.log
 
 
-def lease(name="r"):
-    return Lease(request_id=name, source="p", instance="d", epoch=1, blocks=(1, 2), deadline_s=1.0)
+def lease(name="r", **more):
+    return Lease(request_id=name, source="p", instance="d", epoch=1, blocks=(1, 2), deadline_s=1.0, **more)
 
 
 def compute(sender, name="r", layers=range(LAYERS)):
@@ -91,6 +93,33 @@ def test_layer_wise_overlaps_the_prefill_and_serialized_does_not():
         compute(recording.sender, layers=range(1, LAYERS))
         recording.sender.prefilled("r", 1)
         recording.finished()
+
+
+class Peers:
+    """Stub of the peers of a worker: records the writes to them."""
+
+    def __init__(self):
+        self.written = []
+
+    @contextmanager
+    def connected(self, instance, epoch):
+        assert (instance, epoch) == ("d", 1)
+        yield self
+
+    def write(self, layers, source, target):
+        self.written.append((layers, tuple(source), tuple(target)))
+        return len(source)
+
+
+@pytest.mark.parametrize("cached", [0, 1, 3])
+def test_only_blocks_that_the_target_lacks_are_written(cached):
+    peers = Peers()
+    writer = HandoffWriter(None, peers, None, checksums=False)
+    outgoing = OutgoingHandoff("r", "d", HandoffMode.SERIALIZED, blocks=(7, 8, 9))
+    outgoing.lease = msgspec.structs.replace(lease(cached_blocks=cached), blocks=(1, 2, 3, 4)[cached:])
+    assert writer.write_layers(outgoing, range(2)) == 3 - cached
+    expected = (range(2), (7, 8, 9)[cached:], (1, 2, 3)[cached:])
+    assert peers.written == ([] if cached == 3 else [expected])
 
 
 def test_nothing_is_written_after_a_cancelled_handoff_ended():

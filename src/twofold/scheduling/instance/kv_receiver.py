@@ -122,11 +122,14 @@ class KvReceiver:
         return self.blocks.fits(sequence.start_tokens) and (swap is None or swap.can_admit(sequence))
 
     def _lease(self, sequence: ScheduledSequence, now: float) -> Lease:
-        sequence.allocation = allocation = self.blocks.allocate(sequence.id, sequence.start_tokens)
+        # The instance may have the KV of earlier turns: these blocks are not sent again.
+        keys = sequence.request.prefix_blocks[: sequence.prompt_tokens // self.blocks.block_size]
+        allocation, cached = self.blocks.allocate_after(sequence.id, sequence.start_tokens, keys)
+        sequence.allocation = allocation
         if self.swap is not None:
             self.swap.admit(sequence)
         self.arriving.append(sequence)
-        return self.leases.grant(allocation, sequence.source, now)
+        return self.leases.grant(allocation, sequence.source, now, cached)
 
     def _arrived(self, request_id: str) -> bool:
         sequence = self.sequences.get(request_id)

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
@@ -34,12 +34,13 @@ class HandoffEvents:
     def offered(self, message: messages.HandoffOffered) -> None:
         """Queue a read of KV that a peer offers."""
         state, request_id = self._state, message.request_id
+        lease = state.scheduler.leases.find(request_id)
         incoming = IncomingHandoff(
             request_id=request_id,
             source=message.source,
             epoch=message.epoch,
             tokens=message.tokens,
-            blocks=(),
+            blocks=() if lease is None else lease.blocks[: len(message.blocks)],
             source_blocks=message.blocks,
             source_epoch=message.source_epoch,
             checksums=message.checksums,
@@ -47,8 +48,7 @@ class HandoffEvents:
         if message.epoch != state.epoch:
             log.warning("%s ignores an offer of KV for %s with epoch %d", state.instance, request_id, message.epoch)
             self._reply(incoming, complete=False)
-        elif state.scheduler.read_started(request_id, message.epoch):
-            incoming.blocks = tuple(state.scheduler.blocks_of(request_id))[: len(message.blocks)]
+        elif lease is not None and state.scheduler.read_started(request_id, message.epoch):
             state.receiver.add(incoming)
         else:
             self._reply(incoming, complete=False)
@@ -65,8 +65,10 @@ class HandoffEvents:
                 state.fail(request_id, message.error)
             return
         lease = state.scheduler.leases.find(request_id)
-        if lease is None or message.checksums is None:
-            self._written(request_id, message.epoch, message.tokens)
+        if lease is None:
+            return
+        if message.checksums is None:
+            self._written(request_id, message.epoch, message.tokens, lease.blocks)
             return
         incoming = IncomingHandoff(
             request_id=request_id,
@@ -78,13 +80,13 @@ class HandoffEvents:
         )
         state.receiver.add(incoming)
 
-    def _written(self, request_id: str, epoch: int, tokens: list[int]) -> None:
+    def _written(self, request_id: str, epoch: int, tokens: list[int], blocks: Sequence[int]) -> None:
         if self._state.scheduler.kv_received(request_id, epoch):
-            self._received(request_id, tokens)
+            self._received(request_id, tokens, blocks)
 
-    def _received(self, request_id: str, tokens: list[int]) -> None:
+    def _received(self, request_id: str, tokens: list[int], blocks: Sequence[int]) -> None:
         state = self._state
-        state.landing.received(request_id, state.scheduler.blocks_of(request_id))
+        state.landing.received(request_id, blocks)
         sequence = state.sequences[request_id]
         sequence.append(tokens[0])
         sequence.drafts = tokens[1:]
@@ -99,9 +101,9 @@ class HandoffEvents:
         with state.changed:
             if incoming.pulled:
                 if state.scheduler.read_ended(request_id, complete=incoming.complete):
-                    self._received(request_id, incoming.tokens)
+                    self._received(request_id, incoming.tokens, incoming.blocks)
             elif incoming.complete:
-                self._written(request_id, incoming.epoch, incoming.tokens)
+                self._written(request_id, incoming.epoch, incoming.tokens, incoming.blocks)
             else:
                 state.scheduler.end_lease(request_id, incoming.epoch)
             if incoming.error is not None:

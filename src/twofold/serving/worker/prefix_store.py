@@ -150,7 +150,7 @@ class StoredPrefixes(PrefixSource):
         state, shared = self._state, self._shared
         with state.changed:
             try:
-                grant, here = shared.borrow(_OWNER, keys)
+                grant, here = shared.allocate_after(_OWNER, len(keys) * shared.block_size, keys)
             except OutOfBlocksError:
                 return False  # waiting for free blocks is no faster than computing the prompt
             blocks = shared.blocks_of(grant)[here:]

@@ -113,7 +113,7 @@ class HandoffReader:
     def receive(self, incoming: IncomingHandoff) -> None:
         """Read and verify a hand-off. Errors are recorded in `incoming.error`."""
         try:
-            if incoming.source_blocks is not None:
+            if incoming.source_blocks:
                 self._read(incoming, incoming.source_blocks)
             if incoming.complete and incoming.checksums is not None:
                 self._verify(incoming, incoming.checksums)

@@ -53,6 +53,11 @@ class OutgoingHandoff:
     checksums: list[int] | None = None  # one per block
 
     @property
+    def sent_blocks(self) -> Sequence[int]:
+        """Blocks that the target has not cached."""
+        return self.blocks if self.lease is None else self.blocks[self.lease.cached_blocks :]
+
+    @property
     def sendable(self) -> int:
         """Number of layers that may be written to the leased blocks at this moment."""
         if self.lease is None or self.mode is HandoffMode.PULL:
@@ -197,7 +202,7 @@ class HandoffSender:
                 outgoing.queued = False
                 action = outgoing.next_action(self._num_layers)
                 # Few layers at a time, so that hand-offs share the link and a cancelled hand-off stops soon.
-                sent, most = outgoing.layers_sent, self._layers_at_once(len(outgoing.blocks))
+                sent, most = outgoing.layers_sent, self._layers_at_once(len(outgoing.sent_blocks))
                 layers = range(sent, min(outgoing.sendable, sent + most))
                 if action is SenderAction.END:  # from now on, no other thread can queue it
                     del self._outgoing[outgoing.request_id]
@@ -225,8 +230,10 @@ class HandoffWriter:
 
     def write_layers(self, outgoing: OutgoingHandoff, layers: range) -> int:
         """Write layers into the leased blocks; return the number of bytes. An error cancels the hand-off."""
-        lease, blocks = outgoing.lease, outgoing.blocks
+        lease, blocks = outgoing.lease, outgoing.sent_blocks
         assert lease is not None  # noqa: S101  (for the type checker: the sender writes only under a lease)
+        if not blocks:
+            return 0
         try:
             with self._peers.connected(lease.instance, lease.epoch) as connection:
                 moved = connection.write(layers, blocks, lease.blocks[: len(blocks)])
@@ -238,21 +245,21 @@ class HandoffWriter:
 
     def offer(self, outgoing: OutgoingHandoff) -> None:
         """Let the target read the blocks of a completed prefill (pull mode)."""
-        lease, own = outgoing.lease, self._peers.own_memory
+        lease, blocks, own = outgoing.lease, outgoing.sent_blocks, self._peers.own_memory
         assert lease is not None  # noqa: S101  (as above)
         assert outgoing.tokens is not None  # noqa: S101
         inbox = self._peers.inbox(lease.instance)
         if inbox is None:  # the target is dead
             self._sender.taken(outgoing.request_id, complete=False)
             return
-        self._peers.transport.publish(outgoing.blocks)
+        self._peers.transport.publish(blocks)
         self._add_checksums(outgoing, range(len(own.layout.layers)))
         offered = HandoffOffered(
             request_id=outgoing.request_id,
             epoch=lease.epoch,
             source=own.instance,
             source_epoch=own.epoch,
-            blocks=tuple(outgoing.blocks),
+            blocks=tuple(blocks),
             tokens=outgoing.tokens,
             checksums=outgoing.checksums,
         )
@@ -260,5 +267,6 @@ class HandoffWriter:
 
     def _add_checksums(self, outgoing: OutgoingHandoff, layers: range) -> None:
         if self._checksums:
-            outgoing.checksums = outgoing.checksums or [0] * len(outgoing.blocks)
-            self._peers.transport.add_checksums(layers, outgoing.blocks, outgoing.checksums, landed=False)
+            blocks = outgoing.sent_blocks
+            outgoing.checksums = outgoing.checksums or [0] * len(blocks)
+            self._peers.transport.add_checksums(layers, blocks, outgoing.checksums, landed=False)

@@ -155,10 +155,6 @@ class VllmScheduler:
         if held.grant is not None and not held.received:
             self._lent.release(held.grant)
 
-    def blocks_of(self, request_id: str) -> Sequence[int]:
-        grant = self._here[request_id].grant
-        return () if grant is None else self._lent.blocks_of(grant)
-
     def status(self) -> InstanceStatus:
         blocks, stages = self._count_blocks(), self._stages
         return InstanceStatus(

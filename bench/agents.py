@@ -43,8 +43,9 @@ from twofold.request import Request
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.simulate import simulate
 from twofold.timeline import Timeline
+from twofold.workload.rescale import fit_lengths
 from twofold.workload.sessions import TOOL_S
-from twofold.workload.source import fit_lengths, workload
+from twofold.workload.source import workload
 
 SPLIT = ("--prefill", "1", "--decode", "1")
 BEFORE = "split, before"
@@ -100,11 +101,12 @@ def toolagent_turns(rate: float, seed: int) -> Iterator[Request]:
         start_s, session = start_s + float(random.exponential(TURNS / rate)), session + 1
 
 
-def turns_of(given: argparse.Namespace, rate: float, **options: int) -> list[Request]:
+def turns_of(given: argparse.Namespace, rate: float, max_model_len: int | None = None) -> list[Request]:
     """Return the turns of the chosen workload, in their full lengths."""
     if given.turns == "toolagent":
         return list(islice(toolagent_turns(rate, given.seed), given.requests))
-    return list(workload("agent", rate=rate, num_requests=given.requests, seed=given.seed, **options))
+    asked = workload("agent", rate=rate, num_requests=given.requests, seed=given.seed, max_model_len=max_model_len)
+    return list(asked)
 
 
 def ideal_share(requests: Sequence[Request], block: int) -> float:

@@ -256,7 +256,7 @@ class Bench:
         return load_s, compute_s, store_s, overlapped_s
 
     def _blocks(self, keys: Sequence[bytes]) -> Sequence[int]:
-        grant, _ = self._has.shared.borrow("bench", keys)
+        grant, _ = self._has.shared.allocate_after("bench", len(keys) * BLOCK, keys)
         blocks = tuple(self._has.shared.blocks_of(grant))
         self._has.shared.release(grant)
         return blocks

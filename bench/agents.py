@@ -5,8 +5,8 @@
     python bench/agents.py simulated --requests 2000
 
 Each design gets the same turns: of the workload `agent`, or of sessions of 20 turns with the mean lengths of Mooncake's
-trace of tools and agents (FAST'25, table 2: 8,596 prompt tokens and 182 of output), in which an answer is almost a half
-of what a turn adds. The table has the share of prompt tokens found in caches, beside that of an infinite cache that
+trace of tools and agents (FAST'25, table 2: 8,596 prompt tokens and 182 of output), where answers are almost half of
+the added tokens. The table has the share of prompt tokens found in caches, beside that of an infinite cache that
 holds the KV of every prompt and output, and the latencies of the second and later turns.
 `live` scales the lengths down to a small model, and shortens the think times. `--before` adds the split service of
 another version, whose folder with the package `twofold` it gives; the ratios are over this one then.
@@ -20,9 +20,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -141,21 +141,6 @@ async def load(url: str, requests: Sequence[Request]) -> tuple[float, list[Timel
     return result.cached_share, result.timelines
 
 
-@contextmanager
-def source(folder: Path | None) -> Iterator[None]:
-    """Start services from the package in `folder` inside a `with` statement; None: from this version."""
-    known = os.environ.get("PYTHONPATH")
-    if folder is not None:
-        os.environ["PYTHONPATH"] = str(folder.resolve())
-    try:
-        yield
-    finally:
-        if folder is not None:
-            os.environ.pop("PYTHONPATH")
-            if known is not None:
-                os.environ["PYTHONPATH"] = known
-
-
 def live(given: argparse.Namespace) -> list[Turns]:
     requests = list(fit_lengths(turns_of(given, given.rate or 2.0), given.scale, None))
     requests = [msgspec.structs.replace(each, think_s=given.think * each.think_s) for each in requests]
@@ -166,8 +151,9 @@ def live(given: argparse.Namespace) -> list[Turns]:
         for design, flags in LIVE.items():
             if design not in given.designs or (design == BEFORE and given.before is None):
                 continue
+            sources = {"PYTHONPATH": str(given.before.resolve())} if design == BEFORE else {}
             with (
-                source(given.before if design == BEFORE else None),
+                patch.dict(os.environ, sources),  # of the service
                 served(model, [*flags, "--kv-cache-memory-bytes", "2GiB"]) as url,
             ):
                 cached, timelines = asyncio.run(load(url, requests))
@@ -209,13 +195,15 @@ def simulated(given: argparse.Namespace) -> list[Turns]:
 
 
 def show(found: Sequence[Turns]) -> None:
-    base = next(each for each in found if each.design in (BEFORE, "split"))
+    known = {each.design: each for each in found}
+    base = known.get(BEFORE) or known.get("split") or found[0]
+    base_s = statistics.median(base.ttft_s)
     table = Table(
         "design", "cached", "infinite cache", "TTFT P50", f"of {base.design}", "TTFT P90", "TPOT P50", "TPOT P90"
     )
     for each in found:
         ttft, tpot = (statistics.quantiles(times, n=10) for times in (each.ttft_s, each.tpot_s))
-        ratio = statistics.median(each.ttft_s) / statistics.median(base.ttft_s)
+        ratio = statistics.median(each.ttft_s) / base_s
         shares = f"{each.cached:.1%}", f"{each.ideal:.1%}"
         times = seconds(ttft[4]), f"{ratio:.2f}", seconds(ttft[8]), seconds(tpot[4]), seconds(tpot[8])
         table.add_row(each.design, *shares, *times)

@@ -55,6 +55,7 @@ LIVE = {
     "split": SPLIT,
     "split, store": (*SPLIT, "--kv-store-dram", "2GiB"),
     "split, append": (*SPLIT, "--router", "append"),
+    "split, append, store": (*SPLIT, "--router", "append", "--kv-store-dram", "2GiB"),
 }
 LIVE_BLOCK = 16
 SIMULATED = {

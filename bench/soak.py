@@ -39,6 +39,7 @@ from twofold.events import Recorder
 from twofold.timeline import Timeline
 
 REST_S = 6.0
+WARM_UP = 0.2  # share of the time
 ASKED = 24  # requests that reach each of a few gateway processes
 ABUSES = ("silent connections", "unread streams", "pipelined disconnects", "deep and wide")
 PAUSE_S = 5.0  # between two of them
@@ -83,14 +84,14 @@ async def at_rest(sampler: Sampler, url: str) -> Sample:
     return await asyncio.to_thread(sampler.look, time.monotonic())
 
 
-def abuse(port: int, *, endless: bool) -> None:
-    """Attack a service in each way once, or until this process is ended."""
+def abuse(port: int) -> None:
+    """Attack a service in each way, one after another, until this process is ended."""
 
     async def at_once() -> None:
         return
 
     async def attack() -> None:
-        for name in cycle(ABUSES) if endless else ABUSES:
+        for name in cycle(ABUSES):
             await ATTACKS[name].run(port, at_once)
             await asyncio.sleep(PAUSE_S)
 
@@ -99,7 +100,7 @@ def abuse(port: int, *, endless: bool) -> None:
 
 @contextmanager
 def abused(port: int) -> Iterator[None]:
-    process = multiprocessing.get_context("spawn").Process(target=abuse, args=(port,), kwargs={"endless": True})
+    process = multiprocessing.get_context("spawn").Process(target=abuse, args=(port,))
     process.start()
     try:
         yield
@@ -127,20 +128,25 @@ async def soak(url: str, flags: list[str], given: argparse.Namespace) -> Report:
         capacity = await load.capacity(given.capacity_seconds)
         print(f"capacity: {capacity:.2f} requests a second, {AT_ONCE} at once; now {given.share:.0%} of it", flush=True)
     port = int(url.rpartition(":")[2])
-    if given.abuse:  # the first long work starts the threads for it
-        await asyncio.to_thread(abuse, port, endless=False)
+
+    async def under_load(minutes: float, seed: int) -> Load:
+        async with AsyncExitStack() as stack:
+            if given.abuse:
+                stack.enter_context(abused(port))
+            client = await stack.enter_async_context(Client(endpoint, recorder, ClientConfig()))
+            load = Load(client, prompts, ends, seed)
+            await load.run(given.share * capacity, 60 * minutes)
+            return load
+
+    # Threads and caches grow until each gateway process has had work of each kind.
+    await under_load(WARM_UP * given.minutes, given.seed + 1)
     before = await at_rest(sampler, url)
-    async with AsyncExitStack() as stack:
-        if given.abuse:
-            stack.enter_context(abused(port))
-        client = await stack.enter_async_context(Client(endpoint, recorder, ClientConfig()))
-        load = Load(client, prompts, ends, given.seed + 1)
-        watching = asyncio.create_task(watch())
-        await load.run(given.share * capacity, 60 * given.minutes)
-        watching.cancel()
-        await asyncio.wait({watching})
-        if not watching.cancelled():
-            watching.result()  # re-raise its error
+    watching = asyncio.create_task(watch())
+    load = await under_load((1 - WARM_UP) * given.minutes, given.seed + 2)
+    watching.cancel()
+    await asyncio.wait({watching})
+    if not watching.cancelled():
+        watching.result()  # re-raise its error
     after = await at_rest(sampler, url)
     restarts = [line for line in metrics(url).splitlines() if line.startswith("twofold:worker_restarts_total{")]
     return Report(
@@ -151,7 +157,7 @@ async def soak(url: str, flags: list[str], given: argparse.Namespace) -> Report:
         ended=dict(load.ended),
         restarts=sum(int(float(line.split()[-1])) for line in restarts),
         held=blocks_held(url),
-        rows=rows_of(samples[len(samples) // 5 :], before, after),
+        rows=rows_of(samples, before, after),
         samples=[before, *samples, after],
     )
 

@@ -98,12 +98,8 @@ class RandomTokens:
         token = next((each for each in tokens if each not in ruled_out), self.low + place)
         if sampling.logprobs is None:
             return Sampled(token)
-        return Sampled(token, -math.log(self.size), self._alternatives(token, sampling.logprobs))
-
-    def _alternatives(self, token: int, count: int) -> tuple[tuple[int, float], ...]:
-        """Return `count` token ids with equal log probabilities, the sampled token first."""
-        ids = (self.low + (token - self.low + step) % self.size for step in range(min(count, self.size)))
-        return tuple((each, -math.log(self.size)) for each in ids)
+        steps, alike = range(min(sampling.logprobs, self.size)), -math.log(self.size)
+        return Sampled(token, alike, tuple((self.low + (token - self.low + step) % self.size, alike) for step in steps))
 
 
 @lru_cache(maxsize=256)

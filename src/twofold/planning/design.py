@@ -177,7 +177,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         within = ((design.machines, self.machines), (design.price_per_h, self.price_per_h), (design.tdp_w, self.tdp_w))
         if any(bound is not None and value > bound * _SLACK for value, bound in within):
             return False
-        return all(self._used(design, name) <= most for name, most in self.of_kind.items())
+        used = tuple(design.machines_by_kind())
+        return all(sum(n for kind, n in used if kind.name == name) <= most for name, most in self.of_kind.items())
 
     def require_sensible(self) -> None:
         """Raise ConfigurationError if a limit is out of range or allows no machine."""
@@ -199,10 +200,6 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         bounds = (("machine", self.machines), ("cost", self.price_per_h), ("power", self.tdp_w))
         names = [name for name, bound in bounds if bound is not None]
         return f"{names[0]} budget" if len(names) == 1 else "budget"
-
-    @staticmethod
-    def _used(design: Design, name: str) -> int:
-        return sum(count for kind, count in design.machines_by_kind() if kind.name == name)
 
 
 def frontier(family: Family, allows: Allows) -> list[Design]:

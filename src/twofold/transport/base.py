@@ -31,10 +31,6 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     sharding: Sharding = UNSHARDED
     others: tuple[str, ...] = ()
 
-    @property
-    def rank_addresses(self) -> tuple[str, ...]:
-        return (self.address, *self.others)
-
 
 class KvCacheSpec(NamedTuple):
     """Size, layout and device of an instance's KV cache."""

@@ -72,7 +72,7 @@ class SharedMemoryConnection:
         try:
             for rank in {piece.target for piece, _ in self._pieces}:
                 own = layout.of_rank(sharding, rank)
-                address, device = peer.rank_addresses[rank], self._engine_pool.device
+                address, device = (peer.address, *peer.others)[rank], self._engine_pool.device
                 self._theirs[rank] = MappedPool(address, own, peer.num_blocks, device)
         except ConfigurationError:
             self.close()

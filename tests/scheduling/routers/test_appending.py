@@ -53,6 +53,17 @@ def test_a_prefill_instance_that_is_faster_computes_the_prompt():
     assert found.ttft_s == pytest.approx(4.0)
 
 
+def test_a_prompt_that_delays_many_decodes_is_handed_off():
+    made = known()
+    made.forecast.memories.stored("d0", KEYS[:9])
+    made.forecast.memories.stored("p0", KEYS[:6])
+    made.get("d0").decoding = 3
+    found = route(made)
+    assert (found.prefill, found.ttft_s) == ("d0", pytest.approx(1.0)), "1 s, and 1 s for each decode: as on p0"
+    made.get("d0").decoding = 4
+    assert route(made).prefill == "p0"
+
+
 def test_a_full_decode_instance_takes_no_prompt():
     made = known()
     made.forecast.memories.stored("d0", KEYS[:9])

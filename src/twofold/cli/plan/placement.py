@@ -28,14 +28,15 @@ def run_placement(problem: Problem, settings: PlanSettings) -> PlanResult:
     prepared = prepare(problem, read_placement_query(problem, settings))
     deployment, page = (None if path is None else AtomicFile(path) for path in (settings.output, settings.html))
     plan, effort = search_placement(prepared, RateGrid(settings.tolerance), settings)
-    title, best = _title(prepared), plan.recommended
+    title, best, verdict = _title(prepared), plan.recommended, verdict_text(plan)
     if deployment is not None:
-        deployment.save(_deployment(plan))
+        comment = f"{title}: {best.design.name}, planned by simulation.\n{verdict}"
+        deployment.save(deployment_text(deployment_of(problem, best, Objective.GOODPUT), comment))
     if page is not None:
         page.save(placement_page(plan, title))
     found = (*plan.placement.split, *plan.placement.colocated)
     return PlanResult(
-        verdict=verdict_text(plan),
+        verdict=verdict,
         report=PlacementReport.of(plan, effort),
         choices=(best, *(each for each in found if each.design != best.design)),
         charts=placement_charts(plan),
@@ -90,9 +91,3 @@ def _title(prepared: PreparedPlacement) -> str:
     if rate is None:
         return f"Most goodput of {model}, {workload}, on {prepared.query.accelerators} accelerators"
     return f"Fewest accelerators for {model}, {workload}, at {rate:g} requests/s"
-
-
-def _deployment(plan: PlacementPlan) -> str:
-    best, problem = plan.recommended, plan.prepared.problem
-    comment = f"{_title(plan.prepared)}: {best.design.name}, planned by simulation.\n{verdict_text(plan)}"
-    return deployment_text(deployment_of(problem, best, Objective.GOODPUT), comment)

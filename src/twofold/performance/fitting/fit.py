@@ -69,8 +69,12 @@ def fit_pair(rows: Sequence[ProfileRow], options: FitOptions) -> Calibration:
         tensor_parallel=tensor_parallel,
         prefill=fit_prefill(prefills),
         decode=fit_decode(decodes),
-        prefill_error=_held_out(prefills, options.folds, _prefill_error),
-        decode_error=_held_out(decodes, options.folds, _decode_error),
+        prefill_error=_held_out(
+            prefills, options.folds, lambda seen, one: prefill_ms(fit_prefill(seen), one) / one.prompt_time
+        ),
+        decode_error=_held_out(
+            decodes, options.folds, lambda seen, one: decode_ms(fit_decode(seen), one) / one.token_time
+        ),
         max_prefill_tokens=max(one.prefill_tokens for one in prefills),
         max_prompt_tokens=max(one.prompt_size for one in prefills),
         max_sequences=max(one.batch_size for one in decodes),
@@ -141,22 +145,14 @@ def decode_ms(fit: DecodeCoefficients, one: ProfiledBatch) -> float:
     return fit.base_ms + sequences + fit.context_ms * one.mean_context
 
 
-def _prefill_error(seen: Sequence[ProfiledBatch], unseen: ProfiledBatch) -> float:
-    return abs(prefill_ms(fit_prefill(seen), unseen) / unseen.prompt_time - 1)
-
-
-def _decode_error(seen: Sequence[ProfiledBatch], unseen: ProfiledBatch) -> float:
-    return abs(decode_ms(fit_decode(seen), unseen) / unseen.token_time - 1)
-
-
 def _held_out(
-    kept: Sequence[ProfiledBatch], folds: int, error: Callable[[Sequence[ProfiledBatch], ProfiledBatch], float]
+    kept: Sequence[ProfiledBatch], folds: int, ratio: Callable[[Sequence[ProfiledBatch], ProfiledBatch], float]
 ) -> float | None:
-    """Return the mean error of a k-fold cross-validation, or None for too few batches."""
+    """Return the mean error of a k-fold cross-validation, or None for too few batches. `ratio` fits and predicts."""
     if len(kept) < 2 * _FEWEST or folds < 2:
         return None
     seen = [[one for index, one in enumerate(kept) if index % folds != fold] for fold in range(folds)]
-    return _rounded(fmean(error(seen[index % folds], one) for index, one in enumerate(kept)), 3)
+    return _rounded(fmean(abs(ratio(seen[index % folds], one) - 1) for index, one in enumerate(kept)), 3)
 
 
 def _column(kept: Sequence[ProfiledBatch], value: Callable[[ProfiledBatch], float]) -> Floats:

@@ -284,6 +284,7 @@ class ClusterScheduler(RequestSubscriber):
         if not placed.handed_off:
             self._end_handoff(placed)
         load = placed.decode
+        load.decoding -= 1
         load.decodes -= 1
         load.reserved_tokens -= placed.tokens
         load.requests -= 1
@@ -296,6 +297,7 @@ class ClusterScheduler(RequestSubscriber):
     def _end_prefill(self, placed: _AccountedRequest, now: float | None) -> None:
         """Subtract a prompt from its prefill instance's load."""
         placed.prefilled = True
+        placed.decode.decoding += 1
         forecast = self.pools.forecast
         if forecast is not None:
             forecast.prefill_ended(placed.id, now)  # `now` is None if the prefill did not complete

@@ -13,9 +13,10 @@ LEAST_SHARE: Final = 0.5
 class AppendPrefill(Conductor):
     """Conductor that may also prefill a prompt on a decode instance, which then needs no hand-off.
 
-    A decode instance with room computes the prompt if it caches at least the share `least_share` of it, and its
-    predicted TTFT is no longer than that of the best prefill instance. Running decodes share iterations with the
-    prompt, so decode instances need a batcher that limits the prompt tokens of an iteration.
+    A decode instance with room may compute the prompt if it caches at least the share `least_share` of it. Each of its
+    decodes then waits for the prompt. A decode instance is chosen if its predicted TTFT and these waits are together no
+    longer than the TTFT of the best prefill instance. The waits are spread over the iterations of the prompt, so decode
+    instances need a batcher that limits the prompt tokens of an iteration.
     """
 
     appends: ClassVar[bool] = True
@@ -36,9 +37,11 @@ class AppendPrefill(Conductor):
             full = load.capacity_tokens is not None and load.reserved_tokens + tokens > load.capacity_tokens
             if full or reused < self._least_share * prompt:
                 continue
-            ttft_s = forecast.queue_s(load.id, now) + forecast.prediction(load.id).prefill_s(prompt, reused)
+            prefill_s = forecast.prediction(load.id).prefill_s(prompt, reused)
+            ttft_s = forecast.queue_s(load.id, now) + prefill_s
+            total_s = ttft_s + load.decoding * prefill_s
             # Of equals, a decode instance, which saves the hand-off, and of these the one with least reserved memory.
-            if ttft_s < least_s or (ttft_s == least_s and not 0 <= reserved <= load.reserved_tokens):
+            if total_s < least_s or (total_s == least_s and not 0 <= reserved <= load.reserved_tokens):
                 chosen = Route(load.id, load.id, (), reused, None, ttft_s)
-                least_s, reserved = ttft_s, load.reserved_tokens
+                least_s, reserved = total_s, load.reserved_tokens
         return chosen

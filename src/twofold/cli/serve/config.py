@@ -233,7 +233,8 @@ def _network(settings: ServeSettings) -> HostNetwork | None:
 
 
 def _transport(settings: ServeSettings) -> str:
-    transport = settings.transport or ("curve" if settings.over_hosts else DEFAULT_TRANSPORT)
+    over_hosts = settings.listen_workers is not None or settings.launcher == "ray"
+    transport = settings.transport or ("curve" if over_hosts else DEFAULT_TRANSPORT)
     check_transport(transport)
     return transport
 

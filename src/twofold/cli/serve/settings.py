@@ -158,8 +158,3 @@ class ServeSettings(
         if self.launcher == "ray":
             return False
         return not self.emulated if self.pin_cores is None else self.pin_cores
-
-    @property
-    def over_hosts(self) -> bool:
-        """Whether workers may run on other hosts."""
-        return self.listen_workers is not None or self.launcher == "ray"

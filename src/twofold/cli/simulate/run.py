@@ -137,7 +137,8 @@ def _handed_off(result: SimulationResult) -> str:
 
 def _open_files(settings: SimulateSettings) -> tuple[list[Observer], AtomicFile | None]:
     files = settings.written_files
-    check_outputs(files, settings.read_files)
+    inputs = (settings.workload, *settings.profiles, *settings.catalog, settings.cluster)
+    check_outputs(files, [path for path in inputs if path is not None])
     kinds: dict[str, Callable[[Path], Observer]] = {
         "requests_table": ParquetTable,
         "chrome_trace": ChromeTrace,

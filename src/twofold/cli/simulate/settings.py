@@ -112,9 +112,3 @@ class SimulateSettings(
         """Paths of the files to write, by field name."""
         names = ("html", "requests_table", "chrome_trace", "event_log")
         return {name: path for name in names if (path := getattr(self, name)) is not None}
-
-    @property
-    def read_files(self) -> list[Path | str]:
-        """Paths of the input files, which must not be overwritten."""
-        named = [self.workload, *self.profiles, *self.catalog, self.cluster]
-        return [path for path in named if path is not None]

@@ -158,11 +158,6 @@ class Gateway:
     bodies: BodyReader = field(default_factory=lambda: BodyReader(RequestLimits()))
     forwarder: Forwarder | None = None  # to servers behind this gateway
 
-    @property
-    def scores_prompts(self) -> bool:
-        """Whether the service can return log probabilities of prompts: neither emulated engines nor servers can."""
-        return self.constrains and self.grammars is not None
-
     def sends_text(self, fields: GenerationFields) -> bool:
         """Whether servers behind this gateway tokenize the prompts of a request, and detokenize its output."""
         if not self.service.takes_text or self.limits.prompt_tokens is not None:

@@ -263,7 +263,8 @@ def _check_fields(gateway: Gateway, fields: GenerationFields, prompts: int) -> N
         raise invalid("stream_options", "requires stream: true")
     if fields.max_tokens == 0 and not fields.echoes:
         raise invalid("max_tokens", "0 requires echo: true")
-    if fields.echoes and fields.wanted_logprobs is not None and not gateway.scores_prompts:
+    scores_prompts = gateway.constrains and gateway.grammars is not None  # neither emulated engines nor servers do
+    if fields.echoes and fields.wanted_logprobs is not None and not scores_prompts:
         raise unsupported("echo", "this service cannot return log probabilities of a prompt")
     if n > limits.choices:
         raise invalid("n" if fields.n == n else "best_of", f"{n} is more than the limit of {limits.choices}")

@@ -339,7 +339,8 @@ class _Watcher(CacheObserver):
         self._manager.changes.stored(key)
 
     def removed(self, key: BlockKey, reason: RemovalReason) -> None:
-        self._manager.removed(self._tier, _bytes_key(key), reason)
+        assert isinstance(key, bytes)  # noqa: S101  (narrows the type: only traces have integer keys)
+        self._manager.removed(self._tier, key, reason)
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
@@ -348,8 +349,3 @@ def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
     starts = [index for index in indices if index - 1 not in among]
     ends = [index + 1 for index in indices if index + 1 not in among]
     return list(zip(starts, ends, strict=True))
-
-
-def _bytes_key(key: BlockKey) -> bytes:
-    assert isinstance(key, bytes)  # noqa: S101  (narrows the type: only traces have integer keys)
-    return key

@@ -101,3 +101,12 @@ def test_operators_are_listed():
     shown = run("operators")
     assert "Versions of engines with measured operators" in shown
     assert facts["versions"]["b200"]["sglang"] in shown
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    command = [sys.executable, "-m", "twofold.cli.main", "model", "get", "smollm2"]
+    command += ["--directory", str(tmp_path / "file" / "model")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [f"twofold: {tmp_path / 'file'}: File exists"]

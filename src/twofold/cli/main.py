@@ -112,7 +112,7 @@ def main() -> None:
     except BrokenPipeError:  # the reader has closed the pipe
         code = 141
     except OSError as error:
-        code = _fail(f"cannot write the output: {error.strerror or repr(error)}", 1)
+        code = _fail(f"{error.filename or 'cannot write the output'}: {error.strerror or repr(error)}", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

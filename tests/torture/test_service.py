@@ -1,6 +1,8 @@
 """The fault suite on a split service whose decode workers are killed."""
 
 import json
+import subprocess
+import sys
 
 import typer
 from typer.testing import CliRunner
@@ -39,3 +41,18 @@ def test_answers_survive_killed_decode_workers(tiny_model_dir, tmp_path):
     assert report["idle_prefills"] == []
     assert report["before"]["longest_prompt"] == report["after"]["longest_prompt"] == 300
     assert "no failure" in (tmp_path / "report.html").read_text()
+
+
+def test_an_interrupted_load_ends_with_a_report(tiny_model_dir, tmp_path):
+    with forked_process(tiny_model_dir("llama"), *ENGINE, *SPLIT) as process:
+        command = [sys.executable, "-m", "twofold.cli.main", "torture", process.url, "--json", tmp_path / "report.json"]
+        command += ["--kill", f"once=kill -INT $(cat {tmp_path / 'pid'})", "--every", 2, "--duration", 3600]
+        command += ["--concurrency", 2, "--num-prompts", 4, "--max-prompt-tokens", 50, "--longest-prompt", 60]
+        with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as torturing:
+            (tmp_path / "pid").write_text(str(torturing.pid))
+            said = torturing.communicate()[0]
+        assert torturing.returncode == 130, said
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["duration_s"] < 1800
+    assert report["compared"] > 0
+    assert report["after"]["longest_prompt"] == 60

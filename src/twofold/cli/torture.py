@@ -74,7 +74,7 @@ def torture(settings: TortureSettings) -> None:
         facts.save(report.json())
     if page is not None:
         page.save(torture_page(report))
-    raise typer.Exit(1 if report.failures else 0)
+    raise typer.Exit(1 if report.failures else 130 if run.interrupted else 0)
 
 
 async def torture_config(settings: TortureSettings) -> TortureConfig:

@@ -1,6 +1,7 @@
 """Run of a fault suite: reference answers, capacity, load with faults, and capacity again."""
 
 import asyncio
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -44,22 +45,30 @@ class TortureRun:
     after: Capacity = UNMEASURED
     started_s: float = 0.0  # of the load
     ended_s: float = 0.0
+    interrupted: bool = False
 
     async def run(self) -> None:
-        """Load the service, and measure its capacity before and after."""
+        """Load the service, and measure its capacity before and after. Ctrl-C ends the load early."""
         probe = CapacityProbe(self.config, self.client, self.prompts, self.streams)
         self.on_stage("capacity before the load")
         self.before = await probe.measure()
         self.started_s = time.monotonic()
-        over_s = self.started_s + self.config.duration_s
+        over_s, loop = self.started_s + self.config.duration_s, asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             injecting = tasks.create_task(self._inject())
+            loop.add_signal_handler(signal.SIGINT, self._interrupt, loop, injecting)
             for number in range(self.config.concurrency):
                 draw = np.random.default_rng((self.config.prompts.seed, number))
                 tasks.create_task(self._send(draw, lambda: injecting.done() and time.monotonic() >= over_s))
+        loop.remove_signal_handler(signal.SIGINT)
         self.ended_s = time.monotonic()
         self.on_stage("capacity after the load")
         self.after = await probe.measure(self.before)
+
+    def _interrupt(self, loop: asyncio.AbstractEventLoop, injecting: asyncio.Task[None]) -> None:
+        self.interrupted = True
+        injecting.cancel()
+        loop.remove_signal_handler(signal.SIGINT)  # a second Ctrl-C ends the command
 
     async def _inject(self) -> None:
         """Run the commands in turn. A late command does not drop the later ones."""
@@ -72,7 +81,7 @@ class TortureRun:
 
     async def _send(self, draw: np.random.Generator, is_over: Callable[[], bool]) -> None:
         """Be one client after another."""
-        while not is_over():
+        while not (self.interrupted or is_over()):
             prompt = self.prompts[int(draw.integers(len(self.prompts)))]
             stream = await self.client.stream(prompt, draw_behaviour(draw, self.alone[prompt.number]))
             self.streams.append(stream)

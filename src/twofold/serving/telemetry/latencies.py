@@ -29,12 +29,8 @@ class LatencyHistogram:
     __slots__ = ("_found", "buckets", "count", "within")
 
     def __init__(self) -> None:
-        self.buckets = np.zeros(_BUCKETS, np.int32)  # a dict would take ten times as much memory in six hours
-        self.clear()
-
-    def clear(self) -> None:
         self._found: tuple[int, list[float | None]] = (-1, [])
-        self.buckets.fill(0)
+        self.buckets = np.zeros(_BUCKETS, np.int32)  # a dict would take ten times as much memory in six hours
         self.count = 0
         self.within = 0  # latencies within their bound
 
@@ -72,11 +68,6 @@ class _Bin:
 
     def __init__(self) -> None:
         self.ttft, self.itl = LatencyHistogram(), LatencyHistogram()
-        self.clear()
-
-    def clear(self) -> None:
-        self.ttft.clear()
-        self.itl.clear()
         self.requests = self.good = self.tokens = 0
 
 
@@ -87,7 +78,7 @@ class LatencyWindow:
         self._slo, self._start_s, self._bin_s = slo, start_s, bin_s
         self._ttft_bound_s = math.inf if slo.ttft_s is None else slo.ttft_s
         self._itl_bound_s = math.inf if slo.tpot_s is None else slo.tpot_s
-        self._bins = deque(_Bin() for _ in range(bins))  # all made now: memory does not grow over hours of service
+        self._bins = deque((_Bin() for _ in range(bins)), bins)  # all made now: memory does not grow for hours
         self._latest = 0
         self._taken: dict[str, int] = {}
 
@@ -165,8 +156,7 @@ class LatencyWindow:
         while self._latest < number:
             missing = number - self._latest
             self._latest += max(1, missing - len(self._bins))
-            self._bins.rotate(-1)
-            self._bins[-1].clear()
+            self._bins.append(_Bin())
         age = self._latest - number
         return self._bins[-1 - age] if age < len(self._bins) else None  # None: before the window
 

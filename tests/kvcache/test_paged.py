@@ -290,7 +290,7 @@ def test_pins_at_most_the_limit(seen):
 KEYS = [b"a", b"b", b"c", b"d"]
 
 
-def test_borrowed_blocks_stay_cached_once_published():
+def test_blocks_of_an_allocation_are_cached_once_published():
     blocks = PrefixBlockAllocator(4, PrefixCache(8, Lru()))
     grant, here = blocks.allocate_after("store", 4 * 4, KEYS)
     assert (here, len(blocks.blocks_of(grant)), blocks.num_free) == (0, 4, 4)
@@ -298,10 +298,10 @@ def test_borrowed_blocks_stay_cached_once_published():
     blocks.release(grant)
     assert blocks.cache.match(KEYS) == 3
     assert blocks.num_free == 8
-    assert not blocks.cache.hits + blocks.cache.misses, "borrowing counts no hits"
+    assert not blocks.cache.hits + blocks.cache.misses, "such an allocation counts no hits"
 
 
-def test_borrowed_blocks_are_not_reallocated():
+def test_shared_blocks_are_not_reallocated():
     blocks = PrefixBlockAllocator(4, PrefixCache(4, Lru()))
     grant, _ = blocks.allocate_after("store", 4 * 2, KEYS[:2])
     blocks.publish(grant, KEYS[:2])

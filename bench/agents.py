@@ -48,14 +48,16 @@ from twofold.workload.sessions import TOOL_S
 from twofold.workload.source import workload
 
 SPLIT = ("--prefill", "1", "--decode", "1")
+STORE = ("--kv-store-dram", "2GiB")
+APPEND = ("--router", "append")
 BEFORE = "split, before"
 LIVE = {
     BEFORE: SPLIT,
     "colocated": ("--colocated", "1"),
     "split": SPLIT,
-    "split, store": (*SPLIT, "--kv-store-dram", "2GiB"),
-    "split, append": (*SPLIT, "--router", "append"),
-    "split, append, store": (*SPLIT, "--router", "append", "--kv-store-dram", "2GiB"),
+    "split, store": (*SPLIT, *STORE),
+    "split, append": (*SPLIT, *APPEND),
+    "split, append, store": (*SPLIT, *APPEND, *STORE),
 }
 LIVE_BLOCK = 16
 SIMULATED = {

@@ -157,7 +157,7 @@ class InstanceLoad(LoadTotals):
         self.id = id
         self.role = self.home = role  # of the current pool, and of the pool for which the instance was started
         self.capacity_tokens = capacity_tokens  # KV that fits in memory, if known
-        self.decoding = 0  # requests with a first token whose decode on the instance is not complete
+        self.decoding = 0  # placed requests between their first and their last token
         self.queued: Callable[[], int] = lambda: 0  # number of waiting sequences, 0 if unknown
         self.place = 0  # number in the order of joining the pool, 0 in no pool
         self.cache = id  # name of the prefix cache, which other instances of the host may share

@@ -40,6 +40,7 @@ from twofold.timeline import Timeline
 
 REST_S = 6.0
 WARM_UP = 0.2  # share of the time
+FULL = 0.9  # share of the capacity in the warm-up
 ASKED = 24  # requests that reach each of a few gateway processes
 ABUSES = ("silent connections", "unread streams", "pipelined disconnects", "deep and wide")
 PAUSE_S = 5.0  # between two of them
@@ -129,20 +130,20 @@ async def soak(url: str, flags: list[str], given: argparse.Namespace) -> Report:
         print(f"capacity: {capacity:.2f} requests a second, {AT_ONCE} at once; now {given.share:.0%} of it", flush=True)
     port = int(url.rpartition(":")[2])
 
-    async def under_load(minutes: float, seed: int) -> Load:
+    async def under_load(share: float, minutes: float, seed: int) -> Load:
         async with AsyncExitStack() as stack:
             if given.abuse:
                 stack.enter_context(abused(port))
             client = await stack.enter_async_context(Client(endpoint, recorder, ClientConfig()))
             load = Load(client, prompts, ends, seed)
-            await load.run(given.share * capacity, 60 * minutes)
+            await load.run(share * capacity, 60 * minutes)
             return load
 
-    # Threads and caches grow until each gateway process has had work of each kind.
-    await under_load(WARM_UP * given.minutes, given.seed + 1)
+    # Threads, caches and heaps grow until each gateway process has had work of each kind, and as much as it ever will.
+    await under_load(FULL, WARM_UP * given.minutes, given.seed + 1)
     before = await at_rest(sampler, url)
     watching = asyncio.create_task(watch())
-    load = await under_load((1 - WARM_UP) * given.minutes, given.seed + 2)
+    load = await under_load(given.share, (1 - WARM_UP) * given.minutes, given.seed + 2)
     watching.cancel()
     await asyncio.wait({watching})
     if not watching.cancelled():

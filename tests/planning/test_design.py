@@ -17,6 +17,8 @@ def test_names_have_kinds_and_counts():
     small = Family(kinds=(FAST,), batcher="chunked-prefill", max_num_batched_tokens=512)
     assert small.group == "fast chunked-prefill@512"
     assert SPLIT.group == "fast+slow"
+    policies = replace(SPLIT, router="jsq", batcher="chunked-prefill")
+    assert policies.smallest.name == "1×fast prefill + 1×slow decode, jsq, chunked-prefill"
     assert SPLIT.split
     assert not small.split
 

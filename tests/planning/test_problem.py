@@ -86,6 +86,20 @@ def test_every_parallelism_that_divides_a_machine_is_searched(make_problem):
     assert parallelism(asked, "h100") == [(4, 2, 1)]
 
 
+def test_split_designs_are_searched_with_chunks_unless_a_batcher_is_given(make_problem):
+    problem = make_problem()
+    pair = families(problem, "h100+a100", colocated=False)
+    ((default, chunked),), _ = with_parallelism(problem, pair)
+    assert (default.batcher, chunked.batcher) == (None, "chunked-prefill")
+    spec = problem.spec(chunked.smallest)
+    assert [pool.batcher for pool in spec.pools] == ["chunked-prefill"] * 2
+    given = msgspec.structs.replace(problem, batchers={Role.PREFILL: "prefill-balanced"})
+    ((only,),), _ = with_parallelism(given, pair)
+    assert [pool.batcher for pool in given.spec(only.smallest).pools] == ["prefill-balanced", None]
+    published = msgspec.structs.replace(problem, template=msgspec.structs.replace(problem.template, rules="splitwise-sim"))
+    assert published.split_batchers == (None,)
+
+
 def test_only_measured_parallelism_is_searched_if_some_was_measured(make_problem):
     assert parallelism(make_problem(), "h100") == [(1, 8, 1)]
 

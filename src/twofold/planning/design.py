@@ -54,7 +54,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """Set of designs that differ only in the number of machines or instances of each kind."""
 
     kinds: tuple[MachineKind, ...]  # without `roles`: prefill and decode of a split family, or one colocated
-    batcher: str | None = None  # of a colocated family
+    batcher: str | None = None  # of a split family, None for the defaults of its roles
     max_num_batched_tokens: int | None = None
     roles: tuple[Role, ...] = ()  # of the kinds, if a phase has several
     judged: Phase | None = None  # if set, only the SLO bound of this phase counts
@@ -85,7 +85,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def batching(self) -> str:
-        """Batcher of a colocated family, with its token budget."""
+        """Batcher of this family, with its token budget."""
         return f"{self.batcher}@{self.max_num_batched_tokens}" if self.max_num_batched_tokens else f"{self.batcher}"
 
     def named(self, words: Sequence[str]) -> str:
@@ -94,11 +94,11 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
             return f"{' + '.join(words)} {self.batching}"
         phases = " + ".join(f"{word} {role}" for word, role in zip(words, self.role_of, strict=True))
         together = " on shared nodes" if self.shared else ""
-        routed = f", {self.router}" if self.router else ""
-        return f"{phases}{together}{routed}" if self.judged is None else f"{self.judged} of {phases}"
+        policies = "".join(f", {name}" for name in (self.router, self.batcher) if name)
+        return f"{phases}{together}{policies}" if self.judged is None else f"{self.judged} of {phases}"
 
 
-FamilyGroup = tuple[Family, ...]  # families that differ only in parallelism and router
+FamilyGroup = tuple[Family, ...]  # families that differ only in parallelism, router and batcher
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True):

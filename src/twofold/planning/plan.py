@@ -187,7 +187,8 @@ async def make_plan(search: RateSearch, query: PlanQuery, found: Found = lambda 
     bounded = query.objective is Objective.THROUGHPUT
     require_room(list(chain.from_iterable(query.groups)), query.budget, bounded=bounded)
     roomy = [any(query.budget.allows(family.smallest) for family in group) for group in query.groups]
-    groups = [_feasible(search, group) for group in compress(query.groups, roomy)]
+    # The most parallelism has the least latency: it stands for a group that cannot meet the SLO.
+    groups = [tuple(filter(search.bound.feasible, group)) or group[-1:] for group in compress(query.groups, roomy)]
     told = await asyncio.gather(*(_choose(search, query, group, found) for group in groups))
     choices = sorted((choice for choice in told if choice is not None), key=partial(_rank, query.objective))
     if not choices:
@@ -201,11 +202,6 @@ async def make_plan(search: RateSearch, query: PlanQuery, found: Found = lambda 
         no_room=tuple(group[0].group for group, room in zip(query.groups, roomy, strict=True) if not room),
         break_even=await _break_even(search, query, choices),
     )
-
-
-def _feasible(search: RateSearch, group: FamilyGroup) -> FamilyGroup:
-    """Return the families that can meet the SLO; the one with the most parallelism if none can."""
-    return tuple(family for family in group if search.bound.feasible(family)) or group[-1:]
 
 
 async def _choose(search: RateSearch, query: PlanQuery, group: FamilyGroup, found: Found) -> DesignChoice | None:

@@ -45,6 +45,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         batcher = self.batchers.get(Role.MIXED)
         return COLOCATED if batcher is None else ((batcher, None),)
 
+    @property
+    def split_batchers(self) -> tuple[str | None, ...]:
+        """Batchers to try in split designs; None is the default of each role."""
+        return (None,) if self.batchers or self.template.rules != "twofold" else SPLIT_BATCHERS
+
     def kind(self, machine: str) -> MachineKind:
         """Return price, power and accelerators of a machine type. Raises ConfigurationError if it is unknown."""
         found = self.catalog.machine(machine)
@@ -204,6 +209,8 @@ SPLITWISE = {"aa": "a100+a100", "hh": "h100+h100", "ha": "h100+a100", "hhcap": "
 COLOCATED = (("mixed", None), ("chunked-prefill", 512), ("chunked-prefill", 2048))
 # Splitwise's router of the template lets prefill queues hold 8,192 tokens: long prompts wait longer than with `jsq`.
 SPLIT_ROUTERS = (None, "jsq")
+# Chunks fill each iteration with prompt tokens, and long prompts do not make long ones.
+SPLIT_BATCHERS = (None, "chunked-prefill")
 
 
 def parse_families(
@@ -233,7 +240,7 @@ def parse_families(
 
 
 def with_parallelism(problem: Problem, families: Iterable[Family]) -> tuple[tuple[FamilyGroup, ...], tuple[str, ...]]:
-    """Expand each family to a group of families: each combination of parallelisms, with each router if it is split.
+    """Expand each family to a group of families: each combination of parallelisms, with each router and batcher if it is split.
 
     Return the groups, and an error message for each machine type that cannot run the LLM. Raises ConfigurationError if
     there is no group.
@@ -248,9 +255,9 @@ def with_parallelism(problem: Problem, families: Iterable[Family]) -> tuple[tupl
                     layouts[kind] = problem.layouts(kind.name)
                 except ConfigurationError as error:
                     layouts[kind], reasons[kind] = [], str(error)
-        routers = problem.split_routers if family.split else (None,)
-        combined = product(routers, product(*(layouts[kind] for kind in family.kinds)))
-        group = tuple(replace(family, kinds=kinds, router=router) for router, kinds in combined)
+        policies = (problem.split_routers, problem.split_batchers) if family.split else ((None,), (family.batcher,))
+        combined = product(*policies, product(*(layouts[kind] for kind in family.kinds)))
+        group = tuple(replace(family, kinds=kinds, router=router, batcher=name) for router, name, kinds in combined)
         if group:
             groups.append(group)
     if not groups:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
-from twofold.planning.design import Allows, Design, Family, frontier
+from twofold.planning.design import Allows, Budget, Design, Family, frontier
 from twofold.planning.evaluation import Evaluation
 from twofold.planning.rates import MaxRate, RateSearch
 from twofold.request import Phase
@@ -211,13 +211,13 @@ async def break_even(search: RateSearch, families: Sequence[Family], rate: float
 
 
 async def _splitting_pays(search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction) -> bool:
-    """Return whether a split design meets the SLO at `rate` at a lower cost than every colocated design."""
+    """Return whether a split design of any size meets the SLO at `rate` at a lower cost than every colocated design."""
 
     def weight(design: Design) -> tuple[float, ...]:
         return weigh(design)[:1]  # ties need not be broken
 
     colocated = await asyncio.gather(
-        *(cheapest(search, [family], rate, _anything, weight) for family in families if not family.split)
+        *(cheapest(search, [family], rate, Budget().allows, weight) for family in families if not family.split)
     )
     weights = [weigh(design)[0] for design in colocated if design is not None]
     found = await asyncio.gather(
@@ -228,14 +228,9 @@ async def _splitting_pays(search: RateSearch, families: Sequence[Family], rate: 
 
 async def _lighter(search: RateSearch, family: Family, rate: float, weigh: CostFunction, limit: float | None) -> bool:
     if limit is None:  # no colocated design meets the SLO
-        return await cheapest(search, [family], rate, _anything, weigh) is not None
+        return await cheapest(search, [family], rate, Budget().allows, weigh) is not None
     lighter = frontier(family, lambda design: weigh(design)[0] < limit)
     return bool(lighter) and await find_passing(search, lighter, rate) is not None
-
-
-# The break-even search ignores the budget.
-def _anything(_: Design) -> bool:
-    return True
 
 
 class Objective(StrEnum):

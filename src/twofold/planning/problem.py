@@ -209,7 +209,7 @@ SPLITWISE = {"aa": "a100+a100", "hh": "h100+h100", "ha": "h100+a100", "hhcap": "
 COLOCATED = (("mixed", None), ("chunked-prefill", 512), ("chunked-prefill", 2048))
 # Splitwise's router of the template lets prefill queues hold 8,192 tokens: long prompts wait longer than with `jsq`.
 SPLIT_ROUTERS = (None, "jsq")
-# Chunks fill each iteration with prompt tokens, and long prompts do not make long ones.
+# Some performance models take more time for a token of a batch longer than a chunk.
 SPLIT_BATCHERS = (None, "chunked-prefill")
 
 

@@ -31,6 +31,7 @@ FIXED = {
     "1P+2D": pools(None, prefill=1),
     "mixed": [("m0", Role.MIXED, "mixed"), ("m1", Role.MIXED, "mixed")],
     "chunked": [("m0", Role.MIXED, "chunked-prefill")],
+    "chunked split": pools("chunked-prefill"),
     "preempting": [("m0", Role.MIXED, "splitwise")],
 }
 # Under SplitwiseSim's rules a prompt without blocks delays decodes that have theirs, so blocks suffice here too.
@@ -39,6 +40,7 @@ MOVING = {
     "splitwise": pools("splitwise"),
     "splitwise 1P+1D": pools("splitwise", prefill=1, decode=1),
     "splitwise-sim": pools("splitwise-sim", decode=1),
+    "chunked 1P+1D": pools("chunked-prefill", prefill=1, decode=1),
 }
 CLUSTERS = FIXED | ROOMY | MOVING
 MOVERS = {"splitwise": ShortQueues, "returns when idle": ShortIdleQueues}

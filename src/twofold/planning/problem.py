@@ -240,7 +240,8 @@ def parse_families(
 
 
 def with_parallelism(problem: Problem, families: Iterable[Family]) -> tuple[tuple[FamilyGroup, ...], tuple[str, ...]]:
-    """Expand each family to a group of families: each combination of parallelisms, with each router and batcher if it is split.
+    """Expand each family to a group of families: each combination of parallelisms; if it is split, with each router and
+    batcher.
 
     Return the groups, and an error message for each machine type that cannot run the LLM. Raises ConfigurationError if
     there is no group.

@@ -87,7 +87,7 @@ def test_a_second_run_reuses_all(fresh, planned):
 
 
 def test_tables_have_designs_margins_and_verdict(invoke):
-    shown = invoke(*SMALL, "--slo", "ttft=1,tpot=0.06").stdout
+    shown = " ".join(invoke(*SMALL, "--slo", "ttft=1,tpot=0.06").stdout.split())
     for words in (
         "h100@TP8 prefill",
         "chunked-prefill",
@@ -157,8 +157,8 @@ def test_caches_raise_the_rate_of_prompts_with_shared_beginnings(planned, tmp_pa
     assert cluster.router == ("conductor" if len(cluster.pools) == 2 else "local-prefix")
 
 
-def test_split_designs_have_the_better_router(planned, tmp_path):
-    """Long prompts wait too long in the prefill queues of Splitwise's router."""
+def test_split_designs_have_the_better_router_and_batcher(planned, tmp_path):
+    """Long prompts wait too long in the prefill queues of Splitwise's router, and whole they take longer per token."""
     code = (
         "azure-code",
         "--model",
@@ -173,7 +173,7 @@ def test_split_designs_have_the_better_router(planned, tmp_path):
     )
     flags = (*code, "--slo", "ttft=1s,tpot=50ms", "--duration", 20, "--draws", 0, "--output", tmp_path / "plan.yaml")
     (searched,) = planned(*flags)["choices"]
-    assert searched["design"]["name"].endswith("decode, jsq")
+    assert searched["design"]["name"].endswith("decode, jsq, chunked-prefill")
     assert read_deployment(tmp_path / "plan.yaml").cluster.router == "jsq"
     rates = {router: planned(*flags, "--router", router)["choices"][0]["rate"] for router in ("splitwise", "jsq")}
     assert rates["splitwise"] < rates["jsq"] == searched["rate"]

@@ -139,7 +139,7 @@ async def soak(url: str, flags: list[str], given: argparse.Namespace) -> Report:
             await load.run(share * capacity, 60 * minutes)
             return load
 
-    # Threads, caches and heaps grow until each gateway process has had work of each kind, and as much as it ever will.
+    # Threads, caches and heaps grow until each gateway process has had work of each kind, and more than it has later.
     await under_load(FULL, WARM_UP * given.minutes, given.seed + 1)
     before = await at_rest(sampler, url)
     watching = asyncio.create_task(watch())

@@ -54,7 +54,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """Set of designs that differ only in the number of machines or instances of each kind."""
 
     kinds: tuple[MachineKind, ...]  # without `roles`: prefill and decode of a split family, or one colocated
-    batcher: str | None = None  # of a split family, None for the defaults of its roles
+    batcher: str | None = None  # None in a split family: the default of each role
     max_num_batched_tokens: int | None = None
     roles: tuple[Role, ...] = ()  # of the kinds, if a phase has several
     judged: Phase | None = None  # if set, only the SLO bound of this phase counts

@@ -48,7 +48,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def split_batchers(self) -> tuple[str | None, ...]:
         """Batchers to try in split designs; None is the default of each role."""
-        return (None,) if self.batchers or self.template.rules != "twofold" else SPLIT_BATCHERS
+        given = {Role.PREFILL, Role.DECODE} & self.batchers.keys()
+        return (None,) if given or self.template.rules != "twofold" else SPLIT_BATCHERS
 
     def kind(self, machine: str) -> MachineKind:
         """Return price, power and accelerators of a machine type. Raises ConfigurationError if it is unknown."""

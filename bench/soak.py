@@ -40,7 +40,7 @@ from twofold.timeline import Timeline
 
 REST_S = 6.0
 WARM_UP = 0.2  # share of the time
-FULL = 0.9  # share of the capacity in the warm-up
+WARM_UP_LOAD = 0.9  # share of the capacity
 ASKED = 24  # requests that reach each of a few gateway processes
 ABUSES = ("silent connections", "unread streams", "pipelined disconnects", "deep and wide")
 PAUSE_S = 5.0  # between two of them
@@ -139,8 +139,8 @@ async def soak(url: str, flags: list[str], given: argparse.Namespace) -> Report:
             await load.run(share * capacity, 60 * minutes)
             return load
 
-    # Threads, caches and heaps grow until each gateway process has had work of each kind, and more than it has later.
-    await under_load(FULL, WARM_UP * given.minutes, given.seed + 1)
+    # Threads, caches and heaps grow until each gateway process has had work of each kind under high load.
+    await under_load(WARM_UP_LOAD, WARM_UP * given.minutes, given.seed + 1)
     before = await at_rest(sampler, url)
     watching = asyncio.create_task(watch())
     load = await under_load(given.share, (1 - WARM_UP) * given.minutes, given.seed + 2)

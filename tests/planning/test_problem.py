@@ -97,6 +97,8 @@ def test_split_designs_are_searched_with_chunks_unless_a_batcher_is_given(make_p
     ((only,),), _ = with_parallelism(given, pair)
     assert [pool.batcher for pool in given.spec(only.smallest).pools] == ["prefill-balanced", None]
     assert msgspec.structs.replace(problem, batchers={Role.MIXED: "mixed"}).split_batchers == problem.split_batchers
+    saturating = msgspec.structs.replace(problem.template, max_num_batched_tokens="auto")
+    assert msgspec.structs.replace(problem, template=saturating).split_batchers == (None,)
     template = msgspec.structs.replace(problem.template, rules="splitwise-sim")
     published = msgspec.structs.replace(problem, template=template)
     assert published.split_batchers == (None,)

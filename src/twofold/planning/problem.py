@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from twofold.cluster.profiles import capacity_tokens, performance_of
-from twofold.cluster.spec import ClusterSpec, PoolSpec
+from twofold.cluster.spec import SATURATING, ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
@@ -49,7 +49,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def split_batchers(self) -> tuple[str | None, ...]:
         """Batchers to try in split designs; None is the default of each role."""
         given = {Role.PREFILL, Role.DECODE} & self.batchers.keys()
-        return (None,) if given or self.template.rules != "twofold" else SPLIT_BATCHERS
+        whole = self.template.max_num_batched_tokens == SATURATING  # chunks need a number of tokens
+        return (None,) if given or whole or self.template.rules != "twofold" else SPLIT_BATCHERS
 
     def kind(self, machine: str) -> MachineKind:
         """Return price, power and accelerators of a machine type. Raises ConfigurationError if it is unknown."""
@@ -241,8 +242,7 @@ def parse_families(
 
 
 def with_parallelism(problem: Problem, families: Iterable[Family]) -> tuple[tuple[FamilyGroup, ...], tuple[str, ...]]:
-    """Expand each family to a group of families: each combination of parallelisms; if it is split, with each router and
-    batcher.
+    """Expand each family to a group with each combination of parallelisms and, if it is split, of router and batcher.
 
     Return the groups, and an error message for each machine type that cannot run the LLM. Raises ConfigurationError if
     there is no group.

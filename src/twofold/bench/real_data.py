@@ -10,14 +10,11 @@ def data_folder() -> Path:
     """Return the folder of public data: the environment variable TWOFOLD_DATA, else `data` in the
     checkout, else `shared/data` next to the checkout.
     """
-    configured = os.environ.get("TWOFOLD_DATA")
-    if configured:
-        return Path(configured)
     downloaded = _CHECKOUT / "data"
-    return downloaded if downloaded.is_dir() else _CHECKOUT.parent / "shared" / "data"
+    usual = downloaded if downloaded.is_dir() else _CHECKOUT.parent / "shared" / "data"
+    return Path(os.environ.get("TWOFOLD_DATA") or usual)
 
 
 def find_data(relative: str) -> Path | None:
     """Return the path of a file in the data folder, or None if the file does not exist."""
-    path = data_folder() / relative
-    return path if path.is_file() else None
+    return path if (path := data_folder() / relative).is_file() else None

@@ -75,8 +75,7 @@ def _cells(row: ProfileRow) -> dict[str, object]:
 def sweep(
     target: Target, file: ProfileFile, pair: tuple[str, str, int], budget_s: float, on_probe: OnProbe, meter: PowerMeter
 ) -> None:
-    """Measure an instance with probes for about `budget_s` seconds, and append the measured rows to
-    `file`.
+    """Measure an instance with probes for about `budget_s` seconds, and append the measured rows to `file`.
 
     `on_probe` is called with the next probe's name and the elapsed fraction of `budget_s`. Raises TargetError if
     a probe fails; `file` then contains the rows of the earlier probes.

@@ -193,8 +193,7 @@ RULES: dict[str, ClusterRules] = {
 def cluster_rules(name: str) -> ClusterRules:
     """Return the named set of simulation rules, such as `splitwise-sim`.
 
-    The rules cover KV memory, KV transfers, pipelines and TPOT. Raises ConfigurationError for an unknown
-    name.
+    The rules cover KV memory, KV transfers, pipelines and TPOT. Raises ConfigurationError for an unknown name.
     """
     require(name in RULES, f"unknown rules {name!r}: choose one of {', '.join(RULES)}")
     return RULES[name]

@@ -134,8 +134,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
     def _share(self, owner: str, keys: Sequence[BlockKey], total: int) -> BlockAllocation:
         """Create an allocation of `total` blocks that shares the cached blocks with the keys `keys`.
 
-        The other blocks are reserved, but not assigned yet. Raises OutOfBlocksError if too few blocks are
-        free.
+        The other blocks are reserved, but not assigned yet. Raises OutOfBlocksError if too few blocks are free.
         """
         shared = [self._cached[key] for key in keys]
         taken = self._taken(total, shared)

@@ -6,9 +6,8 @@ An iteration with n prompt tokens, and b decodes that read C tokens of KV cache,
          + p, if n > 0
          + m, if n > 0 and b > 0
 
-S is the sum over the prompts of (h + k)² − h², for k prompt tokens computed after h earlier tokens. t is a
-number of decodes, stored as `large`. The piecewise linear function f and the other coefficients are fitted to
-measurements.
+S is the sum over the prompts of (h + k)² − h², for k prompt tokens computed after h earlier tokens. t is a number of
+decodes, stored as `large`. The piecewise linear function f and the other coefficients are fitted to measurements.
 """
 
 from collections import Counter

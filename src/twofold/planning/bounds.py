@@ -124,8 +124,7 @@ def _per(count: int, seconds: float) -> float:
 def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) -> float:
     """Return the shortest time per decoded token, in seconds, over batches of up to `most` sequences.
 
-    Only batches whose iteration takes at most `bound_s` seconds count. If there is no such batch, every batch
-    counts.
+    Only batches whose iteration takes at most `bound_s` seconds count. If there is no such batch, every batch counts.
     """
     costs = [(sequences, model.decode_cost(sequences)) for sequences in _batches(most)]
     steps = [(cost.base_s + cost.context_s * context * sequences, sequences) for sequences, cost in costs]

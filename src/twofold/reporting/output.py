@@ -41,8 +41,7 @@ def json_text(facts: object) -> str:
 
 
 def same_fields(kind: type[msgspec.Struct], source: object, *, without: Container[str] = ()) -> dict[str, Any]:
-    """Return the attributes of `source` that are also fields of the struct type `kind`, as a dict from
-    name to value.
+    """Return the attributes of `source` that are also fields of the struct type `kind`, as a dict from name to value.
 
     Fields named in `without` are left out.
     """

@@ -17,16 +17,12 @@ _ROUNDING: Final = 1.0 + 2.0**-51
 class Histogram(msgspec.Struct):
     """Histogram of values such as latencies, stored as integer multiples of a unit.
 
-    - `unit`: the unit, such as 10⁻¹² for picoseconds
-    - `counts`: number of values in each bucket, by the lower bound of the bucket in units
-    - `total`, `low`, `high`: exact sum, minimum and maximum of the values in units
-
     `mean`, `minimum` and `maximum` are multiplied by the unit, and are None for an empty histogram.
     """
 
-    unit: float
-    counts: dict[int, int] = {}
-    total: int = 0
+    unit: float  # such as 10⁻¹² for picoseconds
+    counts: dict[int, int] = {}  # values in each bucket, by its lower bound in units
+    total: int = 0  # exact sum, minimum and maximum of the values, in units
     low: int = LIMIT
     high: int = -1
 

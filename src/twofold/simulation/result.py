@@ -41,11 +41,6 @@ class SteadyState(msgspec.Struct, frozen=True, kw_only=True):
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     """Counts, latency distributions, time series, energy and cost of a simulation run.
 
-    - `duration_s`: time from the first arrival to the end of the last request
-    - `ttft_slowdown`, `tpot_slowdown` and `e2e_slowdown`: latency of a request, divided by the latency of the same
-      request alone on a reference machine
-    - `slo_scale`: smallest factor by which the SLO bounds must be multiplied so that a request meets the SLO
-
     `series` contains these time series (ROLE is prefill, decode or mixed):
 
     - `power_w`: power in watts
@@ -65,7 +60,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     longest_request: int = 0  # tokens, of those completed
     longest_prompt: int = 0  # tokens, of those completed
     max_context: int | None = None  # tokens that the model supports, if known
-    duration_s: float
+    duration_s: float  # from the first arrival to the end of the last request
     arrival_s: float  # from the first to the last arrival
     ttft_s: Histogram
     tpot_s: Histogram
@@ -74,11 +69,11 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     queue_s: Histogram
     transfer_s: Histogram
     visible_transfer_s: Histogram  # after the first token
-    ttft_slowdown: Histogram | None
+    ttft_slowdown: Histogram | None  # latency relative to that of the same request alone on a reference machine
     tpot_slowdown: Histogram | None
     e2e_slowdown: Histogram | None
     slo_met: int | None  # completed requests within the SLO
-    slo_scale: Histogram | None = None
+    slo_scale: Histogram | None = None  # smallest factor of the SLO's bounds with which a request meets it
     steady: SteadyState | None = None  # None for runs that are too short
     preemptions: int
     swaps: int = 0

@@ -71,8 +71,7 @@ class Connection(Protocol):
 class Transport:
     """Interface of a transport, which connects the local KV cache to the KV caches of peers.
 
-    If `writes_outlive_lease` is true, as with RDMA, data of a peer may still arrive after the peer's lease has
-    ended.
+    If `writes_outlive_lease` is true, as with RDMA, data of a peer may still arrive after the peer's lease has ended.
     """
 
     descriptor: MemoryDescriptor

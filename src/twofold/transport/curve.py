@@ -112,9 +112,7 @@ class CurveAddress(TransportAddress, frozen=True, tag=True):
 
 
 class CurveTransport(SharedMemoryTransport):
-    """Transport that uses shared memory to peers on this host, and encrypted ZeroMQ messages to peers on
-    remote hosts.
-    """
+    """Transport by shared memory to peers on this host, and by encrypted ZeroMQ messages to those on other hosts."""
 
     def __init__(self, spec: KvCacheSpec) -> None:
         network = spec.network

@@ -93,9 +93,8 @@ def workload(
 ) -> Iterator[Request]:
     """Return the requests of a generated workload or of a trace file, in order of arrival.
 
-    `spec` is the name of a built-in workload such as azure-conv, fixed lengths such as 512+64, or the path of a
-    trace. Prompt and output lengths are multiplied by `length_scale`, and requests are shortened to
-    `max_model_len` tokens.
+    `spec` is the name of a built-in workload such as azure-conv, fixed lengths such as 512+64, or the path of a trace.
+    Prompt and output lengths are multiplied by `length_scale`, and requests are shortened to `max_model_len` tokens.
 
     A generated workload needs `rate` (requests per second) and either `num_requests` or `duration_s`. The default
     `arrival` process of a generated workload is poisson, or gamma if `burstiness` is not 1.

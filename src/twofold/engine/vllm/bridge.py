@@ -40,8 +40,7 @@ class ConnectorBridge(Protocol):
     def prompt_completes(self, request_id: str, computed: int, blocks: Sequence[int]) -> bool:
         """Return whether the next iteration completes the prompt of a request with a hand-off.
 
-        If so, record the request's KV blocks. `computed` is the number of computed tokens after the
-        iteration.
+        If so, record the request's KV blocks. `computed` is the number of computed tokens after the iteration.
         """
 
     # The computation may only be queued on the device yet.

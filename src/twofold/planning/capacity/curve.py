@@ -48,9 +48,7 @@ def stack_distances(keys: Sequence[BlockKey]) -> Blocks:
 
 
 def _previous(keys: Sequence[BlockKey]) -> Blocks:
-    """For each key in `keys`, return the index of the previous occurrence of the key, or −1 for the first
-    occurrence.
-    """
+    """For each key in `keys`, return the index of its previous occurrence, or −1 for the first occurrence."""
     latest: dict[BlockKey, int] = {}
     previous = []
     for place, key in enumerate(keys):

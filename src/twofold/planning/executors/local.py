@@ -25,9 +25,7 @@ def cores() -> int:
 
 
 class LocalExecutor(Executor):
-    """Executor that runs simulations in `jobs` processes. Leaving the context manager cancels unfinished
-    simulations.
-    """
+    """Executor that runs simulations in `jobs` processes. Leaving the context manager cancels unfinished ones."""
 
     def __init__(self, problem: Problem, jobs: int) -> None:
         require(jobs >= 1, f"--jobs must be at least 1, not {jobs}")

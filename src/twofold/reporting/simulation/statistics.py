@@ -178,9 +178,7 @@ def _errors(pools: Sequence[PoolResult], phase: Phase, reference: ModelAccuracy 
 
 
 def _worst(errors: Sequence[ModelAccuracy], phase: Phase) -> float | None:
-    """Return the largest prediction error of the performance models in a phase; None if any model's error
-    is unknown.
-    """
+    """Return the largest prediction error of the performance models in a phase; None if the error of any is unknown."""
     values = [error.prefill if phase is Phase.PREFILL else error.decode for error in errors]
     known = [value for value in values if value is not None]
     return max(known) if known and len(known) == len(values) else None

@@ -21,9 +21,7 @@ class KvReservation:
         self.step = step  # if set, tokens per step of the output (swap preemption)
 
     def at_start(self, prompt: int, output: int, decodes_here: bool) -> int:
-        """Return the number of KV cache tokens to reserve before an instance computes or receives a request's
-        KV cache.
-        """
+        """Return the number of KV tokens to reserve before an instance computes or receives a request's KV cache."""
         if self.output_at_decode_start or not decodes_here:
             return prompt + self.extra
         if self.step:

@@ -76,10 +76,9 @@ THRESHOLD: Final = 1.5  # the paper gives none
 class Conductor(ForecastingRouter):
     """Router that picks the prefill instance with the least predicted TTFT.
 
-    Implements algorithm 1 of Mooncake (arXiv 2407.00079, section 6). An instance fetches a longer prefix from
-    another cache only if the fetch lowers the predicted TTFT. The longer prefix must also have more than
-    `threshold` times as many blocks as the instance's own cached prefix. If `threshold` is None, instances
-    fetch no blocks.
+    Implements algorithm 1 of Mooncake (arXiv 2407.00079, section 6). An instance fetches a longer prefix from another
+    cache only if the fetch lowers the predicted TTFT. The longer prefix must also have more than `threshold` times as
+    many blocks as the instance's own cached prefix. If `threshold` is None, instances fetch no blocks.
     """
 
     reads_prefix_caches: ClassVar[bool] = True

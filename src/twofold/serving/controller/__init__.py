@@ -1,7 +1,6 @@
 """Controller of a service: places requests on workers, and returns output tokens in order.
 
-Requests wait in the controller while no worker can run them. The requests of a lost worker run again on
-other workers.
+Requests wait in the controller while no worker can run them. The requests of a lost worker run again on other workers.
 
     controller.py    the controller itself: start-up, worker messages, health checks
     requests.py      live requests: admission, placement, worker reports, retries, end

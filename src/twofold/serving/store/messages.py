@@ -109,8 +109,7 @@ StoreOperation = Lookup | Load | Put | Commit | Release | FetchBlocks
 class LookupResult(msgspec.Struct, frozen=True, tag=True):
     """Reply to Lookup, a request to count the leading blocks of a prompt that are in the store.
 
-    `blocks` counts the leading blocks in memory or on disk; `in_memory` counts the leading blocks in memory
-    alone.
+    `blocks` counts the leading blocks in memory or on disk; `in_memory` counts the leading blocks in memory alone.
     """
 
     blocks: int

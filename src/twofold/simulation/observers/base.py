@@ -10,8 +10,7 @@ from twofold.timeline import Timeline
 class IterationRun(msgspec.Struct, frozen=True):
     """One or more consecutive iterations of the same batch on an instance.
 
-    With pipeline parallelism, the number of iterations is 1, and start and end are times on the last pipeline
-    stage.
+    With pipeline parallelism, the number of iterations is 1, and start and end are times on the last pipeline stage.
     """
 
     instance: str

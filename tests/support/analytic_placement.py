@@ -1,5 +1,6 @@
 """Stub of the placement search's simulator. The stub computes the goodput of instances by a formula."""
 
+from twofold.instance import Role
 from twofold.planning.design import MachineKind
 from twofold.planning.evaluation import Evaluation
 from twofold.planning.rates import RateGrid, RateSearch
@@ -20,10 +21,14 @@ def kind(tensor, pipeline=1, name="dgx-node"):
 
 
 class AnalyticPlacement:
-    """Stub of the placement search's simulator: each kind of instance serves a fixed number of requests/s."""
+    """Stub of the placement search's simulator: each kind of instance serves a fixed number of requests/s.
 
-    def __init__(self, prefill, decode):
+    A batcher other than the default multiplies the rate of prefill by `factors[batcher]`.
+    """
+
+    def __init__(self, prefill, decode, factors=None):
         self.prefill, self.decode = prefill, decode  # functions from an instance kind to requests/s
+        self.factors = {None: 1.0, **(factors or {})}
         self.asked = []
 
     def capacity(self, design):
@@ -31,8 +36,9 @@ class AnalyticPlacement:
         if not family.split:
             ((one, count),) = design.parts()
             return count * min(self.prefill(one), self.decode(one)) / 3
-        (first, many), (second, others) = design.parts()
-        prefill, decode = many * self.prefill(first), others * self.decode(second)
+        prefill = sum(count * self.prefill(one) for one, count in design.parts_of(Role.PREFILL))
+        prefill *= self.factors[family.batcher]
+        decode = sum(count * self.decode(one) for one, count in design.parts_of(Role.DECODE))
         if family.judged is None:
             return min(prefill, decode)
         return prefill if family.judged is Phase.PREFILL else decode
@@ -57,4 +63,4 @@ class AnalyticPlacement:
         return tuple(max(1, round(rate / each(one))) for each, one in zip(rates, family.kinds, strict=True))
 
     def search(self, tolerance=0.01):
-        return RateSearch(evaluate=self, bound=self, grid=RateGrid(tolerance))
+        return RateSearch(evaluate=self, bound=self, grid=RateGrid(tolerance), split_batchers=tuple(self.factors))

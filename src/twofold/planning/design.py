@@ -95,7 +95,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         phases = " + ".join(f"{word} {role}" for word, role in zip(words, self.role_of, strict=True))
         together = " on shared nodes" if self.shared else ""
         policies = "".join(f", {name}" for name in (self.router, self.batcher) if name)
-        return f"{phases}{together}{policies}" if self.judged is None else f"{self.judged} of {phases}"
+        judged = "" if self.judged is None else f"{self.judged} of "
+        return f"{judged}{phases}{together}{policies}"
 
 
 FamilyGroup = tuple[Family, ...]  # families that differ only in parallelism, router and batcher

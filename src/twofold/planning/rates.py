@@ -54,6 +54,7 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
     grid: RateGrid = RateGrid()
     draw: int = 0  # number of the random draw of the workload
     colocated_batching: tuple[tuple[str, int | None], ...] = COLOCATED
+    split_batchers: tuple[str | None, ...] = (None,)
 
     async def at(self, design: Design, step: int) -> Evaluation:
         return await self.at_rate(design, self.grid.rate(step))

@@ -18,6 +18,7 @@ from twofold.planning.placement.search import (
     most_goodput,
     most_per_accelerator,
     promised,
+    whole_stock,
 )
 from twofold.planning.promise import Draws
 
@@ -75,6 +76,25 @@ def test_uses_the_fewest_accelerators_for_a_rate(prefill, decode, rate):
     )
     # Goodput is rounded down to a step of the rate grid, which may require one more instance.
     assert fewest <= found.accelerators <= fewest + max(each.accelerators for each in KINDS)
+
+
+@pytest.mark.parametrize(("factor", "batcher"), [(1.5, "chunked-prefill"), (1.0, None), (0.5, None)])
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda search: most_goodput(search, KINDS, 8),
+        lambda search: for_rate(search, KINDS, 10.0, 100),
+        lambda search: whole_stock(search, KINDS, {"dgx-node": 8}),
+    ],
+    ids=["most-goodput", "for-rate", "whole-stock"],
+)
+def test_the_better_batcher_of_prefill_is_used(place, factor, batcher):
+    """Among equal batchers, the default is used."""
+    cluster = AnalyticPlacement(lambda one: 3.0 * one.accelerators, lambda _: 2.0, {"chunked-prefill": factor})
+    found = asyncio.run(place(cluster.search(TOLERANCE)))
+    assert {each.design.family.batcher for each in found.split} == {batcher}
+    assert {each.batcher for each in found.prefills} == {batcher}
+    assert sorted(each.kind.short for each in found.prefills) == sorted(each.short for each in KINDS)
 
 
 @pytest.mark.parametrize(("prefill", "decode", "words"), [(0.0, 1.0, "TTFT"), (1.0, 0.0, "TPOT")])

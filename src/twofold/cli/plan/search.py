@@ -36,8 +36,13 @@ def open_search(problem: Problem, objective: Objective, grid: RateGrid, settings
         _executor(problem, settings) as executor,
     ):
         evaluator = Evaluator(executor, store, keys.of, progress.evaluated)
-        colocated = problem.colocated_batching
-        search = RateSearch(evaluate=evaluator, bound=bounds, grid=grid, colocated_batching=colocated)
+        search = RateSearch(
+            evaluate=evaluator,
+            bound=bounds,
+            grid=grid,
+            colocated_batching=problem.colocated_batching,
+            split_batchers=problem.split_batchers,
+        )
         yield OpenSearch(search, evaluator, progress)
 
 

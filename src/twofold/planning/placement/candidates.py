@@ -22,6 +22,7 @@ class PhaseGoodput(msgspec.Struct, frozen=True, kw_only=True):
     kind: MachineKind
     phase: Phase
     rate: float
+    batcher: str | None = None  # of the prefill instances, the best of those searched; None for the default
 
     @property
     def per_accelerator(self) -> float:
@@ -33,7 +34,7 @@ async def goodputs(
 ) -> tuple[tuple[PhaseGoodput, ...], tuple[PhaseGoodput, ...]]:
     """Return the simulated goodputs of prefill and of decode on each instance type (DistServe, Algorithm 1)."""
     # Both results are in descending order of goodput per accelerator, without kinds that meet the bound at no rate.
-    prefills = await _of_phase(search, [_prefill(kind) for kind in kinds])
+    prefills = await _of_phase(search, [_prefill(kind, name) for kind in kinds for name in search.split_batchers])
     if not prefills:
         return (), ()
     decodes = await _of_phase(search, [_decode(search, prefills[0], kind, shared=shared) for kind in kinds])
@@ -41,24 +42,25 @@ async def goodputs(
 
 
 async def _of_phase(search: RateSearch, designs: Sequence[Design]) -> tuple[PhaseGoodput, ...]:
-    found = [
-        PhaseGoodput(kind=_judged_kind(each.design), phase=each.design.family.judged or Phase.PREFILL, rate=each.rate)
-        for each in await search.highest_of(designs)
-    ]
-    return tuple(sorted(found, key=lambda each: (-each.per_accelerator, each.kind.accelerators, each.kind.short)))
+    found = [_judged(each.design.family, each.rate) for each in await search.highest_of(designs)]
+    best: dict[MachineKind, PhaseGoodput] = {}
+    for each in sorted(found, key=lambda each: (-each.per_accelerator, each.kind.accelerators, each.kind.short)):
+        best.setdefault(each.kind, each)
+    return tuple(best.values())
 
 
-def _judged_kind(design: Design) -> MachineKind:
-    prefill, decode = design.family.kinds
-    return prefill if design.family.judged is Phase.PREFILL else decode
+def _judged(family: Family, rate: float) -> PhaseGoodput:
+    phase = family.judged or Phase.PREFILL
+    kind = family.kinds[0 if phase is Phase.PREFILL else 1]
+    return PhaseGoodput(kind=kind, phase=phase, rate=rate, batcher=family.batcher)
 
 
-def _prefill(kind: MachineKind) -> Design:
-    return Family(kinds=(kind, kind), judged=Phase.PREFILL).smallest
+def _prefill(kind: MachineKind, batcher: str | None) -> Design:
+    return Family(kinds=(kind, kind), judged=Phase.PREFILL, batcher=batcher).smallest
 
 
 def _decode(search: RateSearch, feeder: PhaseGoodput, kind: MachineKind, *, shared: bool) -> Design:
-    family = Family(kinds=(feeder.kind, kind), judged=Phase.DECODE, shared=shared)
+    family = Family(kinds=(feeder.kind, kind), judged=Phase.DECODE, shared=shared, batcher=feeder.batcher)
     most = search.bound.upper(family.smallest)
     feeders = 1 if math.isinf(most) else math.ceil(_FED * most / feeder.rate)
     return Design(family=family, counts=(max(1, feeders), 1))
@@ -100,7 +102,7 @@ def replicated(
     for prefill in prefills:
         for decode in decodes:
             counts = math.ceil(rate / prefill.rate), math.ceil(rate / decode.rate)
-            family = Family(kinds=(prefill.kind, decode.kind), shared=shared)
+            family = Family(kinds=(prefill.kind, decode.kind), shared=shared, batcher=prefill.batcher)
             design = Design(family=family, counts=counts)
             if design.accelerators <= most_accelerators:
                 promised = min(counts[0] * prefill.rate, counts[1] * decode.rate)
@@ -109,7 +111,7 @@ def replicated(
 
 
 def _of_pair(prefill: PhaseGoodput, decode: PhaseGoodput, most: int, *, shared: bool) -> Iterator[RatedDesign]:
-    family = Family(kinds=(prefill.kind, decode.kind), shared=shared)
+    family = Family(kinds=(prefill.kind, decode.kind), shared=shared, batcher=prefill.batcher)
     for count in range(1, most // prefill.kind.accelerators + 1):
         room = (most - count * prefill.kind.accelerators) // decode.kind.accelerators
         wanted = count * prefill.rate / decode.rate
@@ -125,17 +127,11 @@ Counts = tuple[tuple[MachineKind, int], ...]
 
 
 class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
-    """Division of a stock of accelerators into prefill instances and decode instances.
+    """Division of a stock of accelerators into prefill instances and decode instances."""
 
-    - `prefill`: total goodput of the prefill instances in requests/s
-    - `decode`: total goodput of the decode instances in requests/s
-    - `prefills`: number of prefill instances of each hardware type
-    - `decodes`: number of decode instances of each hardware type
-    """
-
-    prefill: float = 0.0
+    prefill: float = 0.0  # total goodput of the prefill instances in requests/s
     decode: float = 0.0
-    prefills: Counts = ()
+    prefills: Counts = ()  # number of prefill instances of each type
     decodes: Counts = ()
 
     @property

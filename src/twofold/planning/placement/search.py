@@ -77,7 +77,9 @@ async def whole_stock(search: RateSearch, kinds: Sequence[MachineKind], stock: M
     """
     prefills, decodes = await goodputs(search, kinds)
     candidates = divided(stock, prefills, decodes, BREADTH)
-    split = await _highest(search, [each.design for each in candidates])
+    batcher = prefills[0].batcher if prefills else None
+    families = [(replace(each.design.family, batcher=batcher), each.design.counts) for each in candidates]
+    split = await _highest(search, [Design(family=family, counts=counts) for family, counts in families])
     colocated = await _highest(search, await _all_colocated(search, kinds, stock))
     return PlacementResults(
         prefills=prefills,

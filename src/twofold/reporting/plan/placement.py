@@ -119,6 +119,7 @@ class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_parallel: int
     rate: float
     per_accelerator: float
+    batcher: str | None  # of the prefill instances; None for the default
 
 
 class PlacedReport(msgspec.Struct, frozen=True, kw_only=True):

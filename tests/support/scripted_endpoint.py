@@ -57,7 +57,15 @@ class Flood:
     data: bytes
 
 
-Step = Flood | Send | Pause | UntilAsked | Hang | Drop | Refuse
+@dataclass(frozen=True)
+class SendUntilProbed:
+    """A script step that sends the bytes `data` every 100 ms until the server has left `count` probes unanswered."""
+
+    data: bytes
+    count: int
+
+
+Step = Flood | Send | SendUntilProbed | Pause | UntilAsked | Hang | Drop | Refuse
 Body = dict[str, object]
 Script = Callable[[Body], Sequence[Step]]
 
@@ -99,6 +107,8 @@ class ScriptedEndpoint:
     url: str = ""
     content_type: str = "text/event-stream"
     flooded_bytes: int = 0
+    stalls: bool = False  # whether probes get no answer
+    unanswered: int = 0  # probes
     ended: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))  # released by each response
     asked: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -106,6 +116,9 @@ class ScriptedEndpoint:
         return web.json_response({"object": "list", "data": list(self.models)}, status=self.models_status)
 
     async def metrics(self, _: web.Request) -> web.Response:
+        if self.stalls:
+            self.unanswered += 1
+            await asyncio.Event().wait()
         return web.Response()
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
@@ -149,6 +162,10 @@ class ScriptedEndpoint:
             while True:
                 await response.write(step.data)
                 self.flooded_bytes += len(step.data)
+        elif isinstance(step, SendUntilProbed):
+            while self.unanswered < step.count:
+                await response.write(step.data)
+                await asyncio.sleep(0.1)
         elif isinstance(step, Hang):
             await asyncio.Event().wait()
 

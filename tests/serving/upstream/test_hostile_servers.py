@@ -14,7 +14,7 @@ import pytest
 
 from support.api_client import metric
 from support.running_service import ROUTE, running_service
-from support.scripted_endpoint import DONE, Drop, Flood, Refuse, Send, endpoint, event
+from support.scripted_endpoint import DONE, Drop, Flood, Refuse, Send, SendUntilProbed, endpoint, event
 
 ADDRESSES = "http://gpu7.internal:9000/v1, 10.1.2.3:5557, [fd00::7]:80 and localhost:8000"
 SECRETS = ("gpu7", "10.1.2.3", "fd00", "8000", "127.0.0.1")
@@ -168,6 +168,18 @@ def test_garbled_token_ids_of_a_prompt_end_one_request(hostile):
     ((status, text),) = ask_all(url, garbled)
     assert (status, error(text)["code"]) == (503, "instance_lost")
     assert ask_all(url, completion(6))[0][0] == 200
+
+
+def test_a_server_that_sends_tokens_may_answer_probes_late(tiny_model_dir):
+    """It keeps its request; without tokens, the next unanswered probe takes it out of service."""
+    steps = [SendUntilProbed(choice(7).data, 3), choice(8, finish="stop"), Send(DONE)]
+    with endpoint(lambda _: steps) as server, route(tiny_model_dir, [server], "--probe-timeout", "2") as (_, url):
+        server.stalls = True
+        ((status, text),) = ask_all(url, ("/v1/completions", {"prompt": [3], "max_tokens": 200}))
+        assert (status, json.loads(text)["choices"][0]["finish_reason"]) == (200, "stop")
+        assert len(server.bodies) == 1
+        while metric(url, 'instance_state{instance="mixed-0",state="up"}'):
+            pass
 
 
 @pytest.mark.parametrize("content_type", ["text/event-stream", "application/json"])

@@ -180,6 +180,7 @@ class UpstreamRequest:
     def _arrived(
         self, server: Server, first: TokenOutput | None, progress: "_Progress", event: UpstreamCompletion
     ) -> None:
+        server.heard_s = time.monotonic()
         outputs = self._outputs(server, event, progress.index)
         known = max(len(self._again), 0 if first is None else 1)
         if len(outputs) > 1 and not known <= progress.index <= self._generation.sampling.max_tokens - len(outputs):
@@ -191,12 +192,13 @@ class UpstreamRequest:
     def _tokens_arrived(
         self, server: Server, first: TokenOutput | None, progress: "_Progress", token_ids: list[int], texts: list[str]
     ) -> None:
+        server.heard_s = now = time.monotonic()
         run = TokenRun(progress.index, token_ids, texts)
         end, with_text = progress.index + len(token_ids), self._generation.prompt_text is not None
         inner = end < self._generation.sampling.max_tokens and not progress.ended
         if inner and with_text and not self._again:
             progress.index = end
-            self._listener.token_run(self._id, run, server.instance, progress.requested_s, time.monotonic())
+            self._listener.token_run(self._id, run, server.instance, progress.requested_s, now)
             return
         for output in run.outputs():
             taken = output if with_text else msgspec.structs.replace(output, text=None)

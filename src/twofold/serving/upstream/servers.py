@@ -56,6 +56,7 @@ class Server(Worker):
         self.kind: VllmKind = VLLM
         self.handshake: Mapping[str, object] = {}  # fields by which a decode server finds this prefill server
         self.card: ServerModel | None = None  # None until first healthy
+        self.heard_s = 0.0  # time of its latest token
 
     @property
     def up(self) -> bool:
@@ -172,11 +173,14 @@ class HealthProbe:
 
     async def _watch(self, server: Server) -> None:
         while True:
+            began_s = time.monotonic()
             try:
                 await self._probe(server)
             except UnavailableError as error:
-                self.mark_down(server.instance, str(error))
-                self._on_lost(server.instance, str(error))  # attempts may have started meanwhile
+                late = isinstance(error.__cause__, TimeoutError)
+                if not (late and server.heard_s > began_s):  # a busy server may answer late
+                    self.mark_down(server.instance, str(error))
+                    self._on_lost(server.instance, str(error))  # attempts may have started meanwhile
             self._unprobed.discard(server.instance)
             left_s = server.start_s - time.monotonic()
             await asyncio.sleep(left_s if 0 < left_s < PERIOD_S else PERIOD_S)

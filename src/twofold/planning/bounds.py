@@ -38,9 +38,7 @@ class MachineSeconds:
 
 
 class AnalyticBounds:
-    """Upper bounds on the request rates that designs can serve. The bounds neglect queueing and assume the best batch
-    sizes.
-    """
+    """Upper bounds on the request rates of designs. They neglect queueing and assume the best batch sizes."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem

@@ -126,7 +126,7 @@ _OF_CHOICE = ("rate", "highest_rate", "accelerators", "requests_per_dollar", "re
 class PlanResult(Outcome):
     """A plan: a table with a row for each design that meets the SLO, best first, and the verdict on splitting in words.
 
-    The class of `report` depends on the objective. A plan with `kv_capacity=True` has no designs and no charts.
+    The class of `report` depends on the objective. A plan with `kv_capacity=True` has no designs.
     """
 
     verdict: str

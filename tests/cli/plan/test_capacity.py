@@ -1,5 +1,7 @@
 """Tests of `twofold plan --kv-capacity`."""
 
+from html import escape
+
 import msgspec
 import pytest
 import typer
@@ -73,6 +75,18 @@ def test_one_node_has_no_pool(trace):
     assert "local: hit rate" in invoke(trace, *FLAGS, "--nodes", 1).stdout
 
 
+def test_the_page_has_the_verdict_then_charts_then_tables(trace, tmp_path):
+    page = tmp_path / "page.html"
+    report = planned(trace, *FLAGS, "--nodes", 2, "--html", page)
+    text = page.read_text()
+    places = [text.index(each) for each in (escape(report["text"]), 'id="dram"', 'id="nvme"', "<table>")]
+    assert places == sorted(places)
+    for tier in report["tiers"]:
+        best = tier["pool"]["best"]
+        assert f'"x":[{best["gb_per_node"]}],"y":[{100 * best["hit_rate"]}]' in text
+    assert len(text) < 2_000_000
+
+
 def test_prices_decide_what_pays(trace):
     """DRAM pays off with `--dram-price 0`, but not with `--dram-price 100`."""
     free, gold = (planned(trace, *FLAGS, "--nodes", 2, "--dram-price", price) for price in (0, 100))
@@ -111,7 +125,7 @@ def test_hit_rates_of_the_mooncake_conversation_trace():
         (("TRACE", *FLAGS[:-1], "a100,h100"), "needs one kind of machine"),
         (("TRACE", *FLAGS, "--dram-price", "-1"), "--dram-price -1 is out of range"),
         (("TRACE", *FLAGS, "--dram-gb", "-1"), "--dram-gb -1 is out of range"),
-        (("TRACE", *FLAGS, "--html", "page.html"), "leave out --html"),
+        (("TRACE", *FLAGS, "--output", "plan.yaml"), "leave out --output"),
         (("TRACE", *FLAGS, "--tp", 1), "needs 138 GB for weights"),
         (("TRACE", "--model", "llama2-70b", "--max-machines", 4, "--nodes", 4), "--nodes needs --kv-capacity"),
     ],

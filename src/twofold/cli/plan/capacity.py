@@ -4,15 +4,16 @@ from typing import Final
 
 import msgspec
 
+from twofold.atomic_file import AtomicFile
 from twofold.cli.plan.placement import only_machine
 from twofold.cli.plan.settings import PlanSettings
 from twofold.cli.workload import nonempty
-from twofold.errors import ConfigurationError, require
+from twofold.errors import require
 from twofold.hardware.specs import StorageTier
 from twofold.planning.capacity.plan import CapacityQuery, capacity_plan
 from twofold.planning.problem import Problem
 from twofold.reporting.outcome import PlanResult
-from twofold.reporting.plan.capacity import CapacityReport, capacity_tables
+from twofold.reporting.plan.capacity import CapacityReport, capacity_charts, capacity_page, capacity_tables
 from twofold.workload.source import is_named, workload
 
 _DRAM: Final = "dram"
@@ -22,9 +23,8 @@ _DISK: Final = "nvme"
 def run_capacity(problem: Problem, settings: PlanSettings) -> PlanResult:
     """Plan the KV cache capacity. Raises ConfigurationError for invalid flags."""
     query = read_capacity_query(problem, settings)
-    if settings.html is not None or settings.output is not None:
-        raise ConfigurationError("--kv-capacity writes no files: leave out --html and --output")
-    name = settings.workload
+    require(settings.output is None, "--kv-capacity plans no service: leave out --output")
+    name, page = settings.workload, None if settings.html is None else AtomicFile(settings.html)
     require(not is_named(name), f"--kv-capacity needs a trace with prefix blocks: {name} is generated without")
     requests = workload(
         name, start_s=settings.start, length_scale=settings.length_scale, max_model_len=settings.max_model_len
@@ -32,8 +32,10 @@ def run_capacity(problem: Problem, settings: PlanSettings) -> PlanResult:
     complete = nonempty(requests, f"workload {name} has no request within the limits")
     plan = capacity_plan(list(complete), query)
     title = f"KV cache of {query.model.name}, {name}, on {query.machine.name}"
-    report = CapacityReport.of(plan)
-    return PlanResult(verdict=report.text, report=report, tables=capacity_tables(plan, title))
+    report, charts = CapacityReport.of(plan), capacity_charts(plan)
+    if page is not None:
+        page.save(capacity_page(plan, title))
+    return PlanResult(verdict=report.text, report=report, charts=charts, tables=capacity_tables(plan, title))
 
 
 def read_capacity_query(problem: Problem, settings: PlanSettings) -> CapacityQuery:

@@ -99,9 +99,7 @@ class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(problem: Problem, query: PlacementQuery) -> PreparedPlacement:
-    """Prepare a placement search. Raises ConfigurationError for a query, SLO or workload that placement does not
-    support.
-    """
+    """Prepare a placement search. Raises ConfigurationError for an unsupported query, SLO or workload."""
     slo = problem.slo
     if not isinstance(slo, Slo) or slo.ttft_s is None or slo.tpot_s is None:
         raise ConfigurationError(

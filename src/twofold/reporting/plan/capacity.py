@@ -1,7 +1,8 @@
-"""Capacity plans of KV caches as terminal tables and JSON."""
+"""Capacity plans of KV caches as terminal tables, JSON and HTML."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from html import escape
 from itertools import pairwise
 
 import msgspec
@@ -11,7 +12,9 @@ from rich.text import Text
 
 from twofold.planning.capacity.curve import CapacityCurve, CapacityPoint
 from twofold.planning.capacity.plan import CapacityPlan, TierPlan
+from twofold.reporting.chart import ReportChart, Trace, axis, grid, line, log_axis, markers, run_colour
 from twofold.reporting.output import JsonReport, same_fields, table
+from twofold.reporting.page import html_chart, html_page, html_section, html_table
 
 _ROWS = 12
 
@@ -20,6 +23,30 @@ def capacity_tables(plan: CapacityPlan, title: str) -> Group:
     """Return a table of hit rates and savings for each cache tier, and a summary in words."""
     parts: list[RenderableType] = [_table(plan, each, title) for each in plan.tiers]
     return Group(*parts, Text(capacity_text(plan), style="bold"))
+
+
+def capacity_page(plan: CapacityPlan, title: str) -> str:
+    body = [f'<p class="advice">{escape(capacity_text(plan))}</p>', *map(html_chart, capacity_charts(plan))]
+    for each in plan.tiers:
+        headings = _headings(each)
+        body.append(html_section(_title(plan, each), html_table(headings, _rows(plan, each), range(len(headings)))))
+    return html_page(title, body)
+
+
+def capacity_charts(plan: CapacityPlan) -> list[ReportChart]:
+    """Plot the hit rate of each cache tier over its capacity, and mark the capacity with the highest net savings."""
+    return [_chart(each) for each in plan.tiers]
+
+
+def _chart(each: TierPlan) -> ReportChart:
+    traces, sizes = list[Trace](), capacities(each)[1:]
+    for index, (name, curve) in enumerate(_curves(each).items()):
+        colour, best = run_colour(index), curve.best()
+        traces.append(line(name, sizes, [100 * curve.at(gb).hit_rate for gb in sizes], colour))
+        look = {"color": colour, "size": 11}
+        traces.append(markers(f"{name}, saves most", [best.gb_per_node], [100 * best.hit_rate], look))
+    layout = grid(1, 1, [(log_axis("GB per node"), axis("Hit rate (%)", rangemode="tozero"))])
+    return ReportChart(id=each.tier.name, title=f"Hit rate of {_name(each)}", traces=traces, layout=layout)
 
 
 def capacity_text(plan: CapacityPlan) -> str:
@@ -72,18 +99,31 @@ def _alone(plan: CapacityPlan) -> str:
 
 
 def _table(plan: CapacityPlan, each: TierPlan, title: str) -> Table:
+    headings = _headings(each)
+    drawn = table(f"{title}: {_title(plan, each)}", headings, range(len(headings)))
+    for row in _rows(plan, each):
+        drawn.add_row(*row)
+    return drawn
+
+
+def _title(plan: CapacityPlan, each: TierPlan) -> str:
     behind = f" behind {each.behind_gb:,.0f} GB of DRAM on each node" if each.behind_gb else ""
+    return f"{_name(each)}{behind}, {plan.nodes} nodes"
+
+
+def _headings(each: TierPlan) -> list[str]:
     headings = ["GB per node", "$/h"]
     for name in _curves(each):
         headings += [f"{name}: hit rate", "accelerators freed", "s/h per added GB", "return"]
-    drawn = table(f"{title}: {_name(each)}{behind}, {plan.nodes} nodes", headings, range(len(headings)))
-    rows = capacities(each)
-    curves = (_curve_report(plan, curve, rows).points for curve in _curves(each).values())
+    return headings
+
+
+def _rows(plan: CapacityPlan, each: TierPlan) -> Iterator[tuple[str, ...]]:
+    curves = (_curve_report(plan, curve, capacities(each)).points for curve in _curves(each).values())
     for found in zip(*curves, strict=True):
         one = found[0].point
         cells = (cell for report in found for cell in _cells(report.point, report.added))
-        drawn.add_row(_short(one.gb_per_node), _short(one.price_per_h), *cells)
-    return drawn
+        yield _short(one.gb_per_node), _short(one.price_per_h), *cells
 
 
 def _cells(point: CapacityPoint, added: "MarginalGain") -> tuple[str, ...]:
@@ -108,9 +148,7 @@ def added_by(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) ->
 
 
 class CapacityPointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Hit rate, savings and price of a cache tier at one capacity, and the marginal gain over the next smaller
-    capacity.
-    """
+    """Hit rate, savings and price of a cache tier at one capacity, and the gain over the next smaller one."""
 
     point: CapacityPoint
     added: MarginalGain

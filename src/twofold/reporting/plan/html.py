@@ -61,8 +61,13 @@ def rates_chart(curves: Mapping[str, RateCurve], slo: Slo | SlowdownSlo) -> Repo
                 label = f"{name}, {percentile.upper()}"
                 look: Layout = {"width": 1.5, "dash": dash}
                 traces.append(line(label, told, values, run_colour(index), look, showlegend=plot == 0, **on(plot)))
+    ends = (0.0, max((rate for curve in curves.values() for rate in curve), default=0.0))
+    for plot, bound_s in enumerate((slo.ttft_s, slo.tpot_s) if isinstance(slo, Slo) else ()):
+        if bound_s is not None:
+            look = {"width": 1, "dash": "dot"}
+            traces.append(line("SLO", ends, (bound_s, bound_s), "#C00000", look, showlegend=False, **on(plot)))
     axes = [(axis(_RATE), axis("TTFT (s)", rangemode="tozero")), (axis(_RATE), axis("TPOT (s)", rangemode="tozero"))]
-    layout = grid(1, 2, axes, shapes=_bounds(slo)) | _TALLER
+    layout = grid(1, 2, axes) | _TALLER
     note = "Up to the highest rate at which each keeps the SLO."
     return ReportChart(id="curves", title="Latency over rate", note=note, traces=traces, layout=layout)
 
@@ -74,26 +79,6 @@ def _marks(name: str, points: Sequence[RatedDesign], colour: str, size: int) -> 
     return [
         markers(name, rates, y, look, text=names, legendgroup=name, showlegend=plot == 0, **on(plot))
         for plot, y in enumerate(heights)
-    ]
-
-
-def _bounds(slo: Slo | SlowdownSlo) -> list[Layout]:
-    if not isinstance(slo, Slo):
-        return []
-    bounds = ((0, slo.ttft_s), (1, slo.tpot_s))
-    return [
-        {
-            "type": "line",
-            "xref": f"{on(plot)['xaxis']} domain",
-            "yref": on(plot)["yaxis"],
-            "x0": 0,
-            "x1": 1,
-            "y0": bound,
-            "y1": bound,
-            "line": {"color": "#C00000", "width": 1, "dash": "dot"},
-        }
-        for plot, bound in bounds
-        if bound is not None
     ]
 
 

@@ -17,4 +17,5 @@ def data_folder() -> Path:
 
 def find_data(relative: str) -> Path | None:
     """Return the path of a file in the data folder, or None if the file does not exist."""
-    return path if (path := data_folder() / relative).is_file() else None
+    path = data_folder() / relative
+    return path if path.is_file() else None

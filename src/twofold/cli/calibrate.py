@@ -126,8 +126,8 @@ def live(settings: LiveSettings) -> None:
     """Measure MODEL on this host, and fit a performance profile to the measurements.
 
     Serves the model disaggregated and colocated for a few minutes, to measure the engine, KV hand-offs, the gateway and
-    interference between workers. Writes the profile to a file for `twofold simulate --profile`, `twofold serve
-    --profile` and `twofold verify`. Prints the profile's prediction error on held-out iterations.
+    interference between workers. Writes the profile to a file for `twofold simulate --profile`,
+    `twofold serve --profile` and `twofold verify`. Prints the profile's prediction error on held-out iterations.
     """
     calibrate_host(settings)
 

@@ -24,7 +24,8 @@ def run_capacity(problem: Problem, settings: PlanSettings) -> PlanResult:
     """Plan the KV cache capacity. Raises ConfigurationError for invalid flags."""
     query = read_capacity_query(problem, settings)
     require(settings.output is None, "--kv-capacity plans no service: leave out --output")
-    name, page = settings.workload, None if settings.html is None else AtomicFile(settings.html)
+    page = None if settings.html is None else AtomicFile(settings.html)
+    name = settings.workload
     require(not is_named(name), f"--kv-capacity needs a trace with prefix blocks: {name} is generated without")
     requests = workload(
         name, start_s=settings.start, length_scale=settings.length_scale, max_model_len=settings.max_model_len

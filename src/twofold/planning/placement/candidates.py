@@ -152,11 +152,11 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
             decodes=self.decodes + other.decodes,
         )
 
-    def design(self) -> Design:
+    def design(self, batcher: str | None) -> Design:
         parts = [(kind, count, Role.PREFILL) for kind, count in self.prefills]
         parts += [(kind, count, Role.DECODE) for kind, count in self.decodes]
         kinds, counts, roles = zip(*parts, strict=True)
-        return Design(family=Family(kinds=kinds, roles=roles), counts=counts)
+        return Design(family=Family(kinds=kinds, roles=roles, batcher=batcher), counts=counts)
 
 
 def divided(
@@ -173,11 +173,10 @@ def divided(
             [each for each in decodes if each.kind.name == machine],
         )
         whole = _unbettered(one.beside(other) for one in whole for other in options)
-    useful = sorted(
-        (split for split in whole if split.rate > 0),
-        key=lambda split: (-round(split.rate, 9), split.accelerators, split.design().name),
-    )
-    return [RatedDesign(design=split.design(), rate=split.rate) for split in useful[:most]]
+    batcher = prefills[0].batcher if prefills else None  # a design has one
+    useful = [RatedDesign(design=split.design(batcher), rate=split.rate) for split in whole if split.rate > 0]
+    useful.sort(key=lambda each: (-round(each.rate, 9), each.design.accelerators, each.design.name))
+    return useful[:most]
 
 
 def _splits(

@@ -77,9 +77,7 @@ async def whole_stock(search: RateSearch, kinds: Sequence[MachineKind], stock: M
     """
     prefills, decodes = await goodputs(search, kinds)
     candidates = divided(stock, prefills, decodes, BREADTH)
-    batcher = prefills[0].batcher if prefills else None
-    families = [(replace(each.design.family, batcher=batcher), each.design.counts) for each in candidates]
-    split = await _highest(search, [Design(family=family, counts=counts) for family, counts in families])
+    split = await _highest(search, [each.design for each in candidates])
     colocated = await _highest(search, await _all_colocated(search, kinds, stock))
     return PlacementResults(
         prefills=prefills,

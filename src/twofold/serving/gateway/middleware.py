@@ -53,7 +53,7 @@ class Departure:
 class RequestMiddleware:
     """ASGI middleware of the gateway: sets request ids, checks API keys and converts exceptions to error responses.
 
-    If `keys` is given, a request needs an API key, except for the dashboard, its health and its metrics. `posted` has
+    With `keys`, a request needs an API key, except for the dashboard, its health and its metrics. `posted` has
     the endpoints of POST requests that `app` need not route, by path: its layers take longer than such a request.
     """
 

@@ -19,7 +19,7 @@
 #include <getopt.h>
 #include <signal.h>
 
-enum { RETRY_NS = 10000000, LONGEST_WAIT_MS = 100 };
+enum { RETRY_NS = 10000000, LONGEST_WAIT_MS = 100, BEGINNINGS = 1 << 20 };
 
 enum state { UNCONNECTED, IDLE, HEAD, BODY, CHUNK_SIZE, CHUNK, CHUNK_END, TRAILER };
 
@@ -89,13 +89,22 @@ static void append_words(struct buffer *out, size_t bytes)
     out->length = end;
 }
 
+/* Append a random part of a text that is drawn once: long prompts would take this core longer than the router's. */
+static void append_prompt(struct buffer *out, size_t bytes)
+{
+    static struct buffer drawn;
+    if (drawn.length == 0)
+        append_words(&drawn, BEGINNINGS + (size_t)prompt_bytes);
+    append(out, drawn.data + draw() % BEGINNINGS, bytes);
+}
+
 static void write_request(struct connection *connection)
 {
     body.length = 0;
     append_format(&body, "{\"model\":\"%s\",", model);
     append_text(&body, chats ? "\"messages\":[{\"role\":\"user\",\"content\":\"" : "\"prompt\":\"");
     append(&body, shared.data, shared.length);
-    append_words(&body, (size_t)prompt_bytes - shared.length);
+    append_prompt(&body, (size_t)prompt_bytes - shared.length);
     append_text(&body, chats ? "\"}]" : "\"");
     append_format(&body, ",\"max_tokens\":%ld,\"temperature\":0,\"ignore_eos\":true", tokens);
     if (stops > 0) {

@@ -338,12 +338,21 @@ static long token_at(long position)
 
 static void append_prompt_ids(struct buffer *out, struct span prompt, long tokens)
 {
+    /* Lists of token ids begin alike, so the longest one is kept: to format it takes longer than all the rest. */
+    static struct buffer ids, ends; /* `ends`: the length of `ids` after each token */
     if (is_list(prompt)) {
         append(out, prompt.at, prompt.length);
         return;
     }
-    for (long position = 0; position < tokens; position++)
-        append_format(out, "%c%ld", position ? ',' : '[', token_at(position));
+    for (long position = (long)(ends.length / sizeof ids.length); position < tokens; position++) {
+        append_format(&ids, "%c%ld", position ? ',' : '[', token_at(position));
+        append(&ends, (const char *)&ids.length, sizeof ids.length);
+    }
+    if (tokens > 0) {
+        size_t end;
+        memcpy(&end, ends.data + (size_t)(tokens - 1) * sizeof end, sizeof end);
+        append(out, ids.data, end);
+    }
     append_text(out, "]");
 }
 

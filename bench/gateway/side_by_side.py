@@ -8,9 +8,9 @@ each round:
 - requests or tokens per CPU second: CPU time of the router and its child processes, during a closed loop
 - added TTFB: time to the first byte of the body in an open loop at a low rate, less that of the same load on the mock
   server itself, for each percentile
-- added latency at 80%: time to the end of the output in an open loop at 80% of the router's maximum load, less the
-  median of the mock server itself at the low rate. The maximum is the throughput of the closed loop. For streams with
-  a gap between tokens, which do not load a router fully, it is the number of requests per CPU second
+- added latency at 80%: time to the end of the output in an open loop whose rate keeps the router's core 80% busy, less
+  the median of the mock server itself at the low rate. The rate is searched: at less than full load a router finds
+  fewer events each time that it wakes, so 80% of the closed loop's throughput may take all of its core
 
 `twofold route` runs with an API key, a deadline and metrics. `twofold serve` runs an emulated cluster, and its CPU time
 is that of the process with gateway and controller, without workers; it is compared with vllm-router's streams of tokens
@@ -49,7 +49,7 @@ CORES = sorted(os.sched_getaffinity(0))
 
 MOST_CONNECTIONS = 1000  # of an open loop
 MOST_TOKEN_IDS = 8192
-SHARE = 0.8  # of the maximum load
+SHARE, NEAR, TRIES = 0.8, 0.04, 5  # CPU time of a router per second of the open loop, and the search for its rate
 PATIENCE_S = 60.0
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "NO_PROXY": "*"}
 SMALL_MODEL = ("--hidden-size", "64", "--layers", "1", "--heads", "2", "--kv-heads", "1")
@@ -207,9 +207,8 @@ class SideBySide:
         low = high = None
         if target.mocks:
             low = self._open(target, cell, cell.low_rate)
-        if target.mocks and spent_s and closed.requests:
-            most = closed.requests / (spent_s if cell.gap_ms else closed.seconds)
-            high = self._open(target, cell, SHARE * most)
+        if target.mocks and target.spent_s and spent_s and closed.requests:
+            high = self._busy(target, target.spent_s, cell, SHARE * closed.requests / spent_s)
         measured = Measured(
             cell=name,
             router=target.name,
@@ -223,6 +222,18 @@ class SideBySide:
         each = "" if measured.per_cpu_s is None else f", {measured.per_cpu_s:,.0f} per CPU second"
         say(f"round {number + 1}, {name}, {target.name}: {closed.requests / closed.seconds:,.1f} requests/s{each}")
         return measured
+
+    def _busy(self, target: Target, spent_s: Callable[[], float], cell: Cell, rate: float) -> LoadResult:
+        """Return the result of an open loop that keeps the router's core busy for a share near SHARE."""
+        for left in reversed(range(TRIES)):
+            before_s = spent_s()
+            load = self._open(target, cell, rate)
+            share = (spent_s() - before_s) / self._given.seconds
+            if abs(share - SHARE) <= NEAR or not left:
+                break
+            rate *= SHARE / share
+        say(f"{target.name}, {rate:,.0f} requests/s: core {share:.0%} busy")
+        return load
 
     def _closed(self, target: Target, cell: Cell, seconds: float) -> LoadResult:
         flags = ["--connections", str(cell.connections), "--ramp-ms", str(cell.stream_ms)]

@@ -105,9 +105,7 @@ class BlockAllocator:
                 self._free(allocation)
 
     def _assign(self, allocation: BlockAllocation, blocks: int) -> None:
-        """Hook for subclasses: assign block ids to the new blocks of an allocation. `blocks` is the number of
-        new blocks.
-        """
+        """Hook for subclasses: assign block ids to the new blocks of an allocation, of which there are `blocks`."""
 
     def _free(self, allocation: BlockAllocation) -> None:
         self.num_free += allocation.blocks
@@ -143,9 +141,7 @@ class LeaseTable:
         return request_id in self._terms
 
     def grant(self, grant: BlockAllocation, source: str, now: float, cached_blocks: int = 0) -> Lease:
-        """Lease the allocated blocks of a request, after the cached ones, to the instance `source`, which may then
-        write to them.
-        """
+        """Lease the blocks of a request, after the cached ones, to instance `source`, which may then write to them."""
         request_id, deadline = grant.owner, now + self._lease_s
         if request_id in self._terms:
             raise ValueError(f"{request_id} already has a lease")

@@ -30,9 +30,7 @@ class TieredCache:
         return None
 
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Find the longest cached prefix of a prompt; return the number of prefix blocks in each tier, fastest
-        tier first.
-        """
+        """Find the longest cached prefix of a prompt; return its blocks in each tier, the fastest tier first."""
         counts = [0] * len(self.tiers)
         counts[0] = self._first.match(keys)
         for position in range(counts[0], len(keys)):

@@ -36,9 +36,7 @@ class CacheRegion(NamedTuple):
 
 
 def cache_regions(config: KVCacheConfig) -> list[CacheRegion]:
-    """Return the regions of vLLM's KV cache in the order of their addresses. Raises ModelError if they do not tile the
-    cache.
-    """
+    """Return the regions of vLLM's KV cache by address. Raises ModelError if they do not tile the cache."""
     found: dict[int, CacheRegion] = {}
     for tensor in config.kv_cache_tensors:
         # If a block has the pages of all layers, the cache is a single region.

@@ -78,9 +78,7 @@ class SeriesSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulationReport(JsonReport, frozen=True, kw_only=True):
-    """JSON output of `twofold simulate --json`. Times are in seconds, energy in joules, power in watts, prices in US
-    dollars.
-    """
+    """JSON output of `twofold simulate --json`. Units: seconds, joules, watts, US dollars."""
 
     workload: dict[str, str | int | float | None]
     seed: int

@@ -33,7 +33,7 @@ _PIPELINED = 16  # requests of a connection before the response to the first is 
 _PROBES = frozenset({b"/health", b"/ping", b"/metrics"})  # answered on any number of connections
 _WARNING_INTERVAL_S = 60.0
 _INTERIM = b"HTTP/1.1 100"
-_COLLECTED = (50_000, 20, 50)  # objects, and collections of a younger generation, until the next collection
+_COLLECTED = (2_000, 5, 100)  # objects, and collections of a younger generation, until the next collection
 _CROWDED = error_response(503, "the service has no free connection; try again later", code="too_many_connections")
 _CROWDED.headers["connection"] = "close"
 
@@ -174,7 +174,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._expect_head()  # data between two requests has ended the keep-alive timeout
 
     def on_response_complete(self) -> None:
-        self._cycles.popleft()
+        _let_go(self._cycles.popleft())
         super().on_response_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
             self.table.rest(self)
@@ -208,6 +208,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
                 cycle.scope["state"]["departure"].leave()
+                _let_go(cycle)
 
     def _expect_head(self) -> None:
         """Close the connection unless a head is complete in time."""
@@ -288,6 +289,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._parsed > self.limits.header_bytes:
             self._too_large = True
             raise _HeadTooLargeError
+
+
+def _let_go(cycle: RequestResponseCycle) -> None:
+    """Delete the references from a request to its connection: such cycles would wait for a garbage collection."""
+    for name in ("abort", "whole_body", "write"):
+        cycle.scope["state"].pop(name, None)
 
 
 class HttpServer:

@@ -202,8 +202,11 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
         departure: Departure = state["departure"]
+        writer, on_texts = self._writer, None
+        if isinstance(writer, OpenAIWriter) and writer.texts_only and not self._options.continuous_usage_stats:
+            on_texts = self._add_texts
         self._choices = RunningChoices(
-            self._service, self._planned, self._deadline_s, departure, self._add, self._text_adder()
+            self._service, self._planned, self._deadline_s, departure, self._add, on_texts
         )
         self._abort = state.get("abort", departure.leave)
         self._write: Callable[[bytes], bool] | None = None  # while the body is open, and the task waits
@@ -214,20 +217,13 @@ class EventStream(Response):
         usage = self._count.usage if self._options.continuous_usage_stats else self._no_usage
         self._hold(self._writer.events(delta, usage))
 
-    def _text_adder(self) -> Callable[[int, Sequence[str]], None] | None:
+    def _add_texts(self, choice: int, texts: Sequence[str]) -> None:
         writer = self._writer
-        if self._options.continuous_usage_stats or not (isinstance(writer, OpenAIWriter) and writer.texts_only):
-            return None
-        count, no_usage = self._count, self._no_usage
-
-        def add(choice: int, texts: Sequence[str]) -> None:
-            if self._choices.failure is None:
-                count.completion_tokens += len(texts)
-                data = writer.text_events(choice, texts, no_usage)
-                if self._events or self._write is None or not self._write(data):
-                    self._hold(data)
-
-        return add
+        if self._choices.failure is None and isinstance(writer, OpenAIWriter):
+            self._count.completion_tokens += len(texts)
+            data = writer.text_events(choice, texts, self._no_usage)
+            if self._events or self._write is None or not self._write(data):
+                self._hold(data)
 
     def _hold(self, data: bytes) -> None:
         self._events.append(data)
@@ -375,9 +371,14 @@ class RunningChoices:
             self.close()
 
     def close(self) -> None:
-        """Abort the choices that still run."""
+        """Abort the choices that still run, and end all use of this object."""
         self._timer.cancel()
         self._departure.on_left = None
+        self._abort()
+        # Cycles of references would wait for a garbage collection: with the response, and with a raised error's frames.
+        self._on_delta, self.on_texts, self.failure = _ignore, None, None
+
+    def _abort(self) -> None:
         for request_id in self._running:
             self._service.abort(request_id)
         self._running.clear()
@@ -396,7 +397,10 @@ class RunningChoices:
         if self.going:
             self.failure = error
             self.wake()
-            self.loop.call_soon(self.close)  # the caller may be in the middle of other requests
+            self.loop.call_soon(self._abort)  # the caller may be in the middle of other requests
+
+
+def _ignore(_delta: Delta) -> None: ...
 
 
 class _ChoiceSink(OutputSink):

@@ -41,9 +41,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Command from a launcher to its child process: start or kill a worker, free its Ray resources, or exit once no
-    worker runs.
-    """
+    """Command to a launcher's child process: start or kill a worker, free its Ray resources, or exit after the last."""
 
     start: str | None = None
     kill: str | None = None

@@ -59,6 +59,7 @@ class MessageParser:
         self._parser = self._new_parser(self._begin, calls=bool(tools))
         self._since, self._shown = "", 0  # text since the last call, and the number of its characters in the content
         self._gap = ""  # white space after a call, held back
+        self._said, self._said_before = set[str](), set[str]()  # fields with text so far, and before `_since`
         self.calls = 0
 
     @property
@@ -99,17 +100,22 @@ class MessageParser:
     def _parts(self, events: Sequence[Json]) -> Parts:
         content, reasoning, calls = list[str](), list[str](), list[ParsedCall]()
         for event in events:
-            field, kind = event["field"], event["type"]
+            field, kind, text = event["field"], event["type"], ""
             if field == "tool_calls" and kind == "region_close":
                 value = event["value"]
                 calls.extend(map(self._call, value if isinstance(value, list) else [value]))
                 self._begin = self._since = self._gap = ""
-                self._shown = 0
-            elif kind == "region_chunk" and field == "content":
-                self._shown += len(event["text"])
-                content.append(self._without_gap(event["text"]))
-            elif kind == "region_chunk" and field == "reasoning_content":
-                reasoning.append(event["text"])
+                self._shown, self._said_before = 0, set(self._said)
+            elif kind == "region_chunk":
+                text = event["text"]
+                self._said.add(field)
+            elif kind == "region_open" and field in self._said:
+                text = self._template["fields"][field].get("join", "")
+            if field == "content":
+                self._shown += len(text)
+                content.append(self._without_gap(text))
+            elif field == "reasoning_content":
+                reasoning.append(text)
         return Parts(content="".join(content), reasoning="".join(reasoning), calls=tuple(calls))
 
     def _without_gap(self, text: str) -> str:
@@ -134,5 +140,6 @@ class MessageParser:
         log.warning("an answer has a tool call that is not in the format of its model's family: %s", error)
         self._parser = self._new_parser(self._begin, calls=False)
         shown, self._shown, self._gap = self._shown - len(self._gap), 0, ""
+        self._said = set(self._said_before)
         parts = self._parts(self._parser.feed(self._since))
         return Parts(content=parts.content[shown:])

@@ -69,9 +69,7 @@ class VerifySettings(Settings):
 
     @property
     def design(self) -> ServiceDesign:
-        """Number of workers of each role in the service. Raises ConfigurationError for an invalid combination of
-        numbers.
-        """
+        """Number of workers of each role in the service. Raises ConfigurationError for an invalid combination."""
         if not (self.prefill or self.decode or self.colocated):
             return ServiceDesign(prefill=1, decode=1)
         design = ServiceDesign(prefill=self.prefill, decode=self.decode, colocated=self.colocated)

@@ -86,6 +86,38 @@ ANSWERS = {
         "",
         [ROME],
     ),
+    "qwen3-coder": (
+        "qwen3-coder",
+        "<|im_start|>assistant\n",
+        "I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>",
+        "I look.\n",
+        "",
+        [ROME, OSLO],
+    ),
+    "qwen3-coder with code": (
+        "qwen3-coder",
+        "<|im_start|>assistant\n<think>\n",
+        'Hm.\n</think><function=get_weather>\n<parameter=city>\n{"a": 1}\n\nif a < 2 > 1:\n    <b>\n\n</parameter>\n</function>',
+        "",
+        "Hm.\n",
+        [("get_weather", {"city": '{"a": 1}\n\nif a < 2 > 1:\n    <b>\n'})],
+    ),
+    "minimax": (
+        "minimax",
+        "]~b]ai\n<think>\n",
+        'Two.</think>Look:\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Rome</parameter>\n<parameter name="days">2</parameter>\n</invoke>\n<invoke name="get_weather">\n<parameter name="city">Oslo</parameter>\n</invoke>\n</minimax:tool_call>',
+        "Look:\n",
+        "Two.",
+        [ROME, OSLO],
+    ),
+    "kimi": (
+        "kimi",
+        "<|im_assistant|>assistant<|im_middle|>",
+        f"<think>Two.</think>Look:<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{_ROME}<|tool_call_end|><|tool_call_begin|>functions.get_weather:1<|tool_call_argument_begin|>{_OSLO}<|tool_call_end|><|tool_calls_section_end|>",
+        "Look:",
+        "Two.",
+        [ROME, OSLO],
+    ),
     "gpt-oss": (
         "gpt-oss",
         "<|start|>assistant",
@@ -171,6 +203,30 @@ def test_answers_are_split_into_their_parts(name):
     draw = random.Random(name)
     for pieces in ([answer], list(answer), *(list(cut(answer, draw)) for _ in range(50))):
         assert parse(family, prompt_end, pieces) == tuple(wanted), pieces
+
+
+CODE = ("if (x) { y(); } [z]", "};", "} ; {", "}; {x: 1}", '{"a": "b"}', "]", "[1]\n```\n", "a < b > c", "} \n[TOOL]")
+
+
+def written(family, calls):
+    """Return calls as a model of the family writes them."""
+    form = FAMILIES[family].calls
+    each = [
+        f"{form.name}{json.dumps(name) if form.quotes else name}{form.arguments}{json.dumps(arguments)}{form.end}"
+        for name, arguments in calls
+    ]
+    return form.before + form.between.join(each) + form.after
+
+
+@pytest.mark.parametrize("family", [name for name, each in FAMILIES.items() if each.calls and not each.calls.pairs])
+def test_arguments_may_be_code(family):
+    draw = random.Random(family)
+    for _ in range(200):
+        several = draw.randint(1, 2) if FAMILIES[family].calls.several else 1
+        calls = [("get_weather", {"city": "".join(draw.choices(CODE, k=3))}) for _ in range(several)]
+        prompt_end = FAMILIES[family].template["start_anchor"]
+        text, _, found = parse(family, prompt_end, cut(written(family, calls), draw))
+        assert (text, found) == ("", calls)
 
 
 def test_without_tools_calls_are_text():

@@ -199,12 +199,18 @@ FORMS = {
     "deepseek": (f"{ALL_BEGIN}{V3_ROME}{ALL_END}", f"{ALL_BEGIN}{V3_ROME}\n{V3_TIME}{ALL_END}"),
     "deepseek-v31": (f"{ALL_BEGIN}{V31_ROME}{ALL_END}", f"{ALL_BEGIN}{V31_ROME}{V31_TIME}{ALL_END}"),
     "gpt-oss": (f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{ROME}", None),
+    "kimi": (
+        f"<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{ROME}<|tool_call_end|><|tool_calls_section_end|>",
+        None,
+    ),
     "glm": (GLM_ROME, f"{GLM_ROME}\n<tool_call>get_time\n</tool_call>"),
 }
 MARKERS = (
     *("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</think>"),
     *("[TOOL_CALLS]", "[ARGS]", ALL_BEGIN, ALL_END, BEGIN, SEP, END),
     *("<|channel|>", "<|constrain|>", "<|message|>", "<|call|>"),
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
 )
 # Markers are text, tokens, or special tokens of the vocabulary.
 TOKENIZERS = {

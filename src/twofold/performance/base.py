@@ -67,9 +67,7 @@ class PerformanceModel(ABC):
 
     @abstractmethod  # linear, so that simulators can sum many iterations at once
     def decode_cost(self, sequences: int) -> DecodeCost:
-        """Return a linear function from total KV tokens to the time of an iteration with `sequences` decodes and no
-        prefill.
-        """
+        """Return the time of an iteration of `sequences` decodes alone as a linear function of total KV tokens."""
 
     # The decodes read `context` KV tokens in total. `squares` is as in `prefill_s`.
     @abstractmethod

@@ -51,9 +51,7 @@ class Guard:
         self._monitors.append(socket.get_monitor_socket(_FAILED))
 
     def call(self, socket: Socket, address: str, *, bulk: bool = False) -> None:
-        """Configure `socket` to authenticate to a server with the cluster key. Call this method before
-        `socket` connects.
-        """
+        """Configure `socket`, before it connects, to authenticate to a server with the cluster key."""
         socket.curve_secretkey, socket.curve_publickey = self._client_secret, self._client_public
         socket.curve_serverkey = self._server_public
         _set_up(socket, address, bulk=bulk)

@@ -54,9 +54,7 @@ class Histogram(msgspec.Struct):
         return self._quantiles([p / 100])[0] if self.counts else None
 
     def fraction_at_most(self, value: float) -> float | None:
-        """Return the share of values that are at most `value`, or None for an empty histogram. If the
-        histogram holds times, `value` is in seconds.
-        """
+        """Return the share of values (times in seconds) that are at most `value`, or None for an empty histogram."""
         if not self.counts:
             return None
         bound = math.floor(min(value / self.unit * _ROUNDING, float(LIMIT)))

@@ -12,9 +12,7 @@ _PS_PER_S: Final = 1e12
 
 
 class Series(msgspec.Struct):
-    """Mean and maximum of a quantity that changes in steps, such as a queue length, in up to 1,024 time
-    bins of equal width.
-    """
+    """Mean and maximum of a quantity that changes in steps, such as a queue length, in up to 1,024 equal time bins."""
 
     start_ps: int = _NEVER
     at_ps: int = _NEVER

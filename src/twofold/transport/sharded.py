@@ -71,9 +71,7 @@ class ShardedConnection:
 
 
 class ShardedTransport(Transport):
-    """KV transport of a worker with several ranks. The transport runs in the first rank's process and
-    sends commands to the other ranks.
-    """
+    """KV transport of a worker with several ranks: in the first rank's process, it sends commands to the others."""
 
     def __init__(self, own: PooledTransport, ranks: OtherRanks) -> None:
         self.descriptor = msgspec.structs.replace(own.descriptor, others=ranks.addresses)

@@ -229,6 +229,51 @@ def test_arguments_may_be_code(family):
         assert (text, found) == ("", calls)
 
 
+XML_CALLS = {
+    "glm": "<tool_call>get_weather\n{}</tool_call>",
+    "qwen3-coder": "<tool_call>\n<function=get_weather>\n{}</function>\n</tool_call>",
+    "minimax": '<minimax:tool_call>\n<invoke name="get_weather">\n{}</invoke>\n</minimax:tool_call>',
+}
+XML_PARAMETERS = {
+    "glm": "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
+    "qwen3-coder": "<parameter={}>\n{}\n</parameter>\n",
+    "minimax": '<parameter name="{}">{}</parameter>\n',
+}
+# Parameter, text, value.
+XML_VALUES = (
+    ("city", "Rome", "Rome"),
+    ("city", '"Rome"', "Rome"),  # as JSON, which a forced call has
+    ("city", "10115", "10115"),
+    ("city", '{"a":  1}', '{"a":  1}'),
+    ("city", "null", "null"),
+    ("days", "2", 2),
+    ("days", "two", "two"),
+    ("maybe", "null", None),
+    ("maybe", "7", "7"),
+    ("place", '{"lat": [1]}', {"lat": [1]}),
+    ("unknown", "[1]", [1]),
+    ("unknown", "a [1]", "a [1]"),
+    ("odd", "5", 5),
+)
+XML_PROPERTIES = {
+    "city": {"type": "string"},
+    "days": {"type": "integer"},
+    "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "place": {"$ref": "#/$defs/Place"},
+    "odd": 1,
+}
+
+
+@pytest.mark.parametrize("family", XML_CALLS)
+@pytest.mark.parametrize(("name", "text", "value"), XML_VALUES)
+def test_the_values_of_xml_calls_follow_the_schema(family, name, text, value):
+    parameters = {"type": "object", "properties": XML_PROPERTIES}
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": parameters}}]
+    answer = XML_CALLS[family].format(XML_PARAMETERS[family].format(name, text))
+    prompt_end = FAMILIES[family].template["start_anchor"]
+    assert parse(family, prompt_end, [answer], tools) == ("", "", [("get_weather", {name: value})])
+
+
 def test_without_tools_calls_are_text():
     answer = '<think>Hm.</think><tool_call>{"name": "f", "arguments": {}}</tool_call>'
     text, reasoning, calls = parse("hermes", "<|im_start|>assistant\n", [answer], tools=[])

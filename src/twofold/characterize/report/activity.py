@@ -39,9 +39,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
         return sum(seconds for active, seconds in self.busy_s.items() if active <= tokens) / sum(self.busy_s.values())
 
     def steps(self) -> list[tuple[int, float]]:
-        """Return the cumulative distribution of active tokens, as pairs (n, fraction of busy time with at most
-        n active tokens).
-        """
+        """Return the distribution of active tokens: pairs (n, fraction of busy time with at most n tokens)."""
         total, whole, found = 0.0, sum(self.busy_s.values()), []
         for active in sorted(self.busy_s):
             total += self.busy_s[active]

@@ -186,9 +186,7 @@ class VllmCore:
             self._core.add_lora(adapter)
 
     def append_first_token(self, request_id: str, token_id: int) -> bool:
-        """Append the first output token, which a prefill worker computed, to a waiting request. Return False if the
-        request is unknown.
-        """
+        """Append the first token, of a prefill worker, to a waiting request. Return False if the request is unknown."""
         request = self._scheduler.requests.get(request_id)
         if request is None or request.is_finished():
             return False

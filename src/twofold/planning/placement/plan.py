@@ -34,9 +34,7 @@ from twofold.slo import Slo
 
 
 class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Available accelerators and goal of a placement search. With a `rate` (requests/s), the goal is the fewest
-    accelerators; otherwise, the highest goodput.
-    """
+    """Accelerators and goal of a placement search: the fewest for a `rate` (requests/s), else the highest goodput."""
 
     stock: dict[str, int]  # numbers of accelerators by machine type
     rate: float | None = None  # without: goodput per accelerator of one machine type, or of the whole stock of several
@@ -65,9 +63,7 @@ class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a placement search: the simulated placements that meet the SLO, and the best placement
-    with separate prefill and decode instances.
-    """
+    """Result of a placement search: simulated placements that meet the SLO, and the best one that is split."""
 
     prepared: PreparedPlacement
     placement: PlacementResults

@@ -11,9 +11,7 @@ from twofold.scheduling.instance.sequence import PrefillChunk
 
 
 class MixedContinuous(Batcher):
-    """Batches all decodes with whole prompts (colocated baseline, Splitwise section 2.3). The token budget limits only
-    prompt tokens.
-    """
+    """Batches all decodes with whole prompts (Splitwise section 2.3). The token budget limits only prompt tokens."""
 
     whole_prompts: ClassVar[bool] = True
 

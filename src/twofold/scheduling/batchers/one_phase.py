@@ -9,9 +9,7 @@ from twofold.scheduling.instance.sequence import PrefillChunk
 
 
 class PrefillFcfs(Batcher):
-    """Batches only whole prompts, first come first served, up to the token budget (Splitwise section 4.2). A prompt
-    that exceeds the budget runs alone.
-    """
+    """Batches whole prompts alone, up to the token budget; a longer one runs alone (Splitwise section 4.2)."""
 
     decodes: ClassVar[bool] = False
     whole_prompts: ClassVar[bool] = True
@@ -69,9 +67,7 @@ class PrefillBalanced(Batcher):
 
 
 class PrefillChunks(Batcher):
-    """Batches only prompts, and divides prompts longer than the token budget (Mooncake section 5.1) into as few chunks
-    as possible.
-    """
+    """Batches only prompts, in as few chunks as the token budget allows (Mooncake section 5.1)."""
 
     decodes: ClassVar[bool] = False
     cuts_prompts: ClassVar[bool] = True

@@ -80,9 +80,7 @@ class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFields, *, prompts: int) -> ResponseSpec:
-    """Check a request, and return what its response needs: id, deadline, and how long its prompt stays cached. Raises
-    RequestError.
-    """
+    """Check a request; return what its response needs: id, deadline, caching time of prompts. Raises RequestError."""
     _check_fields(gateway, fields, prompts)
     given = given_constraint(fields)
     if not gateway.service.model.returns_ids and (

@@ -53,6 +53,8 @@ class MessageParser:
         """`prompt_end` is the end of the prompt, which may have begun the answer. Without tools, none is called."""
         self._plain = {name: field for name, field in template["fields"].items() if name != "tool_calls"}
         self._template, self._tools = template, list(tools)
+        functions = [tool["function"] for tool in tools]
+        self._parameters = {each["name"]: _dict(_dict(each.get("parameters")).get("properties")) for each in functions}
         anchors = template.get("start_anchor", ())
         begun = not anchors or any(each in prompt_end for each in ([anchors] if isinstance(anchors, str) else anchors))
         self._begin = prompt_end if begun else ""  # what comes before `_since`
@@ -131,6 +133,9 @@ class MessageParser:
         name, arguments = function["name"], function["arguments"]
         if not isinstance(name, str):
             raise TypeError(f"the name of a tool is {name!r}")
+        if isinstance(arguments, dict) and self._template["fields"]["tool_calls"]["content"] == "xml-inline":
+            known = self._parameters.get(name, {})
+            arguments = {key: _value(each, known.get(key)) for key, each in arguments.items()}
         self.calls += 1
         text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
         return ParsedCall(index=number, id=f"call_{secrets.token_hex(12)}", name=name, arguments=text)
@@ -143,3 +148,23 @@ class MessageParser:
         self._said = set(self._said_before)
         parts = self._parts(self._parser.feed(self._since))
         return Parts(content=parts.content[shown:])
+
+
+def _dict(schema: object) -> Json:
+    return schema if isinstance(schema, dict) else {}
+
+
+def _takes_strings(schema: object) -> bool:
+    kinds = _dict(schema)
+    return "string" in kinds.get("type", ()) or any(map(_takes_strings, kinds.get("anyOf", ())))
+
+
+def _value(value: object, schema: object) -> object:
+    """Return the value of a parameter in XML. It is JSON, but a string may be bare, even one that would be JSON."""
+    if not isinstance(value, str):
+        return value  # the parser has read it by its schema
+    try:
+        read = msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError):
+        return value
+    return value if _takes_strings(schema) and not isinstance(read, str) else read

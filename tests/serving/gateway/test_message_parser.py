@@ -89,7 +89,11 @@ ANSWERS = {
     "qwen3-coder": (
         "qwen3-coder",
         "<|im_start|>assistant\n",
-        "I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>",
+        (
+            "I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n2\n"
+            "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n"
+            "</parameter>\n</function>\n</tool_call>"
+        ),
         "I look.\n",
         "",
         [ROME, OSLO],
@@ -97,7 +101,10 @@ ANSWERS = {
     "qwen3-coder with code": (
         "qwen3-coder",
         "<|im_start|>assistant\n<think>\n",
-        'Hm.\n</think><function=get_weather>\n<parameter=city>\n{"a": 1}\n\nif a < 2 > 1:\n    <b>\n\n</parameter>\n</function>',
+        (
+            'Hm.\n</think><function=get_weather>\n<parameter=city>\n{"a": 1}\n\nif a < 2 > 1:\n    <b>\n\n'
+            "</parameter>\n</function>"
+        ),
         "",
         "Hm.\n",
         [("get_weather", {"city": '{"a": 1}\n\nif a < 2 > 1:\n    <b>\n'})],
@@ -105,7 +112,11 @@ ANSWERS = {
     "minimax": (
         "minimax",
         "]~b]ai\n<think>\n",
-        'Two.</think>Look:\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Rome</parameter>\n<parameter name="days">2</parameter>\n</invoke>\n<invoke name="get_weather">\n<parameter name="city">Oslo</parameter>\n</invoke>\n</minimax:tool_call>',
+        (
+            'Two.</think>Look:\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Rome</parameter>\n'
+            '<parameter name="days">2</parameter>\n</invoke>\n<invoke name="get_weather">\n<parameter name="city">Oslo'
+            "</parameter>\n</invoke>\n</minimax:tool_call>"
+        ),
         "Look:\n",
         "Two.",
         [ROME, OSLO],
@@ -137,7 +148,10 @@ ANSWERS = {
     "gpt-oss with a preamble": (
         "gpt-oss",
         "<|start|>assistant",
-        f"{_ANALYSIS}One.{_NEXT}analysis<|message|>Two.{_NEXT}commentary<|message|>Look:{_NEXT[:-11]} to=functions.get_weather<|channel|>commentary json<|message|>{_ROME}",
+        (
+            f"{_ANALYSIS}One.{_NEXT}analysis<|message|>Two.{_NEXT}commentary<|message|>Look:<|end|><|start|>assistant "
+            f"to=functions.get_weather<|channel|>commentary json<|message|>{_ROME}"
+        ),
         "Look:",
         "One.\nTwo.",
         [ROME],
@@ -153,7 +167,10 @@ ANSWERS = {
     "gpt-oss with a call that is no JSON after a preamble": (
         "gpt-oss",
         "<|start|>assistant",
-        f"<|channel|>commentary<|message|>One.{_NEXT}commentary<|message|>Two.{_NEXT}commentary to=functions.get_weather<|message|>oops<|end|>",
+        (
+            f"<|channel|>commentary<|message|>One.{_NEXT}commentary<|message|>Two.{_NEXT}commentary "
+            "to=functions.get_weather<|message|>oops<|end|>"
+        ),
         "One.\nTwo.",
         "",
         [],

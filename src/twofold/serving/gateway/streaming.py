@@ -205,9 +205,7 @@ class EventStream(Response):
         writer, on_texts = self._writer, None
         if isinstance(writer, OpenAIWriter) and writer.texts_only and not self._options.continuous_usage_stats:
             on_texts = self._add_texts
-        self._choices = RunningChoices(
-            self._service, self._planned, self._deadline_s, departure, self._add, on_texts
-        )
+        self._choices = RunningChoices(self._service, self._planned, self._deadline_s, departure, self._add, on_texts)
         self._abort = state.get("abort", departure.leave)
         self._write: Callable[[bytes], bool] | None = None  # while the body is open, and the task waits
         await send_until(self._deadline_s, scope, self._send_all(send, state.get("write")))

@@ -113,8 +113,8 @@ ANSWERS = {
         "minimax",
         "]~b]ai\n<think>\n",
         (
-            'Two.</think>Look:\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Rome</parameter>\n'
-            '<parameter name="days">2</parameter>\n</invoke>\n<invoke name="get_weather">\n<parameter name="city">Oslo'
+            'Two.</think>Look:\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Rome</parameter>'
+            '\n<parameter name="days">2</parameter>\n</invoke>\n<invoke name="get_weather">\n<parameter name="city">Oslo'
             "</parameter>\n</invoke>\n</minimax:tool_call>"
         ),
         "Look:\n",

@@ -113,9 +113,9 @@ ANSWERS = {
         "minimax",
         "]~b]ai\n<think>\n",
         (
-            'Two.</think>Look:\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Rome</parameter>'
-            '\n<parameter name="days">2</parameter>\n</invoke>\n<invoke name="get_weather">\n<parameter name="city">Oslo'
-            "</parameter>\n</invoke>\n</minimax:tool_call>"
+            'Two.</think>Look:\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Rome'
+            '</parameter>\n<parameter name="days">2</parameter>\n</invoke>\n<invoke name="get_weather">\n'
+            '<parameter name="city">Oslo</parameter>\n</invoke>\n</minimax:tool_call>'
         ),
         "Look:\n",
         "Two.",
@@ -195,9 +195,9 @@ ANSWERS = {
 }
 
 
-def parse(family, prompt_end, pieces, tools=TOOLS):
+def parse(family, prompt_end, pieces, tools=TOOLS, *, forced=False):
     """Return content, reasoning and calls of an answer."""
-    parser = MessageParser(FAMILIES[family].template, prompt_end, tools)
+    parser = MessageParser(FAMILIES[family].template, prompt_end, tools, forced=forced)
     parts = [*map(parser.feed, pieces), parser.finish()]
     calls = [call for part in parts for call in part.calls]
     assert [call.index for call in calls] == list(range(len(calls)))
@@ -259,7 +259,7 @@ XML_PARAMETERS = {
 # Parameter, text, value.
 XML_VALUES = (
     ("city", "Rome", "Rome"),
-    ("city", '"Rome"', "Rome"),  # as JSON, which a forced call has
+    ("city", '"Rome"', '"Rome"'),
     ("city", "10115", "10115"),
     ("city", '{"a":  1}', '{"a":  1}'),
     ("city", "null", "null"),
@@ -289,6 +289,11 @@ def test_the_values_of_xml_calls_follow_the_schema(family, name, text, value):
     answer = XML_CALLS[family].format(XML_PARAMETERS[family].format(name, text))
     prompt_end = FAMILIES[family].template["start_anchor"]
     assert parse(family, prompt_end, [answer], tools) == ("", "", [("get_weather", {name: value})])
+
+
+def test_the_strings_of_forced_xml_calls_are_json():
+    answer = XML_CALLS["glm"].format(XML_PARAMETERS["glm"].format("city", '"a \\"b\\""'))
+    assert parse("glm", "<|assistant|>", [answer], forced=True) == ("", "", [("get_weather", {"city": 'a "b"'})])
 
 
 def test_without_tools_calls_are_text():

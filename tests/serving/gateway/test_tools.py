@@ -250,7 +250,7 @@ class Forced:
 
     def calls(self, text, prompt_end=""):
         """Return the calls of an answer, which has nothing else but reasoning."""
-        parser = MessageParser(self.family.template, prompt_end, template_tools(self.tools))
+        parser = MessageParser(self.family.template, prompt_end, template_tools(self.tools), forced=True)
         parts = [*map(parser.feed, text), parser.finish()]
         assert not "".join(part.content for part in parts)
         return [(call.name, json.loads(call.arguments)) for part in parts for call in part.calls]

@@ -47,9 +47,10 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
     template: Json  # a response template of transformers
     prompt_end: str
     tools: list[Json]
+    forced: bool = False  # whether a grammar forces calls
 
     def parser(self) -> MessageParser:
-        return MessageParser(self.template, self.prompt_end, self.tools)
+        return MessageParser(self.template, self.prompt_end, self.tools, forced=self.forced)
 
 
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):

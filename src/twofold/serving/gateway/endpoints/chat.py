@@ -143,6 +143,7 @@ def _with_format(
         if family is None or not gateway.constrains:
             raise unsupported("tool_choice", "calls cannot be forced here: use auto", code="unsupported_value")
         forced = forced_calls(fields, tools, family, tokenizer, answer.parser().reasoning_end)
+        answer = msgspec.structs.replace(answer, forced=forced is not None)
     if forced is not None and spec.given is not None:
         raise invalid(spec.given.field, "the output is already constrained by tool_choice")
     return msgspec.structs.replace(spec, given=forced or spec.given, format=answer)

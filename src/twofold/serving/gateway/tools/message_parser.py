@@ -49,8 +49,12 @@ def together(parts: Sequence[Parts]) -> Parts:
 class MessageParser:
     """Parses one answer, piece by piece. A tool call that its template does not describe becomes content."""
 
-    def __init__(self, template: Json, prompt_end: str, tools: Sequence[Json]) -> None:
-        """`prompt_end` is the end of the prompt, which may have begun the answer. Without tools, none is called."""
+    def __init__(self, template: Json, prompt_end: str, tools: Sequence[Json], *, forced: bool = False) -> None:
+        """`prompt_end` is the end of the prompt, which may have begun the answer. Without tools, none is called.
+
+        `forced` tells whether a grammar forces calls: then, all strings in XML are JSON.
+        """
+        self._forced = forced
         self._plain = {name: field for name, field in template["fields"].items() if name != "tool_calls"}
         self._template, self._tools = template, list(tools)
         functions = [tool["function"] for tool in tools]
@@ -135,10 +139,20 @@ class MessageParser:
             raise TypeError(f"the name of a tool is {name!r}")
         if isinstance(arguments, dict) and self._template["fields"]["tool_calls"]["content"] == "xml-inline":
             known = self._parameters.get(name, {})
-            arguments = {key: _value(each, known.get(key)) for key, each in arguments.items()}
+            arguments = {key: self._value(each, known.get(key)) for key, each in arguments.items()}
         self.calls += 1
         text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
         return ParsedCall(index=number, id=f"call_{secrets.token_hex(12)}", name=name, arguments=text)
+
+    def _value(self, value: object, schema: object) -> object:
+        """Return the value of a parameter in XML. It is JSON, but a string is bare unless the call is forced."""
+        if not isinstance(value, str):
+            return value  # the parser has read it by its schema
+        try:
+            read = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            return value
+        return value if _takes_strings(schema) and not (self._forced and isinstance(read, str)) else read
 
     def _give_up(self, error: Exception) -> Parts:
         """From the last call on, take the text as content and reasoning alone."""
@@ -157,14 +171,3 @@ def _dict(schema: object) -> Json:
 def _takes_strings(schema: object) -> bool:
     kinds = _dict(schema)
     return "string" in kinds.get("type", ()) or any(map(_takes_strings, kinds.get("anyOf", ())))
-
-
-def _value(value: object, schema: object) -> object:
-    """Return the value of a parameter in XML. It is JSON, but a string may be bare, even one that would be JSON."""
-    if not isinstance(value, str):
-        return value  # the parser has read it by its schema
-    try:
-        read = msgspec.json.decode(value)
-    except (msgspec.DecodeError, RecursionError):
-        return value
-    return value if _takes_strings(schema) and not isinstance(read, str) else read

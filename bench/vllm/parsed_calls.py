@@ -109,8 +109,6 @@ def written(family: str, calls: Calls) -> str:
         before, after, call, parameter = XML[family]
         return before + "".join(call.format(name, "".join(_pairs(parameter, given))) for name, given in calls) + after
     form = FAMILIES[family].calls
-    if form is None:
-        raise ValueError(f"the calls of {family} are in no known form")
     each = []
     for number, (name, given) in enumerate(calls):
         head = form.name + (json.dumps(name) if form.quotes else name) + form.arguments.replace(":0", f":{number}")

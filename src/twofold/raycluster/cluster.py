@@ -87,9 +87,7 @@ def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which
 
 
 def head_endpoint(address: str) -> TcpEndpoint:
-    """Return the endpoint of the head node of a Ray cluster. Raises ConfigurationError for an invalid address or if
-    there is no cluster.
-    """
+    """Return the endpoint of a Ray cluster's head node. Raises ConfigurationError if there is no such cluster."""
     found = _known_here() if address == AUTO_ADDRESS else address
     if "://" in found:
         raise ConfigurationError(

@@ -26,9 +26,7 @@ class OpenSearch:
 
 @contextmanager
 def open_search(problem: Problem, objective: Objective, grid: RateGrid, settings: RunSettings) -> Iterator[OpenSearch]:
-    """Open the result store, and start simulation processes and a progress display. Raises ConfigurationError if the
-    workload of the problem is invalid.
-    """
+    """Open the result store, and start simulation processes and a progress display. Raises ConfigurationError."""
     bounds, keys = AnalyticBounds(problem), Keys(problem)  # both read the workload
     with (
         EvaluationStore(settings.store) as store,

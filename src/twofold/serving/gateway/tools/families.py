@@ -24,17 +24,19 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True):
     after: str = ""
     several: bool = True  # whether an answer may have several calls
     quotes: bool = True  # whether the name is a JSON string
-    pairs: bool = False  # whether the arguments are GLM's pairs of keys and values, with line breaks or without
+    # In XML: what is before and after the key of an argument, and before and after its value, which is JSON. Line
+    # breaks between them are optional.
+    pair: tuple[str, str, str, str] | None = None
 
 
 class ModelFamily(msgspec.Struct, frozen=True, kw_only=True):
-    """A family of models: its response template, and how it writes tool calls if they can be forced."""
+    """A family of models: its response template, and how it writes tool calls."""
 
     title: str
     marks: tuple[str, ...]  # parts of the chat templates of this family
     template_of: str = ""  # name of the family with the same template
     template: Json = {}
-    calls: CallFormat | None = None
+    calls: CallFormat
 
 
 _FILE = resources.files(__package__).joinpath("families.toml")

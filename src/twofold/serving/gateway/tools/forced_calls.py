@@ -1,7 +1,7 @@
 """Tools of a chat request: their form in a chat template, and constraints that force a model to call them."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -58,15 +58,11 @@ def forced_calls(
     """Return the constraint of an answer that must call tools; None if it need not.
 
     The text `reasoning_end` ends the reasoning with which the answer begins; None if the answer begins with calls.
-    Raises RequestError if the family's calls, or calls of one of the tools, cannot be forced.
+    Raises RequestError if the calls of one of the tools cannot be forced.
     """
     named = isinstance(fields.tool_choice, NamedTool)
     if not named and fields.tool_choice != "required":
         return None
-    if family.calls is None:
-        raise unsupported(
-            "tool_choice", "calls of this model's family cannot be forced: use auto", code="unsupported_value"
-        )
     several = not named and fields.parallel_tool_calls is not False
     grammar = _grammar(family.calls, tools, tokenizer, several, reasoning_end)
     return GivenConstraint("tool_choice", Constraint(ConstraintKind.LARK, grammar))
@@ -81,7 +77,7 @@ def _grammar(
         parts = tokenizer.special_parts(literal)
         return " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part) for part in parts)
 
-    between = _LINE if form.pairs else text(form.between)
+    between = _LINE if form.pair else text(form.between)
     repeated = f"call ({between} call)*" if several and form.several else "call"
     begin = "" if reasoning_end is None else "reasoning"
     lines = [
@@ -97,8 +93,9 @@ def _grammar(
         schema = tool.function.parameters or _NO_ARGUMENTS
         head = text(f"{form.name}{name}{form.arguments}")
         lines.append(f"call{number}: {head} arguments{number} {text(form.end)}")
-        if form.pairs:
-            lines.extend(_pairs(f"arguments{number}", tool.function.name, schema, text))
+        if form.pair:
+            pair = [text(each) for each in form.pair]
+            lines.extend(_pairs(f"arguments{number}", tool.function.name, schema, pair))
         else:
             lines.append(f"arguments{number}: {_json(schema)}")
     return "\n".join(lines)
@@ -118,8 +115,9 @@ class _PairedParameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     description: str = ""
 
 
-def _pairs(rule: str, tool: str, schema: Json, text: Callable[[str], str]) -> Iterator[str]:
+def _pairs(rule: str, tool: str, schema: Json, pair: Sequence[str]) -> Iterator[str]:
     """Yield the rules of arguments as pairs of keys and values, in the order of the schema. Strings are JSON, too."""
+    before, after, begin, end = pair
     try:
         parameters = msgspec.convert(schema, _PairedParameters)
     except msgspec.ValidationError as error:
@@ -134,9 +132,9 @@ def _pairs(rule: str, tool: str, schema: Json, text: Callable[[str], str]) -> It
     ]
     yield f"{rule}: {_LINE} {' '.join(pairs)}"
     for number, (key, value) in enumerate(parameters.properties.items()):
-        head = f"{text(f'<arg_key>{key}</arg_key>')} {_LINE} {text('<arg_value>')}"
-        yield f"{rule}_{number}: {head} {rule}_{number}_value {text('</arg_value>')} {_LINE}"
-        yield f"{rule}_{number}_value: {_json(shared | value)}"
+        each = f"{rule}_{number}"
+        yield f"{each}: {before} {json.dumps(key)} {after} {_LINE} {begin} {each}_value {_LINE} {end} {_LINE}"
+        yield f"{each}_value: {_json(shared | value)}"
 
 
 def _json(schema: Json) -> str:

@@ -52,9 +52,12 @@ class MessageParser:
     def __init__(self, template: Json, prompt_end: str, tools: Sequence[Json], *, forced: bool = False) -> None:
         """`prompt_end` is the end of the prompt, which may have begun the answer. Without tools, none is called.
 
-        `forced` tells whether a grammar forces calls: then, all strings in XML are JSON.
+        With `forced`, a grammar forces calls, and all arguments are JSON.
         """
         self._forced = forced
+        calls = template["fields"].get("tool_calls", {})
+        if forced and calls["content"] == "json":
+            template = {**template, "fields": {**template["fields"], "tool_calls": {**calls, "content_args": {}}}}
         self._plain = {name: field for name, field in template["fields"].items() if name != "tool_calls"}
         self._template, self._tools = template, list(tools)
         functions = [tool["function"] for tool in tools]

@@ -296,6 +296,18 @@ def test_the_strings_of_forced_xml_calls_are_json():
     assert parse("glm", "<|assistant|>", [answer], forced=True) == ("", "", [("get_weather", {"city": 'a "b"'})])
 
 
+@pytest.mark.parametrize("forced", [True, False])
+def test_templates_of_checkpoints_may_have_less(forced):
+    transform = {"type": "function", "function": {"name": "{name}", "arguments": {"city": "{content}"}}}
+    call = {"open_pattern": "<call (?P<name>[a-z_]+)>", "close": "</call>", "repeats": True, "transform": transform}
+    template = {"start_anchor": "<a>", "fields": {"content": {}, "tool_calls": call}}
+    parser = MessageParser(template, "<a>", TOOLS, forced=forced)
+    (made,) = parser.feed("<call get_weather>Rome</call>").calls
+    assert (made.name, json.loads(made.arguments)) == ("get_weather", {"city": "Rome"})
+    plain = MessageParser({"start_anchor": "<a>", "fields": {"content": {}}}, "<a>", TOOLS, forced=forced)
+    assert plain.feed("Hello. ").content + plain.finish().content == "Hello. "
+
+
 def test_without_tools_calls_are_text():
     answer = '<think>Hm.</think><tool_call>{"name": "f", "arguments": {}}</tool_call>'
     text, reasoning, calls = parse("hermes", "<|im_start|>assistant\n", [answer], tools=[])

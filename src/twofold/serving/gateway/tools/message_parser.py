@@ -56,7 +56,7 @@ class MessageParser:
         """
         self._forced = forced
         calls = template["fields"].get("tool_calls", {})
-        if forced and calls["content"] == "json":
+        if forced and calls.get("content") == "json":
             template = {**template, "fields": {**template["fields"], "tool_calls": {**calls, "content_args": {}}}}
         self._plain = {name: field for name, field in template["fields"].items() if name != "tool_calls"}
         self._template, self._tools = template, list(tools)
@@ -140,7 +140,7 @@ class MessageParser:
         name, arguments = function["name"], function["arguments"]
         if not isinstance(name, str):
             raise TypeError(f"the name of a tool is {name!r}")
-        if isinstance(arguments, dict) and self._template["fields"]["tool_calls"]["content"] == "xml-inline":
+        if isinstance(arguments, dict) and self._template["fields"]["tool_calls"].get("content") == "xml-inline":
             known = self._parameters.get(name, {})
             arguments = {key: self._value(each, known.get(key)) for key, each in arguments.items()}
         self.calls += 1
@@ -172,5 +172,6 @@ def _dict(schema: object) -> Json:
 
 
 def _takes_strings(schema: object) -> bool:
-    kinds = _dict(schema)
-    return "string" in kinds.get("type", ()) or any(map(_takes_strings, kinds.get("anyOf", ())))
+    known = _dict(schema)
+    choices = [*known.get("anyOf", ()), *known.get("oneOf", ())]
+    return "string" in known.get("type", ()) or any(map(_takes_strings, choices))

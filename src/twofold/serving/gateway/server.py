@@ -33,7 +33,7 @@ _PIPELINED = 16  # requests of a connection before the response to the first is 
 _PROBES = frozenset({b"/health", b"/ping", b"/metrics"})  # answered on any number of connections
 _WARNING_INTERVAL_S = 60.0
 _INTERIM = b"HTTP/1.1 100"
-_COLLECTED = (2_000, 5, 100)  # objects, and collections of a younger generation, until the next collection
+_COLLECTED = (2_000, 5, 10)  # objects, and collections of a younger generation, until the next collection
 _CROWDED = error_response(503, "the service has no free connection; try again later", code="too_many_connections")
 _CROWDED.headers["connection"] = "close"
 

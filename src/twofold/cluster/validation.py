@@ -86,7 +86,7 @@ def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
 
 
 def check_cells(spec: ClusterSpec, instances: Mapping[Role, int]) -> None:
-    """Raise ConfigurationError for cells (groups of instances) without such a router, or with too few instances."""
+    """Raise ConfigurationError if the router has no cells (groups of instances), or a role has too few instances."""
     if isinstance(spec.cells, int):
         known = spec.router in CELL_ROUTERS
         require(known, f"cells need one of the routers {', '.join(CELL_ROUTERS)}, not {spec.router}")

@@ -87,7 +87,7 @@ def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which
 
 
 def head_endpoint(address: str) -> TcpEndpoint:
-    """Return the endpoint of a Ray cluster's head node. Raises ConfigurationError if there is no such cluster."""
+    """Return the endpoint of a Ray cluster's head node. Raises ConfigurationError for a wrong address or no cluster."""
     found = _known_here() if address == AUTO_ADDRESS else address
     if "://" in found:
         raise ConfigurationError(

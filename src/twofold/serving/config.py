@@ -53,7 +53,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return ENGINES[self.engine]
 
     def context(self, model_len: int) -> int:
-        """Return the configured context length, by default the longest, `model_len`. Raises ConfigurationError."""
+        """Return the configured context length, by default `model_len`. Raises ConfigurationError beyond that."""
         if self.max_model_len is None:
             return model_len
         if self.max_model_len > model_len:

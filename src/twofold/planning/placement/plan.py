@@ -63,7 +63,7 @@ class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a placement search: simulated placements that meet the SLO, and the best one that is split."""
+    """Result of a placement search: simulated placements that meet the SLO, and the best split one."""
 
     prepared: PreparedPlacement
     placement: PlacementResults

@@ -9,7 +9,7 @@ from twofold.scheduling.instance.sequence import PrefillChunk
 
 
 class PrefillFcfs(Batcher):
-    """Batches whole prompts alone, up to the token budget; a longer one runs alone (Splitwise section 4.2)."""
+    """Batches only whole prompts, in order of arrival; one beyond the budget runs alone (Splitwise section 4.2)."""
 
     decodes: ClassVar[bool] = False
     whole_prompts: ClassVar[bool] = True

@@ -92,7 +92,7 @@ class Batcher(ABC):
     # Out of queue order, small requests could starve a large request.
     @abstractmethod
     def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
-        """Select the next batch: waiting sequences by `budget.admit`, in order, ready ones by `budget.admit_decode`."""
+        """Select the next batch: waiting ones in queue order (`budget.admit`), ready ones (`budget.admit_decode`)."""
 
     def on_queued(self, sequence: ScheduledSequence) -> None:  # noqa: B027  (a hook, not an obligation)
         """Hook: a sequence was queued for prefill or decode."""

@@ -5,6 +5,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any, NoReturn, TypeVar
 
@@ -204,7 +205,7 @@ class EventStream(Response):
         departure: Departure = state["departure"]
         writer, on_texts = self._writer, None
         if isinstance(writer, OpenAIWriter) and writer.texts_only and not self._options.continuous_usage_stats:
-            on_texts = self._add_texts
+            on_texts = partial(self._add_texts, writer)
         self._choices = RunningChoices(self._service, self._planned, self._deadline_s, departure, self._add, on_texts)
         self._abort = state.get("abort", departure.leave)
         self._write: Callable[[bytes], bool] | None = None  # while the body is open, and the task waits
@@ -215,9 +216,8 @@ class EventStream(Response):
         usage = self._count.usage if self._options.continuous_usage_stats else self._no_usage
         self._hold(self._writer.events(delta, usage))
 
-    def _add_texts(self, choice: int, texts: Sequence[str]) -> None:
-        writer = self._writer
-        if self._choices.failure is None and isinstance(writer, OpenAIWriter):
+    def _add_texts(self, writer: OpenAIWriter, choice: int, texts: Sequence[str]) -> None:
+        if self._choices.failure is None:
             self._count.completion_tokens += len(texts)
             data = writer.text_events(choice, texts, self._no_usage)
             if self._events or self._write is None or not self._write(data):

@@ -60,8 +60,6 @@ class MessageParser:
             template = {**template, "fields": {**template["fields"], "tool_calls": {**calls, "content_args": {}}}}
         self._plain = {name: field for name, field in template["fields"].items() if name != "tool_calls"}
         self._template, self._tools = template, list(tools)
-        functions = [tool["function"] for tool in tools]
-        self._parameters = {each["name"]: _dict(_dict(each.get("parameters")).get("properties")) for each in functions}
         anchors = template.get("start_anchor", ())
         begun = not anchors or any(each in prompt_end for each in ([anchors] if isinstance(anchors, str) else anchors))
         self._begin = prompt_end if begun else ""  # what comes before `_since`
@@ -141,7 +139,8 @@ class MessageParser:
         if not isinstance(name, str):
             raise TypeError(f"the name of a tool is {name!r}")
         if isinstance(arguments, dict) and self._template["fields"]["tool_calls"].get("content") == "xml-inline":
-            known = self._parameters.get(name, {})
+            function = _dict({tool["function"]["name"]: tool["function"] for tool in self._tools}.get(name))
+            known = _dict(_dict(function.get("parameters")).get("properties"))
             arguments = {key: self._value(each, known.get(key)) for key, each in arguments.items()}
         self.calls += 1
         text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()

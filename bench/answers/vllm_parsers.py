@@ -1,6 +1,6 @@
 """Compare the parser of tool calls with vLLM's parsers, on random calls in the format of each family of models.
 
-    python bench/vllm/parsed_calls.py        # with the Python of an environment that has vLLM
+    python bench/answers/vllm_parsers.py     # with the Python of an environment that has vLLM
 
 Arguments are strings with code, JSON and XML in them, numbers, booleans, objects and lists. The gateway's parser gets
 an answer in pieces of random lengths, vLLM's the whole text. Prints for each family how many answers each of them has
@@ -12,15 +12,15 @@ import json
 import logging
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from gateway_parser import Calls, parsed
 from rich.console import Console
 from rich.table import Table
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.tool_parsers import ToolParserManager
 
 from twofold.serving.gateway.tools.families import FAMILIES, Json
-from twofold.serving.gateway.tools.message_parser import MessageParser, together
 
 VLLM_NAMES = {
     "hermes": "hermes",
@@ -69,8 +69,6 @@ STRINGS = (
     "\\n",
 )
 
-Calls = list[tuple[str, Json]]
-
 
 class Tokens:
     """A tokenizer as far as vLLM's parsers use one: every marker is a token."""
@@ -92,7 +90,7 @@ class Markers(dict[str, int]):
         return 1 + len(marker)
 
 
-def random_calls(draw: random.Random) -> Calls:
+def random_calls(draw: random.Random) -> list[tuple[str, Json]]:
     """Return one to three calls."""
     calls = []
     for _ in range(draw.randint(1, 3)):
@@ -103,7 +101,7 @@ def random_calls(draw: random.Random) -> Calls:
     return calls
 
 
-def written(family: str, calls: Calls) -> str:
+def written(family: str, calls: list[tuple[str, Json]]) -> str:
     """Return calls as a model of the family writes them."""
     if family in XML:
         before, after, call, parameter = XML[family]
@@ -121,28 +119,12 @@ def _pairs(parameter: str, given: Json) -> Iterator[str]:
         yield parameter.format(key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
-def of_gateway(family: str, pieces: Sequence[str]) -> Calls:
-    """Return the calls that the gateway's parser finds."""
-    template = FAMILIES[family].template
-    parser = MessageParser(template, template["start_anchor"], TOOLS)
-    found = together([*map(parser.feed, pieces), parser.finish()])
-    return [(call.name, json.loads(call.arguments)) for call in found.calls]
-
-
 def of_vllm(family: str, answer: str) -> Calls:
     """Return the calls that vLLM's parser finds."""
     request = ChatCompletionRequest(model="m", messages=[{"role": "user", "content": "?"}], tools=TOOLS)
     parser = ToolParserManager.get_tool_parser(VLLM_NAMES[family])(Tokens(), request.tools)
     found = parser.extract_tool_calls(answer, request).tool_calls
     return [(call.function.name, json.loads(call.function.arguments)) for call in found]
-
-
-def cut(text: str, draw: random.Random) -> Iterator[str]:
-    """Cut a text into pieces of random lengths."""
-    while text:
-        size = draw.choice((1, 3, 9, 1000))
-        yield text[:size]
-        text = text[size:]
 
 
 def main() -> None:
@@ -159,7 +141,7 @@ def main() -> None:
         for _ in range(given.answers):
             calls = random_calls(draw)
             answer = written(family, calls)
-            wrong += of_gateway(family, list(cut(answer, draw))) != calls
+            wrong += parsed(family, TOOLS, answer, draw)[2] != calls
             wrong_in_vllm += of_vllm(family, answer) != calls
         table.add_row(family, str(given.answers), str(wrong), str(wrong_in_vllm))
         failed = failed or wrong > 0

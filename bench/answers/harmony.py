@@ -1,25 +1,22 @@
-"""Compare the parser of gpt-oss's answers with openai-harmony, on random answers that openai-harmony renders.
+"""Compare the gateway's parser with openai-harmony's, on random answers of gpt-oss.
 
     pip install openai-harmony
-    TIKTOKEN_ENCODINGS_BASE=DIR python bench/harmony.py
+    TIKTOKEN_ENCODINGS_BASE=DIR python bench/answers/harmony.py
 
-DIR has the vocabulary `o200k_base.tiktoken`; without the variable, openai-harmony downloads it. An answer has messages
-of analysis, preambles, final text or JSON, and a tool call, in the orders that gpt-oss writes. Its text arrives in
-pieces of random lengths. Content, reasoning and calls must be those that openai-harmony parses from its tokens. Exits
-with 1 after a difference.
+DIR has the vocabulary `o200k_base.tiktoken`; without the variable, openai-harmony downloads it. openai-harmony renders
+the answers: messages of analysis, preambles, final text or JSON, and a tool call, in the orders that gpt-oss writes.
+Content, reasoning and calls must be what it parses from their tokens. Exits with 1 after a difference.
 """
 
 import argparse
 import json
 import random
 import sys
-from collections.abc import Iterator
 
 import openai_harmony as harmony
+from gateway_parser import Calls, parsed
 
-from twofold.serving.gateway.tools.families import FAMILIES
-from twofold.serving.gateway.tools.message_parser import MessageParser, together
-
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 PROMPT_END = "<|start|>assistant"
 ENDS = ("<|call|>", "<|return|>", "<|end|>")  # the engine ends an output before them
 SHAPES = (
@@ -39,8 +36,6 @@ WORDS = ("Let me see.", 'It is 5 < 6, said "he".', "x\n\ny", " <tag> ", 'a {"b":
 NAMES = ("get_weather", "get-time", "a.b", "f")
 KINDS = ("<|constrain|>json", "json", None)  # of the arguments of a call
 
-Parsed = tuple[str, str, list[tuple[str, object]]]  # content, reasoning, and calls with their arguments
-
 
 def message(kind: str, draw: random.Random) -> harmony.Message:
     """Return a random message of the assistant."""
@@ -56,9 +51,9 @@ def message(kind: str, draw: random.Random) -> harmony.Message:
     return made if content_type is None else made.with_content_type(content_type)
 
 
-def expected(encoding: harmony.HarmonyEncoding, tokens: list[int]) -> Parsed:
-    """Return what openai-harmony parses from the tokens of an answer."""
-    content, reasoning, calls = list[str](), list[str](), list[tuple[str, object]]()
+def expected(encoding: harmony.HarmonyEncoding, tokens: list[int]) -> tuple[str, str, Calls]:
+    """Return content, reasoning and calls that openai-harmony parses from the tokens of an answer."""
+    content, reasoning, calls = list[str](), list[str](), Calls()
     for each in encoding.parse_messages_from_completion_tokens(tokens, harmony.Role.ASSISTANT):
         text = each.content[0].text
         if (each.recipient or "").startswith("functions."):  # it also reads the type of JSON text as a recipient
@@ -66,21 +61,6 @@ def expected(encoding: harmony.HarmonyEncoding, tokens: list[int]) -> Parsed:
         else:
             (reasoning if each.channel == "analysis" else content).append(text)
     return "\n".join(content), "\n".join(reasoning), calls
-
-
-def parsed(text: str, draw: random.Random) -> Parsed:
-    """Return what the gateway's parser finds in the text of an answer."""
-    parser = MessageParser(FAMILIES["gpt-oss"].template, PROMPT_END, [{"type": "function", "function": {"name": "f"}}])
-    found = together([*map(parser.feed, pieces(text, draw)), parser.finish()])
-    return found.content, found.reasoning, [(call.name, json.loads(call.arguments)) for call in found.calls]
-
-
-def pieces(text: str, draw: random.Random) -> Iterator[str]:
-    """Cut a text into pieces of random lengths."""
-    while text:
-        size = draw.choice((1, 2, 5, 1000))
-        yield text[:size]
-        text = text[size:]
 
 
 def main() -> None:
@@ -96,7 +76,7 @@ def main() -> None:
         text = encoding.decode(tokens).removeprefix(PROMPT_END)
         for end in ENDS:
             text = text.removesuffix(end)
-        wanted, found = expected(encoding, tokens[len(begun) :]), parsed(text, draw)
+        wanted, found = expected(encoding, tokens[len(begun) :]), parsed("gpt-oss", TOOLS, text, draw)
         if found != wanted:
             sys.exit(f"answer {number}: {text!r}\n  openai-harmony: {wanted}\n  the gateway:    {found}")
     print(f"{given.answers} answers of {len(SHAPES)} shapes: content, reasoning and calls are those of openai-harmony")

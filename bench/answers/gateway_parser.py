@@ -1,4 +1,4 @@
-"""The gateway's parser of answers, fed with pieces of random lengths."""
+"""The gateway's parser of answers, fed with pieces of random lengths, for streams and for whole answers."""
 
 import json
 import random
@@ -13,7 +13,7 @@ Calls = list[tuple[str, object]]  # names and arguments
 def parsed(family: str, tools: Sequence[Json], answer: str, draw: random.Random) -> tuple[str, str, Calls]:
     """Return content, reasoning and calls of an answer in the format of a family."""
     template = FAMILIES[family].template
-    parser = MessageParser(template, template["start_anchor"], tools)
+    parser = MessageParser(template, template["start_anchor"], tools, in_parts=draw.choice((True, False)))
     found = together([*map(parser.feed, _pieces(answer, draw)), parser.finish()])
     return found.content, found.reasoning, [(call.name, json.loads(call.arguments)) for call in found.calls]
 

@@ -16,7 +16,6 @@ import sys
 import openai_harmony as harmony
 from gateway_parser import Calls, parsed
 
-TOOLS = [{"type": "function", "function": {"name": "f"}}]
 PROMPT_END = "<|start|>assistant"
 ENDS = ("<|call|>", "<|return|>", "<|end|>")  # the engine ends an output before them
 SHAPES = (
@@ -34,6 +33,7 @@ SHAPES = (
 )
 WORDS = ("Let me see.", 'It is 5 < 6, said "he".', "x\n\ny", " <tag> ", 'a {"b": 1}', "é漢字🙂", "to=functions.f", "1")
 NAMES = ("get_weather", "get-time", "a.b", "f")
+TOOLS = [{"type": "function", "function": {"name": name}} for name in NAMES]
 KINDS = ("<|constrain|>json", "json", None)  # of the arguments of a call
 
 

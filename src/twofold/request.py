@@ -1,6 +1,4 @@
-"""Data types of requests: prompt and output lengths for scheduling, token ids and sampling parameters
-for live generation.
-"""
+"""Data types of requests: lengths for scheduling, token ids and sampling parameters for live generation."""
 
 from collections.abc import Iterator
 from enum import StrEnum
@@ -74,9 +72,7 @@ class Constraint(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling parameters, named as in OpenAI and vLLM. Equal seeds give equal outputs on every worker and in every
-    batch.
-    """
+    """Sampling parameters, named as in OpenAI and vLLM. Equal seeds give equal outputs on all workers, in any batch."""
 
     max_tokens: int
     seed: int = 0
@@ -162,10 +158,7 @@ class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenRun(msgspec.Struct, frozen=True):
-    """Consecutive output tokens of which each has an id and a text alone, and none is the first or the last.
-
-    They arrived together from a server that detokenizes.
-    """
+    """Consecutive tokens with an id and a text alone, neither first nor last, that a server has sent together."""
 
     index: int  # of the first of them
     token_ids: list[int]

@@ -73,10 +73,7 @@ SPLITWISE: Final = SlowdownSlo(
 
 
 def parse_slo(text: str) -> Slo | SlowdownSlo:
-    """Parse an SLO: bounds such as `ttft=2` or `ttft=250ms`, or `splitwise` for the SLO of the Splitwise paper.
-
-    Raise ConfigurationError if `text` is invalid.
-    """
+    """Parse an SLO: bounds such as `ttft=2` or `ttft=250ms`, or `splitwise`, its paper's. Raises ConfigurationError."""
     if text.strip().lower() == "splitwise":
         return SPLITWISE
     slo = Slo.parse(text)

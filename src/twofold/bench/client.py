@@ -191,10 +191,7 @@ class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Options for all requests of a benchmark client.
-
-    `timeout_s` limits the time from sending a request to receiving the last byte of the response.
-    """
+    """Options for all requests of a client. `timeout_s` is the time from sending to the last byte of a response."""
 
     timeout_s: float = 600.0
     temperature: float = 0.0

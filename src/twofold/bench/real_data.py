@@ -7,9 +7,7 @@ _CHECKOUT = Path(__file__).parents[3]
 
 
 def data_folder() -> Path:
-    """Return the folder of public data: the environment variable TWOFOLD_DATA, else `data` in the
-    checkout, else `shared/data` next to the checkout.
-    """
+    """Return the folder of public data: TWOFOLD_DATA, else `data` in the checkout, else `shared/data` next to it."""
     downloaded = _CHECKOUT / "data"
     usual = downloaded if downloaded.is_dir() else _CHECKOUT.parent / "shared" / "data"
     return Path(os.environ.get("TWOFOLD_DATA") or usual)

@@ -113,10 +113,7 @@ class PowerMeter:
 
     @contextmanager
     def measuring(self) -> Iterator[PowerShares]:
-        """Measure the power of the hardware while a `with` block runs.
-
-        The yielded `PowerShares` gets its values when the block ends.
-        """
+        """Measure the hardware's power during a `with` block. The yielded `PowerShares` gets its values at the end."""
         shares = PowerShares()
         if self.source is None:
             yield shares

@@ -109,10 +109,7 @@ def _ms(seconds: float) -> float:
 
 
 def measurements(rows: Iterable[ProfileRow], limits: TargetLimits) -> list[Measurement]:
-    """Convert rows of a profile CSV to measurements for fitting iteration times.
-
-    All rows must be of one model on one machine.
-    """
+    """Convert rows of a profile CSV, of one model on one machine, to measurements for fitting iteration times."""
     budget, requests = limits.max_num_batched_tokens, int(limits.remote)
     made: list[Measurement] = []
     for row in rows:

@@ -35,10 +35,7 @@ _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2
 
 
 def parse_size(text: str, flag: str = "--kv-cache-memory-bytes") -> int:
-    """Parse a size in bytes, such as `1073741824`, `500M` or `2GiB`.
-
-    Raise ConfigurationError for an invalid size, or a size below one byte.
-    """
+    """Parse a size in bytes, at least 1, such as `1073741824`, `500M` or `2GiB`. Raises ConfigurationError."""
     cleaned = text.strip().upper().removesuffix("B")
     digits = cleaned.rstrip("KMGI")
     unit = cleaned[len(digits) :]

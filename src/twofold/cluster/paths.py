@@ -66,9 +66,6 @@ def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) ->
 
 
 def local_bandwidth(slot: InstanceSlot) -> float:
-    """Return an instance's bandwidth for KV transfers inside a machine, in bytes/s.
-
-    If an instance spans several machines, the bandwidths of the machines are added.
-    """
+    """Return the bandwidth of KV transfers inside an instance's machines, in bytes/s, added over several machines."""
     each = slot.profile.machine.accelerator.interconnect_bytes_per_s
     return each * len(slot.profile.layout.machines_of(0))

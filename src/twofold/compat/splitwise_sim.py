@@ -1,6 +1,4 @@
-"""Batch scheduler of SplitwiseSim, the simulator of the Splitwise paper. Where SplitwiseSim's code
-differs from the paper, the scheduler follows the code.
-"""
+"""Batch scheduler of SplitwiseSim. Where its code differs from the Splitwise paper, the scheduler follows the code."""
 
 from typing import ClassVar
 

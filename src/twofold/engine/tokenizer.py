@@ -12,10 +12,7 @@ _FILES = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt",
 
 
 def read_tokenizer(model_dir: Path) -> "PreTrainedTokenizerFast | None":
-    """Return the tokenizer in a model directory, without truncation and padding, or None if there is none.
-
-    Raises ModelError on failure.
-    """
+    """Return a model directory's tokenizer, without truncation and padding; None without one. Raises ModelError."""
     fast = (model_dir / "tokenizer.json").is_file()
     if not fast and not any((model_dir / name).is_file() for name in _FILES):
         return None

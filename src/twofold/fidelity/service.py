@@ -170,10 +170,7 @@ class SimulatedService(Twin):
 def timelines_of(
     spec: ClusterSpec, requests: Sequence[Request], catalog: Catalog, clients: Clients | None = None
 ) -> list[Timeline]:
-    """Simulate `requests` on a cluster and return their timelines in order of completion.
-
-    If `clients` are given, they send the requests in a closed loop.
-    """
+    """Simulate `requests`, in a closed loop of `clients` if given. Return their timelines in order of completion."""
     ends = _Ends()
     loop = None if clients is None else ClosedLoop(requests, clients.concurrency, think_s=clients.think_s)
     open_loop, prepare = (requests, None) if loop is None else ((), loop.attach)

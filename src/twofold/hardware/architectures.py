@@ -40,10 +40,7 @@ class ConfigJson:
         return value if value is not None else default or 0
 
     def optional_number(self, *names: str) -> int | None:
-        """Return the value of the first field in `names` that is set, or None if no field is set.
-
-        Raises ModelError if the value is not an integer ≥ 1.
-        """
+        """Return the first field in `names` that is set, if any. Raises ModelError unless it is an integer ≥ 1."""
         for name in names:
             value = self._raw.get(name)
             if value is None:

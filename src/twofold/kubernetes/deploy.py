@@ -90,10 +90,7 @@ def _write(text: str, output: str, name: str) -> None:
 
 
 def values_from(spec: ClusterSpec, catalog: Catalog, text: str, *, emulated: bool) -> Json:
-    """Return the Helm values that deploy the planned cluster `spec`.
-
-    Raises ConfigurationError for a pool that the Helm chart does not support.
-    """
+    """Return the Helm values of a cluster. Raises ConfigurationError for a pool that the chart does not support."""
     if emulated:
         return {"engine": "emulated", "plan": text}
     # Each instance is a pod with one worker on one accelerator, on a node labelled with its machine's name.

@@ -203,10 +203,7 @@ class PrefixCache:
         return self._positions[key]
 
     def evict(self, keep: Container[BlockKey] = ()) -> tuple[BlockKey, int] | None:
-        """Evict a cached block that is not in `keep`.
-
-        Return the block's key and the block's index in the prompt, or None if no block can be evicted.
-        """
+        """Evict a cached block that is not in `keep`. Return its key and its index in the prompt, or None."""
         victim = self._eviction.first(keep)
         if victim is None:
             return None

@@ -24,15 +24,10 @@ from twofold.slo import SlowdownSlo
 
 
 class Executor(AbstractContextManager["Executor"], Protocol):
-    """Interface for running simulations in parallel. An executor is a context manager: on exit,
-    simulations that have not started are cancelled.
-    """
+    """Interface of parallel simulations: a context manager, whose exit cancels simulations that have not started."""
 
     def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
-        """Submit a simulation, and return a future for the result.
-
-        The result is an error message if the simulation raises UserError.
-        """
+        """Submit a simulation. Return the future of its result: an error message if it raises UserError."""
         ...
 
 
@@ -91,9 +86,7 @@ _CREATE = "CREATE TABLE IF NOT EXISTS evaluations (key TEXT PRIMARY KEY, trial T
 
 
 class EvaluationStore(AbstractContextManager["EvaluationStore"]):
-    """Store of simulation results in a SQLite file that several planning processes may use at once.
-    Methods raise ConfigurationError if the file is unusable.
-    """
+    """Store of results in a SQLite file that several processes may use. Raises ConfigurationError if it is unusable."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,7 +1,4 @@
-"""Pareto front of cluster designs in request rate, price and power.
-
-The function `rate_curve` evaluates one design at several request rates.
-"""
+"""Pareto front of cluster designs in request rate, price and power. `rate_curve` evaluates one at several rates."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -65,10 +62,7 @@ RateCurve = dict[float, Evaluation]
 
 
 async def rate_curve(search: RateSearch, choice: DesignChoice) -> RateCurve:
-    """Evaluate a design at several rates, up to the highest rate at which the design meets the SLO.
-
-    Return the evaluations by rate in requests/s.
-    """
+    """Evaluate a design at rates up to the highest that meets the SLO. Return evaluations by rate in requests/s."""
     steps = sorted({search.grid.step(choice.highest_rate * share) for share in _CURVES_SHARES})
     rates = [search.grid.rate(step) for step in steps]
     told = await asyncio.gather(*(search.at_rate(choice.design, rate) for rate in rates))

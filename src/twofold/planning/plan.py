@@ -181,9 +181,7 @@ Found = Callable[[DesignChoice], None]
 
 
 async def make_plan(search: RateSearch, query: PlanQuery, found: Found = lambda _: None) -> Plan:
-    """Find the best design of each group; call `found` with each result. Raises ConfigurationError if no design within
-    the budget meets the SLO.
-    """
+    """Find each group's best design, and call `found` with it. Raises ConfigurationError if none meets the SLO."""
     bounded = query.objective is Objective.THROUGHPUT
     require_room(list(chain.from_iterable(query.groups)), query.budget, bounded=bounded)
     roomy = [any(query.budget.allows(family.smallest) for family in group) for group in query.groups]

@@ -83,10 +83,7 @@ def by_accelerators(design: Design) -> tuple[float, ...]:
 async def cheapest(
     search: RateSearch, families: Sequence[Family], rate: float, allows: Allows, weigh: CostFunction
 ) -> Design | None:
-    """Among the designs of several families, find the cheapest design that meets the SLO at `rate` requests/s.
-
-    Return None if the search finds no design.
-    """
+    """Return the cheapest design of several families that meets the SLO at `rate` requests/s, or None."""
 
     def suggested(family: Family) -> tuple[float, ...]:
         return weigh(Design(family=family, counts=search.bound.suggest(family, rate)))

@@ -41,9 +41,6 @@ def json_text(facts: object) -> str:
 
 
 def same_fields(kind: type[msgspec.Struct], source: object, *, without: Container[str] = ()) -> dict[str, Any]:
-    """Return the attributes of `source` that are also fields of the struct type `kind`, as a dict from name to value.
-
-    Fields named in `without` are left out.
-    """
+    """Return the attributes of `source` that are fields of the struct type `kind`, by name, except for `without`."""
     names = (name for name in kind.__struct_fields__ if name not in without)
     return {name: getattr(source, name) for name in names if hasattr(source, name)}

@@ -34,10 +34,7 @@ class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Request counts, token counts, throughput and latencies of a run.
-
-    Token counts, throughput and latencies cover only completed requests.
-    """
+    """Request counts of a run, and token counts, throughput and latencies of its completed requests."""
 
     sent: int  # completed, failed or unfinished
     completed: int

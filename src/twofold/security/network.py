@@ -50,10 +50,7 @@ class TcpEndpoint(msgspec.Struct, frozen=True):
 
 
 def own_host(host: str, flag: str) -> str:
-    """Resolve `host`, a name or address of this machine, to an IP address.
-
-    Raise ConfigurationError for an unknown name, and for a wildcard address such as 0.0.0.0.
-    """
+    """Resolve a name or address of this machine to an IP address. Raises ConfigurationError, for wildcards too."""
     if host in {"*", "0.0.0.0", "[::]"}:  # noqa: S104  (refused here)
         raise ConfigurationError(f"{flag} {host} is a wildcard: use the address at which other hosts reach this one")
     try:

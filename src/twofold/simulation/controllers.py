@@ -1,6 +1,4 @@
-"""Simulation of several controllers that share one cluster. Each request is placed by one of them, based on load
-reports that arrive with a delay.
-"""
+"""Simulation of several controllers of one cluster. Each places requests by load reports that arrive with a delay."""
 
 from collections.abc import Callable
 

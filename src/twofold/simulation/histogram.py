@@ -69,9 +69,7 @@ class Histogram(msgspec.Struct):
         return below / self.count
 
     def cdf(self, points: int) -> list[tuple[float, float]]:
-        """Return the cumulative distribution as `points` pairs (value, fraction), with evenly spaced fractions. Raise
-        ValueError if `points` < 2.
-        """
+        """Return the distribution as `points` ≥ 2 pairs (value, fraction) at even fractions. Raises ValueError."""
         if points < 2:
             raise ValueError(f"a cdf needs at least 2 points, not {points}")
         if not self.counts:

@@ -140,10 +140,7 @@ class PacedWork:
         self.version = 0
 
     def pace(self, kernel: Kernel, rate: float, unit: float, leave: Action) -> None:
-        """Set the speed of the work: `rate` is the amount of work per `unit` picoseconds.
-
-        `leave` is a function that is called on completion.
-        """
+        """Set the speed of the work: `rate` of it per `unit` picoseconds. `leave` is called on completion."""
         if rate == self.rate:
             return
         now = kernel.now

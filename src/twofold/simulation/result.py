@@ -95,9 +95,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.energy_j / self.duration_s if self.duration_s else 0.0
 
     def tightest_scale(self, attainment: float) -> float | None:
-        """Return the smallest factor by which all SLO bounds can be multiplied so that the SLO attainment reaches
-        `attainment`; None if none does.
-        """
+        """Return the smallest factor of all SLO bounds at which `attainment` is reached; None if none is enough."""
         needed = attainment * self.arrived
         if self.slo_scale is None or not 0 < needed <= self.completed:
             return None

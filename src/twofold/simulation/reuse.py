@@ -29,9 +29,7 @@ _MANY: Final = 1 << 20
 
 
 class HotBlock(msgspec.Struct, frozen=True):
-    """Frequently used KV block: the number of prompts that contain the block (`uses`), and the number of
-    prefix caches that have stored the block (`caches`).
-    """
+    """Frequently used KV block: numbers of prompts that contain it (`uses`), and of caches that have stored it."""
 
     uses: int
     caches: int
@@ -151,10 +149,7 @@ class _Use:
 
 
 class PrefixReuse(RequestSubscriber):
-    """Simulation of the prefix caches of a cluster.
-
-    `hosts` maps the name of an instance to the prefix cache on the instance's machine.
-    """
+    """Simulation of the prefix caches of a cluster. `hosts` has the cache of each instance's machine, by instance."""
 
     def __init__(
         self,
@@ -204,9 +199,7 @@ class PrefixReuse(RequestSubscriber):
         )
 
     def loading(self, iteration: RunningBatch, pace: RunTiming) -> RunTiming:
-        """Return the timing of a batch that loads cached prefix blocks layer by layer. `pace` is the timing of
-        the batch without loading.
-        """
+        """Return the timing of a batch that loads cached blocks layer by layer. `pace` is that without loading."""
         loading = 0
         for part in iteration.prefills:
             use = self._uses.get(part.sequence.id)

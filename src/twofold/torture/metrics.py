@@ -43,10 +43,7 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_metrics(urls: Sequence[str], api_key: str | None, *, required: bool = False) -> ServiceMetrics | None:
-    """Read the metrics of servers; None if no server has any.
-
-    Raises ConfigurationError for a server without metrics if they are `required`.
-    """
+    """Read the metrics of servers; None without any. Raises ConfigurationError for a server without if `required`."""
     texts = {}
     for url in urls:
         root = root_url(url.rstrip("/").removesuffix("/metrics"))

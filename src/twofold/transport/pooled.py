@@ -18,10 +18,7 @@ def as_tensor(memory: SharedMemory) -> torch.Tensor:
 
 
 class PooledTransport(Transport):
-    """Transport that allocates the local KV cache.
-
-    The engine uses `engine_pool`. Peers read and write `landing_pool`, which may be the same pool.
-    """
+    """Transport that allocates the KV cache. The engine uses `engine_pool`, peers `landing_pool`, maybe the same."""
 
     engine_pool: KvPool
     landing_pool: KvPool

@@ -59,10 +59,7 @@ class SharedMemoryConnection:
     """Connection of an instance, or of one of its ranks, to a peer that may be sharded differently."""
 
     def __init__(self, member: RankShard, ours: tuple[KvPool, KvPool], peer: MemoryDescriptor) -> None:
-        """Map the KV caches of the peer's ranks that exchange KV with this rank.
-
-        Raises ConfigurationError if a KV cache cannot be mapped.
-        """
+        """Map the KV caches of the peer's ranks that exchange KV with this rank. Raises ConfigurationError."""
         self._member, self._theirs = member, dict[int, MappedPool]()
         self._engine_pool, self._landing_pool = ours
         layout, sharding = peer.layout, peer.sharding

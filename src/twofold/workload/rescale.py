@@ -96,9 +96,7 @@ def scale_lengths(requests: Iterable[Request], factor: float) -> Iterator[Reques
 
 
 def fit_to_context(requests: Iterable[Request], max_model_len: int) -> Iterator[Request]:
-    """Shorten requests of more than `max_model_len` tokens. Prompt and output shrink by the same factor. Sessions end
-    before such a turn.
-    """
+    """Shorten requests of over `max_model_len` tokens, prompt and output alike. Sessions end before such a turn."""
     require(max_model_len >= 2, f"the context must be at least 2 tokens, not {max_model_len}")
     return (
         _clipped(request, max_model_len)

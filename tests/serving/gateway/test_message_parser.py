@@ -6,7 +6,7 @@ import random
 import pytest
 
 from twofold.serving.gateway.tools.families import FAMILIES, family_of
-from twofold.serving.gateway.tools.message_parser import MessageParser
+from twofold.serving.gateway.tools.message_parser import MessageParser, together
 
 TOOLS = [
     {
@@ -196,14 +196,25 @@ ANSWERS = {
 
 
 def parse(family, prompt_end, pieces, tools=TOOLS, *, forced=False):
-    """Return content, reasoning and calls of an answer."""
-    parser = MessageParser(FAMILIES[family].template, prompt_end, tools, forced=forced)
-    parts = [*map(parser.feed, pieces), parser.finish()]
-    calls = [call for part in parts for call in part.calls]
+    """Return content, reasoning and calls of an answer. Its calls in parts are the same."""
+    pieces = list(pieces)
+    whole, in_parts = (parts_of(family, prompt_end, pieces, tools, forced, each) for each in (False, True))
+    calls = [call for part in whole for call in part.calls]
     assert [call.index for call in calls] == list(range(len(calls)))
     assert len({call.id for call in calls}) == len(calls)
-    text, reasoning = ("".join(each) for each in zip(*((part.content, part.reasoning) for part in parts), strict=True))
+    streamed = together(in_parts)
+    assert [(each.index, each.name, each.arguments) for each in streamed.calls] == [
+        (each.index, each.name, each.arguments) for each in calls
+    ]
+    text, reasoning = ("".join(each) for each in zip(*((part.content, part.reasoning) for part in whole), strict=True))
+    assert (streamed.content, streamed.reasoning) == (text, reasoning)
     return text, reasoning, [(call.name, json.loads(call.arguments)) for call in calls]
+
+
+def parts_of(family, prompt_end, pieces, tools=TOOLS, forced=False, in_parts=True):
+    """Return what each piece of an answer and its end add."""
+    parser = MessageParser(FAMILIES[family].template, prompt_end, tools, forced=forced, in_parts=in_parts)
+    return [*map(parser.feed, pieces), parser.finish()]
 
 
 def cut(text, draw):
@@ -289,6 +300,69 @@ def test_the_values_of_xml_calls_follow_the_schema(family, name, text, value):
     answer = XML_CALLS[family].format(XML_PARAMETERS[family].format(name, text))
     prompt_end = FAMILIES[family].template["start_anchor"]
     assert parse(family, prompt_end, [answer], tools) == ("", "", [("get_weather", {name: value})])
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("mistral", "gemma")])
+def test_arguments_arrive_while_they_are_written(family):
+    city = f"{CODE[0]} \\ 'b' \n" + "word " * 40
+    if family in XML_CALLS:
+        pairs = [XML_PARAMETERS[family].format(name, value) for name, value in (("city", city), ("days", 2))]
+        answer = XML_CALLS[family].format("".join(pairs))
+    else:
+        answer = written(family, [("get_weather", {"city": city, "days": 2})])
+    first, *more = [part for part in parts_of(family, FAMILIES[family].template["start_anchor"], answer) if part.calls]
+    assert (first.calls[0].name, first.calls[0].id[:5]) == ("get_weather", "call_")
+    assert all((call.index, call.id, call.name) == (0, "", "") for part in more for call in part.calls)
+    assert sum("d" in call.arguments for part in more for call in part.calls) > 40
+    (call,) = together([first, *more]).calls
+    assert json.loads(call.arguments) == {"city": city, "days": 2}
+
+
+# What follows the name in a call of hermes, and the arguments of the streamed calls. A complete call follows each.
+IN_PARTS = (
+    ('"arguments": {"city": "Rome"}} really</tool_call>', ['{"city": "Rome"}', _OSLO]),
+    ('"arguments": {"city": }}</tool_call>', ['{"city": }', _OSLO]),
+    ('"parameters": {"city": "Rome"}}</tool_call>', None),
+    ('"arguments": "Rome"}</tool_call>', ["Rome", _OSLO]),
+    ('"id": 1, "arguments": {"city": "Rome"}}</tool_call>', ['{"city":"Rome"}', _OSLO]),
+    ('"arguments": {"city": "Rome", "days": 2}, "id": "}"}</tool_call>', ['{"city": "Rome", "days": 2}', _OSLO]),
+    ('"arguments": {"city": "Ro', [f'{{"city": "Ro{_TAGGED_OSLO[: -len("</tool_call>")]}']),
+)
+
+
+@pytest.mark.parametrize(("rest", "arguments"), IN_PARTS)
+def test_calls_of_other_forms_in_parts(rest, arguments):
+    answer = f'<tool_call>{{"name": "get_weather", {rest}{_TAGGED_OSLO}'
+    found = together(parts_of("hermes", "<|im_start|>assistant\n", answer))
+    assert [call.arguments for call in found.calls] == (arguments or [])
+    assert found.content == ("" if arguments else answer)
+
+
+@pytest.mark.parametrize("cut_off", ['{"city": "Ro', '{"city": "', '{"city": "Rome"', "{"])
+def test_arguments_that_the_answer_cuts_off_stay_so(cut_off):
+    answer = f'<tool_call>{{"name": "get_weather", "arguments": {cut_off}'
+    for more in ("", "\\"):  # of a backslash, the next character is unknown
+        found = together(parts_of("hermes", "<|im_start|>assistant\n", answer + more))
+        assert ([call.arguments for call in found.calls], found.content) == ([cut_off], "")
+
+
+def test_a_name_of_no_tool_comes_with_the_whole_call():
+    answer = '<tool_call>{"name": "get_time", "arguments": {"city": "Rome"}}</tool_call>'
+    (part,) = [part for part in parts_of("hermes", "<|im_start|>assistant\n", answer) if part.calls]
+    assert [(call.name, call.arguments) for call in part.calls] == [("get_time", '{"city":"Rome"}')]
+
+
+def test_a_wrong_name_in_json_is_text_in_parts_too():
+    answer = 'Hm.<tool_call>{"name": "\\x", "arguments": {}}</tool_call>'
+    (content,) = {
+        together(parts_of("hermes", "<|im_start|>assistant\n", answer, in_parts=each)).content for each in (0, 1)
+    }
+    assert content == answer
+
+
+def test_a_string_that_the_answer_cuts_off_stays_open():
+    answer = XML_CALLS["glm"].partition("{")[0] + "<arg_key>city</arg_key><arg_value>Ro"
+    assert [call.arguments for call in together(parts_of("glm", "<|assistant|>", answer)).calls] == ['{"city":"Ro']
 
 
 def test_the_strings_of_forced_xml_calls_are_json():

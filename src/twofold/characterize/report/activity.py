@@ -24,10 +24,7 @@ _PS: Final = 10**12
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that an instance spends on batches, by number of active tokens.
-
-    Active tokens are the prompt tokens of a batch, plus one token per decoding sequence.
-    """
+    """Seconds that an instance spends on batches, by active tokens: prompt tokens, and one per decoding sequence."""
 
     workload: str
     load: float

@@ -56,10 +56,7 @@ def with_spare(spec: ClusterSpec, machines: int) -> ClusterSpec:
 
 
 def parse_failure(text: str) -> InstanceFailure:
-    """Parse a failure `INSTANCE@SECONDS` or `INSTANCE@SECONDS+RESTART_DELAY`.
-
-    Raise ConfigurationError for invalid text.
-    """
+    """Parse a failure `INSTANCE@SECONDS` or `INSTANCE@SECONDS+RESTART_DELAY`. Raises ConfigurationError."""
     found = _FAILURE.fullmatch(text.strip())
     at_s = _seconds(found["at"]) if found else None
     away_s = _seconds(found["away"]) if found and found["away"] is not None else None

@@ -35,10 +35,7 @@ def adjusts(row: SamplingRow) -> bool:
 
 
 def adjusted(logits: Tensor, row: SamplingRow, eos_token_ids: Sequence[int]) -> Tensor:
-    """Return a copy of a row of logits, [vocabulary] in float32, with the changes that its sampling asks for.
-
-    The order is that of vLLM.
-    """
+    """Return a copy of a row of logits, [vocabulary] in float32, changed as its sampling asks, in vLLM's order."""
     changed = logits.to(torch.float32, copy=True)
     for token_id, bias in row.sampling.logit_bias:
         changed[token_id] += bias

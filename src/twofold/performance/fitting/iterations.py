@@ -72,10 +72,7 @@ class FittedTimes(NamedTuple):
 
 
 def fit_iterations(measurements: Iterable[Measurement]) -> FittedTimes:
-    """Fit iteration times to measurements.
-
-    Raises ConfigurationError for too few measurements. Similar measurements count as one.
-    """
+    """Fit iteration times to measurements; similar ones count as one. Raises ConfigurationError for too few."""
     cells = median_measurements(measurements)
     if len(cells) < FEWEST:
         raise ConfigurationError(f"a fit needs {FEWEST} distinct measurements, but only {len(cells)} were made")

@@ -90,10 +90,7 @@ def date_of(path: Path, rows: Iterable[ProfileRow]) -> str:
 
 
 class ProfiledBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Median prefill and decode times over all runs with the same prompt size and batch size.
-
-    Times are in milliseconds, or 0 if not measured.
-    """
+    """Median prefill and decode times in ms over all runs with the same prompt and batch size; 0 if not measured."""
 
     prompt_size: int
     batch_size: int

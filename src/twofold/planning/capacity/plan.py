@@ -75,10 +75,7 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def capacity_plan(requests: Sequence[Request], query: CapacityQuery) -> CapacityPlan:
-    """Evaluate KV cache sizes, in DRAM and on disk, for a trace of requests.
-
-    Raise ConfigurationError if the requests have no block ids or all arrive at the same time.
-    """
+    """Evaluate KV cache sizes for a trace. Raises ConfigurationError without block ids, or if all arrive at once."""
     blocks = sum(len(request.prefix_blocks) for request in requests)
     require(blocks > 0, "--kv-capacity needs a trace with block ids, such as Mooncake's: this trace has none")
     duration_s = requests[-1].arrival_s - requests[0].arrival_s
@@ -146,9 +143,7 @@ class _Trace:
         return CapacityCurve(terms, np.where(least < NEVER, np.maximum(least - above, 0), NEVER), np.concatenate(saved))
 
     def _saved_s(self, request: Request, least: Blocks, above: int, first_s: float, tier_s: float) -> Seconds:
-        """Return the prefill seconds saved per prompt block by a hit in a cache tier that takes `tier_s`
-        seconds to load a block.
-        """
+        """Return the prefill seconds per prompt block that a hit in a tier saves, if it loads a block in `tier_s`."""
         there, in_first = int((least < NEVER).sum()), int((least <= above).sum())
         saved_s = np.zeros(len(least))
         loads_s = [first_s] * in_first + [tier_s] * (there - in_first)

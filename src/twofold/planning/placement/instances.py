@@ -105,10 +105,7 @@ def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
 
 
 def shares_nodes(design: Design, node: int) -> bool:
-    """Return whether a design can be placed with both prefill and decode on every node.
-
-    `node` is the number of accelerators per node.
-    """
+    """Return whether every node, of `node` accelerators, can have both prefill and decode of a design."""
     if design.accelerators <= node:
         return True
     # A larger design needs one node per pipeline stage.

@@ -44,9 +44,7 @@ async def most_goodput(
 async def for_rate(
     search: RateSearch, kinds: Sequence[MachineKind], rate: float, most_accelerators: int, *, shared: bool = False
 ) -> PlacementResults:
-    """Find the placements with the fewest accelerators that meet the SLO at `rate`. If `shared` is set, both phases are
-    on the same nodes.
-    """
+    """Find the placements with the fewest accelerators that meet the SLO at `rate`; with `shared`, on shared nodes."""
     prefills, decodes = await goodputs(search, kinds, shared=shared)
     # The search starts with ⌈rate / goodput⌉ instances per phase. The optimum may have more, because a request must
     # meet the bounds of both phases, or fewer, because several instances balance load.

@@ -84,10 +84,7 @@ def effort_text(effort: Effort) -> str:
 
 
 def thinned(front: Sequence[RatedDesign], most: int = _MOST_POINTS) -> list[RatedDesign]:
-    """Return no more than `most` points of a Pareto front, at evenly spaced indices.
-
-    The first and the last point are kept.
-    """
+    """Return at most `most` points of a Pareto front at even intervals, with the first and the last."""
     if len(front) <= most:
         return list(front)
     return [front[round(index * (len(front) - 1) / (most - 1))] for index in range(most)]

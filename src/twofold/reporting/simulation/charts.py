@@ -41,10 +41,7 @@ DASHED: Final[Layout] = {"width": 1, "dash": "dash"}
 
 
 def latencies(name: str, result: SimulationResult, slo: Slo | SlowdownSlo | None = None) -> ReportChart:
-    """Plot the cumulative distributions of TTFT, TPOT, ITL and E2E latency.
-
-    If the SLO has bounds in seconds, also draw each bound as a dashed line.
-    """
+    """Plot the cumulative distributions of TTFT, TPOT, ITL and E2E latency, with bounds in seconds as dashed lines."""
     known = [latency for latency in LATENCIES if latency.label in _TITLES]
     axes = [(log_axis(_TITLES[latency.label]), _SHARE) for latency in known]
     traces = [trace for plot, latency in enumerate(known) for trace in cumulative(name, result, latency, plot)]

@@ -61,9 +61,7 @@ _ATTAINMENT = 0.9  # share of requests, as in DistServe
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """Entry of a simulation report: label, value, and errors of the performance models that the value
-    depends on, such as `±10% prefill, ±2% decode`.
-    """
+    """Entry of a report: label, value, and errors of the models behind it, such as `±10% prefill, ±2% decode`."""
 
     label: str
     value: str

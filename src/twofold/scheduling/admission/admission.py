@@ -68,10 +68,7 @@ class AdmissionQueue:
         return queued
 
     def pop(self, now: float) -> QueuedRequest | None:
-        """Remove and return the first queued request, skipping requests whose deadline has passed.
-
-        Return None if no request remains.
-        """
+        """Remove and return the first queued request whose deadline has not passed; None if there is none."""
         timely = (each for each in self._turns if each.deadline_s is None or each.deadline_s > now)
         queued = next(timely, None)
         return None if queued is None else self.leave(queued.id)
@@ -167,10 +164,7 @@ class Admission(RequestSubscriber):
         return None
 
     def _refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Return a refusal if the request fails an admission check, else None.
-
-        Of several refusals, return the refusal with the longest time until a retry.
-        """
+        """Return the refusal of the failed checks with the longest time until a retry, or None if none fails."""
         refusals: list[Refusal | None] = []
         key_wait_s = self._account(queued.key, now).wait_s(now)
         if key_wait_s > 0.0:

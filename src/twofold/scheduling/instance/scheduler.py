@@ -291,9 +291,7 @@ class InstanceScheduler(KvReceiver):
             self.shared.publish_block(allocation_of(sequence), key, position)
 
     def complete(self, batch: Batch, stopped: Collection[str] = ()) -> list[StepResult]:
-        """Complete the oldest running batch and return one result per sampled token. `stopped` has the ids of the
-        requests that end with their new token.
-        """
+        """Complete the oldest batch. Return a result per sampled token. `stopped` requests end with their new token."""
         if not self._running or batch is not self._turns[0].message:
             raise RuntimeError("only the oldest running batch can be completed")
         lane = self._turns[0]

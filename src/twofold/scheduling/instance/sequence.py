@@ -11,9 +11,7 @@ from twofold.request import Phase, Request
 
 
 class KvReservation:
-    """Rule for reserving KV tokens for a request. By default, prompt and output are reserved together, so an admitted
-    request always finishes.
-    """
+    """Rule for reserving KV tokens. By default, for prompt and output together: an admitted request finishes."""
 
     def __init__(self, output_at_decode_start: bool = False, extra: int = 0, step: int = 0) -> None:
         self.output_at_decode_start = output_at_decode_start  # reserve the output then; the request may have to wait

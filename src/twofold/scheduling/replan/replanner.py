@@ -146,9 +146,7 @@ class ReplanSearch(Protocol):
     """Interface of a search for the best split of instances between prefill and decode."""
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """Return the forecast SLO attainment of the current split `running`, and of the best split of at most
-        `stock` instances.
-        """
+        """Return the forecast SLO attainment of the split `running`, and of the best of at most `stock` instances."""
 
 
 class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,10 +192,7 @@ class Replanner:
             self.monitor.ended(number, timeline.output_tokens if timeline.complete else None)
 
     def query(self, generated: Callable[[str], int], now: float) -> TrafficSample | None:
-        """Return the recent traffic if a search for a new split is due, or None otherwise.
-
-        After the search, call `decide` or `give_up`.
-        """
+        """Return the recent traffic if a search for a split is due, else None. After it, call `decide` or `give_up`."""
         # `generated(id)` returns the number of output tokens so far of a request.
         if not self.monitor.alarmed or self._searched or now < max(self._check_s, self._quiet_until_s):
             return None

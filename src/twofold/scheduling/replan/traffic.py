@@ -187,10 +187,7 @@ class TrafficMonitor:
         return self._count - since >= _SETTLED and len(self._ended_since(since)) >= _SETTLED_OUTPUTS
 
     def traffic(self, shifts: Sequence[TrafficShift], made: Callable[[int], int]) -> TrafficSample | None:
-        """Return a sample of the traffic since the latest traffic shift in `shifts`.
-
-        Return None if too few requests have arrived or ended.
-        """
+        """Return a sample of the traffic since the last of `shifts`; None if too few requests have arrived or ended."""
         since = self._since(shifts)
         arrivals = list(islice(self._arrivals, max(0, len(self._arrivals) - (self._count - since)), None))
         ended = self._ended_since(since)

@@ -194,9 +194,7 @@ class LiveForecast:
         self.forecast.memories.stored(message.instance, message.stored)
 
     def fetch_of(self, route: Route) -> StoreFetch | None:
-        """Return the blocks that a route fetches from a KV store, and the address of the store. Return None if the
-        route fetches nothing or the address is unknown.
-        """
+        """Return the blocks that a route fetches from a KV store, and its address; None without either."""
         fetch = route.fetch
         address = None if fetch is None else self.stores.address(fetch.source)
         if fetch is None or address is None:

@@ -69,10 +69,7 @@ class Service:
         return False
 
     def submit(self, generation: Generation, sink: OutputSink) -> None:
-        """Run a request. `sink` gets its output tokens in order, or an error after repeated failures.
-
-        Raises RequestError if the request is rejected.
-        """
+        """Run a request. `sink` gets its tokens in order, or an error after repeated failures. Raises RequestError."""
         self._requests.submit(generation, sink)
 
     def stop(self, request_id: str) -> None:

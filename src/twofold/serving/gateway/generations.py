@@ -48,9 +48,10 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
     prompt_end: str
     tools: list[Json]
     forced: bool = False  # whether a grammar forces calls
+    in_parts: bool = False  # whether the arguments of a call are sent as they arrive
 
     def parser(self) -> MessageParser:
-        return MessageParser(self.template, self.prompt_end, self.tools, forced=self.forced)
+        return MessageParser(self.template, self.prompt_end, self.tools, forced=self.forced, in_parts=self.in_parts)
 
 
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from twofold.request import FinishReason, TokenOutput, TokenRun, TokenScore
 from twofold.serving.gateway.responses import ChatLogprobs, ChatTokenLogprob, ChatTopLogprob, CompletionLogprobs
 from twofold.serving.gateway.schemas import GenerationFields
 from twofold.serving.gateway.tokenizer import Detokenizer, TextTokenizer, id_name
-from twofold.serving.gateway.tools.message_parser import MessageParser, ParsedCall, together
+from twofold.serving.gateway.tools.message_parser import CallDelta, MessageParser, together
 
 # JSON has no infinity; OpenAI's API uses this value for probability zero.
 LOWEST = -9999.0
@@ -67,10 +67,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, piece: str, *, armed: bool = True) -> StopText:
-        """Add the text `piece`, and return the text to emit.
-
-        `armed` says whether a stop string that `piece` completes ends the output.
-        """
+        """Add `piece`, and return the text to emit. If `armed`, a stop string that it completes ends the output."""
         if self.skips((piece,)):
             return StopText(piece)
         text = self._held + piece
@@ -112,7 +109,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None
     stop: str | None = None  # the stop string that ended the output
     reasoning: str = ""
-    calls: tuple[ParsedCall, ...] = ()
+    calls: tuple[CallDelta, ...] = ()
     called: bool = False  # whether the answer so far has tool calls
     of_prompt: bool = False  # the token belongs to the prompt, which the answer repeats
 

@@ -22,10 +22,7 @@ class StoredResponse(NamedTuple):
 
 
 class ResponseStore:
-    """Keeps responses in memory for `lifetime_s` seconds, the latest of them within `limit_bytes` bytes.
-
-    Each API key sees its own responses only.
-    """
+    """Keeps the latest responses, for `lifetime_s` seconds within `limit_bytes` bytes, for the API key of each."""
 
     def __init__(self, limit_bytes: int, lifetime_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit, self._lifetime_s, self._clock = limit_bytes, lifetime_s, clock

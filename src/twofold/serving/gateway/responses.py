@@ -84,7 +84,7 @@ class ChatLogprobs(Struct, frozen=True, kw_only=True):
 
 
 class ChatFunction(Struct, frozen=True, kw_only=True):
-    name: str
+    name: str | UnsetType = UNSET  # only in the first part of a call
     arguments: str
 
 
@@ -94,8 +94,11 @@ class ChatToolCall(Struct, frozen=True, kw_only=True):
     function: ChatFunction
 
 
-class ChatToolCallDelta(ChatToolCall, frozen=True, kw_only=True):
+class ChatToolCallDelta(Struct, frozen=True, kw_only=True):
     index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: ChatFunction
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True):

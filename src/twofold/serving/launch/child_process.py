@@ -98,10 +98,7 @@ class WorkerStarter(ABC):
     def kill_all(self) -> None: ...
 
     def watch(self) -> None:
-        """Execute the launcher's commands. If the launcher dies or sends SIGTERM, kill all workers and return.
-
-        After the command `finish`, return once no worker runs.
-        """
+        """Run commands until the launcher dies or sends SIGTERM, or, after `finish`, all workers end. Kill workers."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write)
         signal.signal(signal.SIGTERM, self._end)  # set now, because connecting to Ray has replaced the handler

@@ -62,10 +62,7 @@ class Launcher(ProcessControl):
             process.stdin.write(msgspec.json.encode(command) + b"\n")
 
     async def reports(self) -> AsyncIterator[Report]:
-        """Yield the reports of the child process until the process ends.
-
-        If the child process fails, one report contains the error message.
-        """
+        """Yield the reports of the child process until it ends. If it fails, one report has the error message."""
         assert self._process is not None  # noqa: S101  (called after start)
         assert self._process.stdout is not None  # noqa: S101  (a pipe)
         explained = False

@@ -92,9 +92,7 @@ class LocalService:
         self._failure: str | None = None
 
     def stop(self) -> None:
-        """Stop the service once running requests have ended, or at the second call at once. Safe to call in a signal
-        handler of the event loop.
-        """
+        """Stop once running requests have ended; at the second call at once. Safe in a signal handler of the loop."""
         (self._stop_now if self._stop.is_set() else self._stop).set()
 
     async def run(self) -> None:

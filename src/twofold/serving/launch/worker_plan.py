@@ -158,9 +158,7 @@ def with_splits(workers: Sequence[WorkerConfig], splits: Mapping[Role, Sharding]
 
 
 def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[WorkerConfig, ...]:
-    """Set the chunk size in tokens for prefill on several pipeline stages. Raises ConfigurationError if no worker uses
-    several stages.
-    """
+    """Set the tokens per chunk for prefill on pipeline stages. Raises ConfigurationError if no worker has several."""
     if chunk is None:
         return tuple(workers)
     chunked = [

@@ -108,10 +108,7 @@ class DiskBlocks:
         return True
 
     def read(self, key: bytes, into: memoryview) -> int | None:
-        """Read a block from disk into the buffer `into`.
-
-        Return the block's checksum, or None if the block is missing, unreadable or damaged.
-        """
+        """Read a block into the buffer `into`. Return its checksum; None if it is missing, unreadable or damaged."""
         row = self._blocks.get(key)
         if row is None:
             return None

@@ -81,10 +81,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Message from a client that no longer uses the memory slots `slots`.
-
-    If `slots` is None, the whole Load or Put request ends.
-    """
+    """Message from a client that no longer uses the memory `slots`; None ends the whole Load or Put request."""
 
     slots: list[int] | None = None
 
@@ -117,10 +114,7 @@ class LookupResult(msgspec.Struct, frozen=True, tag=True):
 
 
 class HeldBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Reply to a Load request, with pinned blocks keyed by block position in the prompt.
-
-    The field `last` is false if more replies follow.
-    """
+    """Reply to a Load request: pinned blocks by position in the prompt. More replies follow unless it is the `last`."""
 
     blocks: dict[int, Block]
     last: bool

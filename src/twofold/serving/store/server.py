@@ -37,9 +37,7 @@ SendReport = Callable[[StoreChanged | StoreStatus], None]
 
 
 class StoreServer:
-    """Server of a host's KV store. It sends messages to the controller with `report`, and exchanges blocks with other
-    hosts if `peers` is set.
-    """
+    """Server of a host's KV store. `report` sends to the controller; with `peers`, hosts exchange blocks."""
 
     def __init__(
         self,

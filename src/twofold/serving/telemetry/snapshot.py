@@ -42,10 +42,7 @@ class Stage(msgspec.Struct, frozen=True, array_like=True):
 
 
 def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, ...]:
-    """Return the stages that a request has begun, with start and end times.
-
-    If the end of a stage was not recorded, the end time is `ended_s`, in monotonic seconds.
-    """
+    """Return the stages that a request has begun, with start and end in monotonic seconds, or `ended_s` if unknown."""
     # A running prefill counts as queued, because workers report it when it ends.
     at = timeline.moments.get
     first, landed, decoding = at(Moment.FIRST_TOKEN), at(Moment.HANDOFF_ENDED), at(Moment.DECODE_STARTED)

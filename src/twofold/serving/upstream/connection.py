@@ -172,10 +172,7 @@ class ConnectionPool:
         self._idle: list[ServerConnection] = []
 
     async def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> ServerConnection:
-        """Send a request, and return its connection when the head of the answer has arrived.
-
-        Raises OSError and TimeoutError.
-        """
+        """Send a request. Return its connection once the answer's head has arrived. Raises OSError and TimeoutError."""
         given = "".join(f"{name}: {value}\r\n" for name, value in headers.items() if name not in self._own)
         length = f"content-length: {len(body)}\r\n\r\n"
         head = f"{method} {self._path}{path} HTTP/1.1\r\n{given}{self._fields}{length}".encode("latin-1")

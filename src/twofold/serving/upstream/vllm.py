@@ -1,7 +1,4 @@
-"""vLLM servers: the completions API with token ids (vLLM 0.32), and hand-offs by its NixlConnector.
-
-Base class of the other kinds of servers.
-"""
+"""vLLM servers: completions with token ids (vLLM 0.32), hand-offs by NixlConnector. Base of other kinds of servers."""
 
 from collections.abc import Mapping
 from operator import attrgetter

@@ -40,19 +40,13 @@ class RankPipes:
         self._others = [RankPipe(steps[1], memory[1]) for steps, memory in pairs]
 
     def of_first(self) -> Sequence[RankPipe]:
-        """Return rank 0's pipe ends: one RankPipe for each of the other ranks, in order.
-
-        Close the other ranks' pipe ends in this process.
-        """
+        """Return rank 0's pipe ends, a RankPipe for each other rank, in order. Close the others' in this process."""
         # A process that keeps no other ends reads EOF when the process at the other end exits.
         _close(self._others)
         return self._first
 
     def of(self, rank: int) -> RankPipe:
-        """Return the pipe ends of rank `rank`, which is at least 1.
-
-        Close the pipe ends of all ranks except `rank` in this process.
-        """
+        """Return the pipe ends of rank `rank`, at least 1. Close those of all other ranks in this process."""
         _close([*self._first, *self._others[: rank - 1], *self._others[rank:]])
         return self._others[rank - 1]
 

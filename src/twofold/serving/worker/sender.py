@@ -120,10 +120,7 @@ class HandoffSender:
             self._outgoing[request_id] = OutgoingHandoff(request_id, target, mode)
 
     def begin(self, request_id: str, blocks: Sequence[int]) -> bool:
-        """Record the KV blocks of a request whose last prefill batch is about to start.
-
-        Return False if the request has no hand-off.
-        """
+        """Record a request's KV blocks before its last prefill batch starts. Return False if it has no hand-off."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:
@@ -140,9 +137,7 @@ class HandoffSender:
                     self._queue(outgoing)
 
     def prefilled(self, request_id: str, tokens: list[int]) -> bool:
-        """Record the first output token of a completed prefill, and the draft tokens that follow it; return False if
-        the hand-off has already ended.
-        """
+        """Record the first token of a prefill, and its draft tokens. Return False if the hand-off has already ended."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:

@@ -59,16 +59,10 @@ class KvLanding:
     """
 
     def received(self, request_id: str, blocks: Sequence[int]) -> None:
-        """Register received KV blocks, which are copied to the engine's pool before the next batch.
-
-        The caller must hold the worker's lock.
-        """
+        """Register received KV blocks, which go to the engine's pool before the next batch. Needs the worker's lock."""
 
     def take(self) -> list[Sequence[int]]:
-        """Remove and return the received KV blocks that are not yet copied to the engine's pool.
-
-        The caller must hold the worker's lock.
-        """
+        """Take the received KV blocks that are not yet copied to the engine's pool. Needs the worker's lock."""
         return []
 
     def drop(self, request_id: str) -> None:
@@ -242,9 +236,7 @@ class SharedWorkerState:
     def tell_step(
         self, report: Status, started_s: float, started: list[str], tokens: list[tuple[str, TokenOutput]]
     ) -> None:
-        """Send the results of an iteration to the controller: tokens, ids of prompts that began prefill, and the
-        worker's status.
-        """
+        """Send an iteration's results to the controller: tokens, ids of prompts that began prefill, and the status."""
         self.tell(
             StepDone(
                 instance=self.instance,

@@ -22,9 +22,7 @@ Value = str | int | float | None | msgspec.Raw | dict[str, float]
 
 
 class EventLog(Observer):
-    """Writes each event of a simulation to the file `path`, as one JSON object per line with times in seconds. Raise
-    ConfigurationError if the file is not writable.
-    """
+    """Writes events to `path`, as a JSON object per line with times in seconds. Raises ConfigurationError."""
 
     def __init__(self, path: str | Path) -> None:
         self._file = AtomicFile(path)

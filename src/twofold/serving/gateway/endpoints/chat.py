@@ -33,7 +33,7 @@ from twofold.serving.gateway.streaming import OpenAIWriter, event, respond
 from twofold.serving.gateway.tokenizer import off_loop
 from twofold.serving.gateway.tools.families import Json
 from twofold.serving.gateway.tools.forced_calls import forced_calls, offered_tools, template_tools
-from twofold.serving.gateway.tools.message_parser import ParsedCall
+from twofold.serving.gateway.tools.message_parser import CallDelta
 
 # OpenAI renamed the system role to developer; most templates support the old name only.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -53,10 +53,7 @@ async def chat(gateway: Gateway, request: Request) -> Response:
 
 
 async def start_chat(gateway: Gateway, request: Request, fields: ChatFields) -> tuple[ResponseSpec, str | list[int]]:
-    """Return what the answer to a chat request needs, and its prompt: token ids, or a text that a server tokenizes.
-
-    Raises RequestError.
-    """
+    """Return what the answer needs, and its prompt: token ids, or text that a server tokenizes. Raises RequestError."""
     spec = response_spec(gateway, request, fields, prompts=1)
     gateway.check_chat([each.content for each in fields.messages], fields.tools, "messages")
     if fields.top_logprobs is not None and not fields.logprobs:
@@ -137,7 +134,7 @@ def _with_format(
         end = prompt[-_PROMPT_END * CHARACTERS_PER_TOKEN :]
     else:
         end = tokenizer.decode(prompt[-_PROMPT_END:], skip_special_tokens=False)
-    answer = AnswerFormat(template=template, prompt_end=end, tools=template_tools(tools))
+    answer = AnswerFormat(template=template, prompt_end=end, tools=template_tools(tools), in_parts=bool(fields.stream))
     forced = None
     if tools and fields.tool_choice not in (None, "auto"):
         if family is None or not gateway.constrains:
@@ -257,7 +254,10 @@ def _message(deltas: Sequence[Delta]) -> responses.ChatMessage:
 
 def _delta(delta: Delta) -> responses.ChatDelta:
     calls = [
-        responses.ChatToolCallDelta(index=call.index, id=call.id, function=_function(call)) for call in delta.calls
+        responses.ChatToolCallDelta(
+            index=call.index, id=call.id or UNSET, type="function" if call.id else UNSET, function=_function(call)
+        )
+        for call in delta.calls
     ]
     silent = delta.reasoning or calls
     return responses.ChatDelta(
@@ -267,8 +267,8 @@ def _delta(delta: Delta) -> responses.ChatDelta:
     )
 
 
-def _function(call: ParsedCall) -> responses.ChatFunction:
-    return responses.ChatFunction(name=call.name, arguments=call.arguments)
+def _function(call: CallDelta) -> responses.ChatFunction:
+    return responses.ChatFunction(name=call.name or UNSET, arguments=call.arguments)
 
 
 def _reason(delta: Delta) -> str | None:

@@ -19,7 +19,7 @@ from twofold.serving.gateway.schemas import invalid, joined, text_of, unsupporte
 from twofold.serving.gateway.streaming import ResponseWriter, named_event, respond
 from twofold.serving.gateway.tools.families import Json
 from twofold.serving.gateway.tools.forced_calls import offered_tools, template_tools
-from twofold.serving.gateway.tools.message_parser import ParsedCall
+from twofold.serving.gateway.tools.message_parser import CallDelta
 
 _ERRORS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
 _ERRORS |= {429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}
@@ -242,8 +242,9 @@ class MessagesWriter(ResponseWriter):
             yield from self._in("text", {"text": ""})
             yield self._delta({"type": "text_delta", "text": delta.text})
         for call in delta.calls:
-            yield from self._close()
-            yield from self._in("tool_use", {"id": call.id, "name": call.name, "input": {}})
+            if call.name:
+                yield from self._close()
+                yield from self._in("tool_use", {"id": call.id, "name": call.name, "input": {}})
             yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
         if delta.finish_reason is not None:
             yield from self._close()
@@ -288,7 +289,7 @@ class MessagesWriter(ResponseWriter):
         }
 
 
-def _tool_use(call: ParsedCall) -> Json:
+def _tool_use(call: CallDelta) -> Json:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": msgspec.json.decode(call.arguments)}
 
 

@@ -19,7 +19,7 @@ from twofold.serving.gateway.responses import MaybeUsage, Usage, error_response_
 from twofold.serving.gateway.schemas import CalledFunction, InputMessage, ToolCall
 from twofold.serving.gateway.streaming import ResponseWriter, named_event, respond
 from twofold.serving.gateway.tools.families import Json
-from twofold.serving.gateway.tools.message_parser import ParsedCall
+from twofold.serving.gateway.tools.message_parser import CallDelta
 
 
 async def create_response(gateway: Gateway, request: Request) -> Response:
@@ -117,7 +117,6 @@ class ResponsesWriter(ResponseWriter):
         if delta.text:
             yield from self._add("message", "msg", delta.text)
         for call in delta.calls:
-            yield from self._close()
             yield from self._call(call)
         if delta.finish_reason is not None:
             yield from self._close()
@@ -137,32 +136,31 @@ class ResponsesWriter(ResponseWriter):
             f"response.{_PARTS[kind]}.delta", item_id=self._open["id"], content_index=0, delta=text, **logprobs
         )
 
+    def _call(self, call: CallDelta) -> Iterator[Json]:
+        if call.name:
+            yield from self._close()
+            self._open = {"type": "function_call", "id": f"fc_{secrets.token_hex(16)}", "status": "in_progress"}
+            self._open |= {"call_id": call.id, "name": call.name, "arguments": ""}
+            yield self._place("response.output_item.added", item=dict(self._open))
+        assert self._open is not None  # noqa: S101  (the first part of a call has its name)
+        self._open["arguments"] += call.arguments
+        yield self._place(f"{_ARGUMENTS}.delta", item_id=self._open["id"], delta=call.arguments)
+
     def _close(self) -> Iterator[Json]:
         item, self._open = self._open, None
         if item is None:
             return
-        kind, part = item["type"], item["content"][0]
-        logprobs: Json = {"logprobs": []} if kind == "message" else {}
-        here = {"item_id": item["id"], "content_index": 0}
-        yield self._place(f"response.{_PARTS[kind]}.done", **here, text=part["text"], **logprobs)
-        yield self._place("response.content_part.done", **here, part=dict(part))
-        yield self._complete(item)
-
-    def _call(self, call: ParsedCall) -> Iterator[Json]:
-        item: Json = {"type": "function_call", "id": f"fc_{secrets.token_hex(16)}", "status": "in_progress"}
-        item |= {"call_id": call.id, "name": call.name, "arguments": ""}
-        yield self._place("response.output_item.added", item=dict(item))
-        item["arguments"] = call.arguments
-        kind, here = "response.function_call_arguments", {"item_id": item["id"]}
-        yield self._place(f"{kind}.delta", **here, delta=call.arguments)
-        yield self._place(f"{kind}.done", **here, name=call.name, arguments=call.arguments)
-        yield self._complete(item)
-
-    def _complete(self, item: Json) -> Json:
+        kind, here = item["type"], {"item_id": item["id"]}
+        if kind == "function_call":
+            yield self._place(f"{_ARGUMENTS}.done", **here, name=item["name"], arguments=item["arguments"])
+        else:
+            part, here = item["content"][0], here | {"content_index": 0}
+            logprobs: Json = {"logprobs": []} if kind == "message" else {}
+            yield self._place(f"response.{_PARTS[kind]}.done", **here, text=part["text"], **logprobs)
+            yield self._place("response.content_part.done", **here, part=dict(part))
         item["status"] = "completed"
-        event = self._place("response.output_item.done", item=dict(item))
+        yield self._place("response.output_item.done", item=dict(item))
         self._output.append(item)
-        return event
 
     def _place(self, kind: str, **fields: object) -> Json:
         return {"type": kind, "output_index": len(self._output), **fields}
@@ -225,6 +223,7 @@ class ResponsesWriter(ResponseWriter):
 
 
 _STATES = ("created", "in_progress")
+_ARGUMENTS = "response.function_call_arguments"
 _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 
 

@@ -3,12 +3,13 @@
 import logging
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from twofold.serving.gateway.tools.families import Json
+from twofold.serving.gateway.tools.streamed_calls import StreamedCall, as_object
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing import ResponseParser
@@ -17,15 +18,23 @@ log = logging.getLogger(__name__)
 
 _BETWEEN_CALLS = " \t\r\n;"
 _PIECES = re.compile(r"[^>\]}]*[>\]}]|[^>\]}]+")  # each ends where a call may end
-_ERRORS = (ValueError, KeyError, TypeError)  # of the parser, for an answer that its template does not describe
+_ERRORS = (
+    ValueError,
+    KeyError,
+    TypeError,
+    RecursionError,
+)  # of the parser, for an answer that its template does not describe
 
 
-class ParsedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool call of an answer. `arguments` is JSON, as in OpenAI's API."""
+class CallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a piece of an answer's text adds to a tool call: all of it, or a part of its arguments, which are JSON.
+
+    Only the first part of a call has an id and a name.
+    """
 
     index: int
-    id: str
-    name: str
+    id: str = ""
+    name: str = ""
     arguments: str
 
 
@@ -34,7 +43,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
     content: str = ""
     reasoning: str = ""
-    calls: tuple[ParsedCall, ...] = ()
+    calls: tuple[CallDelta, ...] = ()
 
 
 def together(parts: Sequence[Parts]) -> Parts:
@@ -42,24 +51,41 @@ def together(parts: Sequence[Parts]) -> Parts:
     return Parts(
         content="".join(each.content for each in parts),
         reasoning="".join(each.reasoning for each in parts),
-        calls=tuple(call for each in parts for call in each.calls),
+        calls=tuple(_joined(call for each in parts for call in each.calls)),
     )
 
 
-class MessageParser:
-    """Parses one answer, piece by piece. A tool call that its template does not describe becomes content."""
+def _joined(parts: Iterable[CallDelta]) -> Iterable[CallDelta]:
+    calls: dict[int, CallDelta] = {}
+    for part in parts:
+        begun = calls.get(part.index)
+        arguments = part.arguments if begun is None else begun.arguments + part.arguments
+        calls[part.index] = msgspec.structs.replace(begun or part, arguments=arguments)
+    return calls.values()
 
-    def __init__(self, template: Json, prompt_end: str, tools: Sequence[Json], *, forced: bool = False) -> None:
+
+class MessageParser:
+    """Parses one answer, piece by piece. A tool call that its template does not describe becomes content.
+
+    With `in_parts`, arguments are returned as they arrive. Then a call stays a call if its end is invalid.
+    """
+
+    def __init__(
+        self, template: Json, prompt_end: str, tools: Sequence[Json], *, forced: bool = False, in_parts: bool = False
+    ) -> None:
         """`prompt_end` is the end of the prompt, which may have begun the answer. Without tools, none is called.
 
         With `forced`, a grammar forces calls, and all arguments are JSON.
         """
-        self._forced = forced
+        self._forced, self._in_parts = forced, in_parts
         calls = template["fields"].get("tool_calls", {})
         if forced and calls.get("content") == "json":
             template = {**template, "fields": {**template["fields"], "tool_calls": {**calls, "content_args": {}}}}
         self._plain = {name: field for name, field in template["fields"].items() if name != "tool_calls"}
         self._template, self._tools = template, list(tools)
+        self._functions: dict[str, Json] = {tool["function"]["name"]: tool["function"] for tool in tools}
+        self._streamed: StreamedCall | None = None  # the call that the answer is in
+        self._held: list[CallDelta] = []  # its parts, unless it is returned in parts
         anchors = template.get("start_anchor", ())
         begun = not anchors or any(each in prompt_end for each in ([anchors] if isinstance(anchors, str) else anchors))
         self._begin = prompt_end if begun else ""  # what comes before `_since`
@@ -105,14 +131,11 @@ class MessageParser:
         return chat_parsing.ResponseParser(template, prefix=prefix, tools=self._tools)
 
     def _parts(self, events: Sequence[Json]) -> Parts:
-        content, reasoning, calls = list[str](), list[str](), list[ParsedCall]()
+        content, reasoning, calls = list[str](), list[str](), list[CallDelta]()
         for event in events:
             field, kind, text = event["field"], event["type"], ""
-            if field == "tool_calls" and kind == "region_close":
-                value = event["value"]
-                calls.extend(map(self._call, value if isinstance(value, list) else [value]))
-                self._begin = self._since = self._gap = ""
-                self._shown, self._said_before = 0, set(self._said)
+            if field == "tool_calls":
+                calls += self._call_event(kind, event)
             elif kind == "region_chunk":
                 text = event["text"]
                 self._said.add(field)
@@ -123,7 +146,43 @@ class MessageParser:
                 content.append(self._without_gap(text))
             elif field == "reasoning_content":
                 reasoning.append(text)
+        call = self._streamed
+        if call is not None and not call.name:
+            arguments = call.begin(self._parser._captures.get("name"))  # noqa: SLF001  (its events have no name)
+            if arguments is not None:
+                calls.append(self._begin_call(call.name, arguments))
+        if not self._in_parts:
+            calls, self._held = self._split_calls([*self._held, *calls])
         return Parts(content="".join(content), reasoning="".join(reasoning), calls=tuple(calls))
+
+    def _call_event(self, kind: str, event: Json) -> Iterator[CallDelta]:
+        """Yield what an event of a call adds to the calls."""
+        call = self._streamed
+        if kind == "region_open":
+            field = self._template["fields"]["tool_calls"]
+            self._streamed = StreamedCall(field, self._functions, forced=self._forced)
+        elif kind == "region_chunk" and call is not None:
+            if arguments := call.feed(event["text"]):
+                yield CallDelta(index=self.calls - 1, arguments=arguments)
+        elif kind == "region_close":
+            value = event["value"]
+            if call is not None and call.name:
+                if rest := call.finish(self._arguments(value["function"])):
+                    yield CallDelta(index=self.calls - 1, arguments=rest)
+            else:
+                yield from map(self._whole_call, value if isinstance(value, list) else [value])
+            self._call_ended()
+
+    def _split_calls(self, calls: Sequence[CallDelta]) -> tuple[list[CallDelta], list[CallDelta]]:
+        """Return the parts of complete calls, joined, and the parts of the one that goes on."""
+        complete = self.calls - (self._streamed is not None and bool(self._streamed.name))
+        ended = _joined(each for each in calls if each.index < complete)
+        return list(ended), [each for each in calls if each.index >= complete]
+
+    def _call_ended(self) -> None:
+        self._streamed = None
+        self._begin = self._since = self._gap = ""
+        self._shown, self._said_before = 0, set(self._said)
 
     def _without_gap(self, text: str) -> str:
         """Hold back white space after a call until other content follows."""
@@ -133,18 +192,25 @@ class MessageParser:
         gap, self._gap = self._gap, ""
         return gap + text
 
-    def _call(self, call: Json) -> ParsedCall:
-        function, number = call["function"], self.calls
-        name, arguments = function["name"], function["arguments"]
+    def _whole_call(self, call: Json) -> CallDelta:
+        name = call["function"]["name"]
         if not isinstance(name, str):
             raise TypeError(f"the name of a tool is {name!r}")
-        if isinstance(arguments, dict) and self._template["fields"]["tool_calls"].get("content") == "xml-inline":
-            function = _dict({tool["function"]["name"]: tool["function"] for tool in self._tools}.get(name))
-            known = _dict(_dict(function.get("parameters")).get("properties"))
-            arguments = {key: self._value(each, known.get(key)) for key, each in arguments.items()}
-        self.calls += 1
+        arguments = self._arguments(call["function"])
         text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-        return ParsedCall(index=number, id=f"call_{secrets.token_hex(12)}", name=name, arguments=text)
+        return self._begin_call(name, text)
+
+    def _begin_call(self, name: str, arguments: str) -> CallDelta:
+        self.calls += 1
+        return CallDelta(index=self.calls - 1, id=f"call_{secrets.token_hex(12)}", name=name, arguments=arguments)
+
+    def _arguments(self, function: Json) -> Json | str:
+        arguments: Json | str = function["arguments"]
+        if isinstance(arguments, dict) and self._template["fields"]["tool_calls"].get("content") == "xml-inline":
+            parameters = as_object(as_object(self._functions.get(function["name"])).get("parameters"))
+            known = as_object(parameters.get("properties"))
+            return {key: self._value(each, known.get(key)) for key, each in arguments.items()}
+        return arguments
 
     def _value(self, value: object, schema: object) -> object:
         """Return the value of a parameter in XML. It is JSON, but a string is bare unless the call is forced."""
@@ -159,6 +225,13 @@ class MessageParser:
     def _give_up(self, error: Exception) -> Parts:
         """From the last call on, take the text as content and reasoning alone."""
         log.warning("an answer has a tool call that is not in the format of its model's family: %s", error)
+        begun = self._streamed is not None and bool(self._streamed.name)
+        if begun and self._in_parts:
+            self._call_ended()
+            self._parser = self._new_parser("", calls=True)
+            return Parts()
+        self.calls -= begun
+        self._streamed, self._held = None, []
         self._parser = self._new_parser(self._begin, calls=False)
         shown, self._shown, self._gap = self._shown - len(self._gap), 0, ""
         self._said = set(self._said_before)
@@ -166,11 +239,7 @@ class MessageParser:
         return Parts(content=parts.content[shown:])
 
 
-def _dict(schema: object) -> Json:
-    return schema if isinstance(schema, dict) else {}
-
-
 def _takes_strings(schema: object) -> bool:
-    known = _dict(schema)
+    known = as_object(schema)
     choices = [*known.get("anyOf", ()), *known.get("oneOf", ())]
     return "string" in known.get("type", ()) or any(map(_takes_strings, choices))

@@ -81,6 +81,7 @@ def test_a_stream_adds_up_to_the_answer():
         with asked.client.messages.stream(model="tiny", max_tokens=500, messages=HI, tools=[WEATHER]) as stream:
             events = [event.type for event in stream]
             streamed = stream.get_final_message()
+    assert events.count("input_json") > 10  # one token has one character
     assert events[0] == "message_start"
     assert events[-1] == "message_stop"
     for one, other in zip(whole.content, streamed.content, strict=True):

@@ -45,6 +45,19 @@ def test_a_cut_answer_is_incomplete():
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
+def test_a_call_that_the_limit_cuts_off_is_incomplete_and_no_part_of_the_conversation():
+    *ids, last = ids_of('<tool_call>{"name": "get_weather", "arguments": {"city": "Ro')
+    cut = [TokenOutput(index=index, token_id=token_id) for index, token_id in enumerate(ids)]
+    cut.append(TokenOutput(index=len(ids), token_id=last, finish_reason=FinishReason.LENGTH))
+    with AskedForResponses("", cut) as asked:
+        with asked.client.responses.stream(model="tiny", input="Hi", tools=[WEATHER]) as stream:
+            response = next(event.response for event in stream if event.type == "response.incomplete")
+        asked.create(previous_response_id=response.id)
+    (call,) = response.output
+    assert (call.name, call.arguments, call.status) == ("get_weather", '{"city": "Ro', "incomplete")
+    assert "get_weather" not in asked.prompt
+
+
 def test_a_response_is_continued():
     with AskedForResponses(f"<think>Hm.</think>Look.{CALL}") as asked:
         first = asked.create(instructions="Be kind.", tools=[WEATHER])

@@ -119,7 +119,7 @@ class ResponsesWriter(ResponseWriter):
         for call in delta.calls:
             yield from self._call(call)
         if delta.finish_reason is not None:
-            yield from self._close()
+            yield from self._close("incomplete" if delta.finish_reason is FinishReason.LENGTH else "completed")
 
     def _add(self, kind: str, prefix: str, text: str) -> Iterator[Json]:
         if self._open is None or self._open["type"] != kind:
@@ -146,7 +146,7 @@ class ResponsesWriter(ResponseWriter):
         self._open["arguments"] += call.arguments
         yield self._place(f"{_ARGUMENTS}.delta", item_id=self._open["id"], delta=call.arguments)
 
-    def _close(self) -> Iterator[Json]:
+    def _close(self, status: str = "completed") -> Iterator[Json]:
         item, self._open = self._open, None
         if item is None:
             return
@@ -158,7 +158,7 @@ class ResponsesWriter(ResponseWriter):
             logprobs: Json = {"logprobs": []} if kind == "message" else {}
             yield self._place(f"response.{_PARTS[kind]}.done", **here, text=part["text"], **logprobs)
             yield self._place("response.content_part.done", **here, part=dict(part))
-        item["status"] = "completed"
+        item["status"] = status
         yield self._place("response.output_item.done", item=dict(item))
         self._output.append(item)
 
@@ -243,7 +243,7 @@ def _answer(output: Sequence[Json]) -> InputMessage:
     calls = [
         ToolCall(id=item["call_id"], function=CalledFunction(name=item["name"], arguments=item["arguments"]))
         for item in output
-        if item["type"] == "function_call"
+        if item["type"] == "function_call" and item["status"] == "completed"
     ]
     return InputMessage(
         role="assistant",

@@ -37,10 +37,7 @@ T = TypeVar("T")
 
 
 class Trace(Tabular):
-    """Requests in order of arrival: a table with arrival times in seconds, and lengths in tokens.
-
-    `path` is a file with these requests, which disappears with the trace.
-    """
+    """Requests in order of arrival, with times in seconds and lengths in tokens, in a file that goes with the trace."""
 
     def __init__(self, requests: Iterable[Request], name: str = "trace") -> None:
         """Create a trace from requests. Raises WorkloadError for none, a wrong order, or a wrong length."""

@@ -50,11 +50,7 @@ class Target(Protocol):
     limits: TargetLimits
 
     def run(self, streams: Sequence[ProbeStream]) -> list[StreamTimes]:
-        """Run the requests in `streams` together, and return the token times of each request, in the order of
-        `streams`.
-
-        Raise TargetError if a request fails.
-        """
+        """Run the requests in `streams` together. Return each one's token times. Raises TargetError if one fails."""
 
     def close(self) -> None:
         """Release the target's resources."""

@@ -15,10 +15,7 @@ _NEVER_S = 1e6  # synchronization of a path on which layer-wise transfer is impo
 
 
 class KvEgress(NamedTuple):
-    """KV transfer model and prefill model of a prefill instance.
-
-    The prefill model returns the prefill time in seconds for a prompt length in tokens.
-    """
+    """KV transfer model of a prefill instance, and its prefill time in seconds for a prompt length in tokens."""
 
     transfer: TransferModel
     prefill_s: Callable[[int], float]

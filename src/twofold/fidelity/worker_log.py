@@ -99,10 +99,7 @@ def _spans(entries: Iterable[JournalEntry]) -> Iterator[tuple[float, float, Batc
 
 @dataclass(frozen=True, slots=True)
 class LoadSpan:
-    """Start, end, number of requests and number of output tokens of a period of traffic.
-
-    Start and end are readings of the monotonic clock in seconds.
-    """
+    """Start, end, requests and output tokens of a period of traffic, in seconds of the monotonic clock."""
 
     start_s: float  # first arrival
     end_s: float  # last token

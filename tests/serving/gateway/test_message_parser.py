@@ -282,6 +282,13 @@ XML_VALUES = (
     ("unknown", "[1]", [1]),
     ("unknown", "a [1]", "a [1]"),
     ("odd", "5", 5),
+    ("flag", "True", True),
+    ("flag", "0", False),
+    ("flag", "maybe", "maybe"),
+    ("days", "3.0", 3),
+    ("days", "None", "None"),
+    ("either", "7", 7),
+    ("either", "seven", "seven"),
 )
 XML_PROPERTIES = {
     "city": {"type": "string"},
@@ -289,6 +296,8 @@ XML_PROPERTIES = {
     "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
     "place": {"$ref": "#/$defs/Place"},
     "odd": 1,
+    "flag": {"type": "boolean"},
+    "either": {"type": ["integer", "string"]},
 }
 
 
@@ -363,6 +372,31 @@ def test_a_wrong_name_in_json_is_text_in_parts_too():
 def test_a_string_that_the_answer_cuts_off_stays_open():
     answer = XML_CALLS["glm"].partition("{")[0] + "<arg_key>city</arg_key><arg_value>Ro"
     assert [call.arguments for call in together(parts_of("glm", "<|assistant|>", answer)).calls] == ['{"city":"Ro']
+
+
+def test_the_first_of_two_values_of_an_argument_counts():
+    for value in ("Oslo", "2"):
+        pairs = [XML_PARAMETERS["glm"].format(name, each) for name, each in (("city", "Rome"), ("city", value))]
+        answer = XML_CALLS["glm"].format("".join(pairs))
+        assert parse("glm", "<|assistant|>", answer) == ("", "", [("get_weather", {"city": "Rome"})])
+
+
+@pytest.mark.parametrize(
+    ("family", "begin", "piece"),
+    [
+        ("qwen3-coder", "<tool_call>\n<function=get_weather>\n", "<parameter=a>"),
+        ("glm", "<tool_call>get_weather\n", "<arg_key>"),
+        ("glm", "<tool_call>get_weather\n", "<arg_key>a</arg_key>\n"),
+        ("minimax", '<minimax:tool_call>\n<invoke name="get_weather">\n', '<parameter name="a">'),
+        ("hermes", '<tool_call>{"name": "get_weather", "arguments": ', "["),
+        ("hermes", "<tool_call>", '{"name": '),
+    ],
+)
+def test_the_work_for_repeated_openings_is_not_quadratic(family, begin, piece):
+    # Then, this test would take minutes.
+    prompt_end = FAMILIES[family].template["start_anchor"]
+    parts = parts_of(family, prompt_end, [begin, *[piece] * 20_000], in_parts=False)
+    assert together(parts).calls == () or together(parts).calls[0].arguments == "{}"
 
 
 def test_the_strings_of_forced_xml_calls_are_json():

@@ -80,10 +80,7 @@ def start_telemetry(settings: TelemetrySettings, model: str) -> Telemetry:
 
 
 def find_keys(settings: HttpSettings) -> KeyRing | None:
-    """Read the API keys from the flags, and hide the keys from other processes.
-
-    Return None if there are no keys. Raise ConfigurationError for invalid keys.
-    """
+    """Read the API keys, if any, from the flags, and hide them from other processes. Raises ConfigurationError."""
     keys = read_keys(list(settings.api_key), settings.api_keys)
     variable = os.environ.pop(KEY_VARIABLE, "")  # workers inherit the environment
     hide_secrets({*settings.api_key, variable} - {""})

@@ -204,10 +204,7 @@ class OverloadLedger(RequestSubscriber):
         return _mean(prefill), _mean([self._load(each, each.current) for each in decodes])
 
     def decode_relief_s(self, placed: PlacedRequest, limit: float, now: float) -> float:
-        """Predict the seconds until a request's time between tokens falls to `limit` times the SLO bound.
-
-        The prediction assumes that no more requests arrive.
-        """
+        """Predict the seconds until a request's TBT falls to `limit` times its bound, if no more requests arrive."""
         decodes = self._decodes[placed.route.decode]
         oldest = next(iter(decodes.members.values()), (now, None))[0]
         # Before any request has finished, the oldest request shows the decode time.

@@ -41,10 +41,7 @@ class Peering:
         return self._server.address
 
     def filenos(self) -> tuple[int, int]:
-        """Return the file descriptors that become readable when a background thread has a result.
-
-        When one of them is readable, the caller must call `Peering.turn`.
-        """
+        """Return descriptors that become readable with a result of a background thread. Then call `Peering.turn`."""
         return self._server.fileno(), self._fetcher.fileno()
 
     def wait_s(self, now: float) -> float:

@@ -48,9 +48,7 @@ CURRENT: ContextVar[RequestContext | None] = ContextVar("twofold_request", defau
 
 
 def context_of(request_id: str, path: str, traceparent: str) -> RequestContext:
-    """Return the logging and tracing context of an HTTP request to `path`. `traceparent` is the value of
-    the HTTP header with this name, or an empty string.
-    """
+    """Return the logging and tracing context of a request to `path`. `traceparent` is its header, or empty."""
     parent = TraceParent.parse(traceparent) if traceparent else None
     span = parent.child() if parent else TraceParent(trace_id=secrets.token_hex(16), span_id=secrets.token_hex(8))
     operation = "chat" if path.endswith("/chat/completions") else "text_completion"

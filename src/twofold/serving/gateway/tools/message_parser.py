@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from twofold.serving.gateway.tools.families import Json
-from twofold.serving.gateway.tools.streamed_calls import StreamedCall, as_object
+from twofold.serving.gateway.tools.streamed_calls import CallReader, JsonArguments, XmlArguments
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing import ResponseParser
@@ -77,15 +77,19 @@ class MessageParser:
 
         With `forced`, a grammar forces calls, and all arguments are JSON.
         """
-        self._forced, self._in_parts = forced, in_parts
+        self._in_parts = in_parts
         calls = template["fields"].get("tool_calls", {})
-        if forced and calls.get("content") == "json":
-            template = {**template, "fields": {**template["fields"], "tool_calls": {**calls, "content_args": {}}}}
+        self._reader = CallReader(calls, tools, forced=forced)
+        if self._reader.pattern or (forced and calls.get("content") == "json"):
+            # The reader reads pairs, and forced arguments are JSON.
+            calls = {**calls, "content": "text" if self._reader.pattern else "json", "content_args": {}}
+            template = {**template, "fields": {**template["fields"], "tool_calls": calls}}
         self._plain = {name: field for name, field in template["fields"].items() if name != "tool_calls"}
         self._template, self._tools = template, list(tools)
-        self._functions: dict[str, Json] = {tool["function"]["name"]: tool["function"] for tool in tools}
-        self._streamed: StreamedCall | None = None  # the call that the answer is in
-        self._held: list[CallDelta] = []  # its parts, unless it is returned in parts
+        # Of the call that the answer is in: its text so far, its arguments once it has begun, and its parts if held.
+        self._call_text: str | None = None
+        self._arguments: JsonArguments | XmlArguments | None = None
+        self._held: list[CallDelta] = []
         anchors = template.get("start_anchor", ())
         begun = not anchors or any(each in prompt_end for each in ([anchors] if isinstance(anchors, str) else anchors))
         self._begin = prompt_end if begun else ""  # what comes before `_since`
@@ -146,41 +150,44 @@ class MessageParser:
                 content.append(self._without_gap(text))
             elif field == "reasoning_content":
                 reasoning.append(text)
-        call = self._streamed
-        if call is not None and not call.name:
-            arguments = call.begin(self._parser._captures.get("name"))  # noqa: SLF001  (its events have no name)
-            if arguments is not None:
-                calls.append(self._begin_call(call.name, arguments))
+        if self._call_text is not None and self._arguments is None:
+            captured = self._parser._captures.get("name")  # noqa: SLF001  (its events have no name)
+            if (begun := self._reader.begin(self._call_text, captured)) is not None:
+                name, self._arguments, text = begun
+                calls.append(self._begin_call(name, self._arguments.feed(text)))
         if not self._in_parts:
             calls, self._held = self._split_calls([*self._held, *calls])
         return Parts(content="".join(content), reasoning="".join(reasoning), calls=tuple(calls))
 
     def _call_event(self, kind: str, event: Json) -> Iterator[CallDelta]:
         """Yield what an event of a call adds to the calls."""
-        call = self._streamed
+        arguments, more = self._arguments, ""
         if kind == "region_open":
-            field = self._template["fields"]["tool_calls"]
-            self._streamed = StreamedCall(field, self._functions, forced=self._forced)
-        elif kind == "region_chunk" and call is not None:
-            if arguments := call.feed(event["text"]):
-                yield CallDelta(index=self.calls - 1, arguments=arguments)
-        elif kind == "region_close":
-            value = event["value"]
-            if call is not None and call.name:
-                if rest := call.finish(self._arguments(value["function"])):
-                    yield CallDelta(index=self.calls - 1, arguments=rest)
-            else:
-                yield from map(self._whole_call, value if isinstance(value, list) else [value])
+            self._call_text = ""
+        elif kind == "region_chunk" and arguments is not None:
+            more = arguments.feed(event["text"])
+        elif kind == "region_chunk":
+            self._call_text = (self._call_text or "") + event["text"]
+        elif arguments is not None:
+            if not self._in_parts:
+                arguments.check_complete()
+            more = arguments.finish()
             self._call_ended()
+        else:
+            value = event["value"]
+            yield from map(self._whole_call, value if isinstance(value, list) else [value])
+            self._call_ended()
+        if more:
+            yield CallDelta(index=self.calls - 1, arguments=more)
 
     def _split_calls(self, calls: Sequence[CallDelta]) -> tuple[list[CallDelta], list[CallDelta]]:
         """Return the parts of complete calls, joined, and the parts of the one that goes on."""
-        complete = self.calls - (self._streamed is not None and bool(self._streamed.name))
+        complete = self.calls - (self._arguments is not None)
         ended = _joined(each for each in calls if each.index < complete)
         return list(ended), [each for each in calls if each.index >= complete]
 
     def _call_ended(self) -> None:
-        self._streamed = None
+        self._call_text = self._arguments = None
         self._begin = self._since = self._gap = ""
         self._shown, self._said_before = 0, set(self._said)
 
@@ -196,7 +203,11 @@ class MessageParser:
         name = call["function"]["name"]
         if not isinstance(name, str):
             raise TypeError(f"the name of a tool is {name!r}")
-        arguments = self._arguments(call["function"])
+        arguments = call["function"]["arguments"]
+        if self._reader.pattern:
+            pairs = self._reader.pairs(name)
+            arguments = pairs.feed(arguments) + pairs.finish()
+            pairs.check_complete()
         text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
         return self._begin_call(name, text)
 
@@ -204,42 +215,18 @@ class MessageParser:
         self.calls += 1
         return CallDelta(index=self.calls - 1, id=f"call_{secrets.token_hex(12)}", name=name, arguments=arguments)
 
-    def _arguments(self, function: Json) -> Json | str:
-        arguments: Json | str = function["arguments"]
-        if isinstance(arguments, dict) and self._template["fields"]["tool_calls"].get("content") == "xml-inline":
-            parameters = as_object(as_object(self._functions.get(function["name"])).get("parameters"))
-            known = as_object(parameters.get("properties"))
-            return {key: self._value(each, known.get(key)) for key, each in arguments.items()}
-        return arguments
-
-    def _value(self, value: object, schema: object) -> object:
-        """Return the value of a parameter in XML. It is JSON, but a string is bare unless the call is forced."""
-        if not isinstance(value, str):
-            return value  # the parser has read it by its schema
-        try:
-            read = msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError):
-            return value
-        return value if _takes_strings(schema) and not (self._forced and isinstance(read, str)) else read
-
     def _give_up(self, error: Exception) -> Parts:
         """From the last call on, take the text as content and reasoning alone."""
         log.warning("an answer has a tool call that is not in the format of its model's family: %s", error)
-        begun = self._streamed is not None and bool(self._streamed.name)
+        begun = self._arguments is not None
         if begun and self._in_parts:
             self._call_ended()
             self._parser = self._new_parser("", calls=True)
             return Parts()
         self.calls -= begun
-        self._streamed, self._held = None, []
+        self._call_text, self._arguments, self._held = None, None, []
         self._parser = self._new_parser(self._begin, calls=False)
         shown, self._shown, self._gap = self._shown - len(self._gap), 0, ""
         self._said = set(self._said_before)
         parts = self._parts(self._parser.feed(self._since))
         return Parts(content=parts.content[shown:])
-
-
-def _takes_strings(schema: object) -> bool:
-    known = as_object(schema)
-    choices = [*known.get("anyOf", ()), *known.get("oneOf", ())]
-    return "string" in known.get("type", ()) or any(map(_takes_strings, choices))

@@ -217,7 +217,7 @@ class MessageParser:
 
     def _give_up(self, error: Exception) -> Parts:
         """From the last call on, take the text as content and reasoning alone."""
-        log.warning("an answer has a tool call that is not in the format of its model's family: %s", error)
+        log.warning("an answer has a tool call that is not in the format of its model's family: %.300s", error)
         begun = self._arguments is not None
         if begun and self._in_parts:
             self._call_ended()

@@ -99,8 +99,8 @@ class XmlArguments:
             raise ValueError(f"it ends within the argument {self._key}")
 
     def _begin_value(self, key: str) -> str:
-        is_string = not self._forced and _types(self._schemas.get(key)) == {"string"}
-        self._key, self._value, self._sends = key, [], is_string and key not in self.values
+        self._key, self._value = key, []
+        self._sends = not self._forced and key not in self.values and _types(self._schemas.get(key)) == {"string"}
         if not self._sends:
             return ""
         self._sent.append(key)
@@ -108,7 +108,8 @@ class XmlArguments:
 
     def _end_value(self, key: str) -> str:
         text, self._key = "".join(self._value), None
-        self.values.setdefault(key, _value(text, self._schemas.get(key), forced=self._forced))
+        if key not in self.values:
+            self.values[key] = _value(text, self._schemas.get(key), forced=self._forced)
         return '"' if self._sends else ""
 
 

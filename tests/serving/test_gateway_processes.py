@@ -11,6 +11,7 @@ import pytest
 from support.api_client import all_blocks_free, metric_falls
 from support.flags import ENGINE, SPLIT
 from support.running_service import ended, named, running_service
+from twofold.serving.fronts.link import GatewayLink
 
 PROMPT = [5, 6, 7] * 20
 OUTPUT = 400
@@ -138,3 +139,12 @@ def test_a_killed_process_ends_its_streams_alone(fleet):
     asyncio.run(scenario())
     assert asyncio.run(all_blocks_free(url))
     assert metric_falls(url, "num_requests_running", 0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_lines_arrive_whole_in_pieces_of_any_size(size):
+    received, sent = [], b"one\n\n" + b"x" * 500 + b"\nlast\nrest"
+    link = GatewayLink(received.append, lambda: None)
+    for start in range(0, len(sent), size):
+        link.data_received(sent[start : start + size])
+    assert received == [b"one", b"", b"x" * 500, b"last"]

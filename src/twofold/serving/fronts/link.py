@@ -71,7 +71,7 @@ class GatewayLink(asyncio.Protocol):
 
     def __init__(self, on_line: Callable[[bytes], None], on_lost: Callable[[], None]) -> None:
         self._on_line, self._on_lost = on_line, on_lost
-        self._received, self._lines = b"", list[bytes]()
+        self._parts, self._lines = list[bytes](), list[bytes]()  # of an incomplete line; to be sent
 
     def send(self, message: ToService | ToGateway) -> None:
         """Send a message, or drop it after the end of the connection."""
@@ -86,9 +86,12 @@ class GatewayLink(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        *lines, self._received = (self._received + data).split(b"\n")
-        for line in lines:
-            self._on_line(line)
+        first, *more = data.split(b"\n")
+        self._parts.append(first)
+        if more:
+            lines, self._parts = [b"".join(self._parts), *more[:-1]], more[-1:]
+            for line in lines:
+                self._on_line(line)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._on_lost()

@@ -16,7 +16,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from itertools import cycle
 from pathlib import Path
@@ -44,6 +44,7 @@ WARM_UP_LOAD = 0.9  # share of the capacity
 ASKED = 24  # requests that reach each of a few gateway processes
 ABUSES = ("silent connections", "unread streams", "pipelined disconnects", "deep and wide")
 PAUSE_S = 5.0  # between two of them
+WARM_UP_PAUSE_S = 1.0  # between two of a kind
 MEMORY, COUNTS = ("anonymous", "uss", "rss"), ("files", "sockets", "threads", "segments")
 
 
@@ -85,23 +86,23 @@ async def at_rest(sampler: Sampler, url: str) -> Sample:
     return await asyncio.to_thread(sampler.look, time.monotonic())
 
 
-def abuse(port: int) -> None:
-    """Attack a service in each way, one after another, until this process is ended."""
+def abuse(port: int, names: Sequence[str], pause_s: float) -> None:
+    """Attack a service in each of these ways, one after another, until this process is ended."""
 
     async def at_once() -> None:
         return
 
     async def attack() -> None:
-        for name in cycle(ABUSES):
+        for name in cycle(names):
             await ATTACKS[name].run(port, at_once)
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(pause_s)
 
     asyncio.run(attack())
 
 
 @contextmanager
-def abused(port: int) -> Iterator[None]:
-    process = multiprocessing.get_context("spawn").Process(target=abuse, args=(port,))
+def abused(port: int, names: Sequence[str], pause_s: float) -> Iterator[None]:
+    process = multiprocessing.get_context("spawn").Process(target=abuse, args=(port, names, pause_s))
     process.start()
     try:
         yield
@@ -130,20 +131,24 @@ async def soak(url: str, flags: list[str], given: argparse.Namespace) -> Report:
         print(f"capacity: {capacity:.2f} requests a second, {AT_ONCE} at once; now {given.share:.0%} of it", flush=True)
     port = int(url.rpartition(":")[2])
 
-    async def under_load(share: float, minutes: float, seed: int) -> Load:
+    async def under_load(
+        share: float, minutes: float, seed: int, attackers: Sequence[Sequence[str]], pause_s: float
+    ) -> Load:
         async with AsyncExitStack() as stack:
-            if given.abuse:
-                stack.enter_context(abused(port))
+            for names in attackers if given.abuse else ():
+                stack.enter_context(abused(port, names, pause_s))
             client = await stack.enter_async_context(Client(endpoint, recorder, ClientConfig()))
             load = Load(client, prompts, ends, seed)
             await load.run(share * capacity, 60 * minutes)
             return load
 
-    # Threads, caches and heaps grow until each gateway process has had work of each kind under high load.
-    await under_load(WARM_UP_LOAD, WARM_UP * given.minutes, given.seed + 1)
+    # Threads and caches grow until each gateway process has had work of each kind, and a heap as long as attacks set a
+    # new record of the memory in use: so the attacks all run together, many times.
+    each = [[name] for name in ABUSES]
+    await under_load(WARM_UP_LOAD, WARM_UP * given.minutes, given.seed + 1, each, WARM_UP_PAUSE_S)
     before = await at_rest(sampler, url)
     watching = asyncio.create_task(watch())
-    load = await under_load(given.share, (1 - WARM_UP) * given.minutes, given.seed + 2)
+    load = await under_load(given.share, (1 - WARM_UP) * given.minutes, given.seed + 2, [ABUSES], PAUSE_S)
     watching.cancel()
     await asyncio.wait({watching})
     if not watching.cancelled():

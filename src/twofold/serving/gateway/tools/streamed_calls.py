@@ -22,7 +22,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class JsonArguments:
-    """Arguments that the model writes as a JSON object. What follows the object is ignored."""
+    """Arguments that the model writes as a JSON object. Text after the object is ignored."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -81,7 +81,7 @@ class XmlArguments:
             if key is not None:
                 self._value.append(self._text[:start])
                 made += _inner(self._text[:start]) if self._sends else ""
-            # A line break may still belong to what begins a value.
+            # A line break may still belong to the beginning of a value.
             if match is None or match.partial or (key is None and match.end() == len(self._text)):
                 self._text = self._text[-_MOST_KEY if key is None else start :]
                 return made

@@ -123,3 +123,11 @@ def test_an_error_in_a_stream_is_an_event():
         asked.client.messages.stream(model="tiny", max_tokens=5, messages=HI) as stream,
     ):
         stream.until_done()
+
+
+@pytest.mark.parametrize(("arguments", "given"), [("NaN", None), ("1e999", None), ('"\\u0041"', "A")])
+def test_arguments_as_pythons_json_reads_them(arguments, given):
+    call = f'<tool_call>{{"name": "get_weather", "arguments": {{"city": {arguments}}}}}</tool_call>'
+    with AskedForMessages(call) as asked:
+        (used,) = asked.create(tools=[WEATHER]).content
+    assert (used.type, used.input) == ("tool_use", {"city": given})

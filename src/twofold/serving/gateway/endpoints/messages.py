@@ -1,5 +1,6 @@
 """The endpoints `POST /v1/messages` and `POST /v1/messages/count_tokens`: Anthropic's Messages API over a chat."""
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -290,7 +291,7 @@ class MessagesWriter(ResponseWriter):
 
 
 def _tool_use(call: CallDelta) -> Json:
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": msgspec.json.decode(call.arguments)}
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
 
 
 def _stop(delta: Delta) -> Json:

@@ -1,5 +1,6 @@
 """Splits the text of a chat answer into content, reasoning and tool calls, with a response template."""
 
+import json
 import logging
 import re
 import secrets
@@ -27,10 +28,7 @@ _ERRORS = (
 
 
 class CallDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """What a piece of an answer's text adds to a tool call: all of it, or a part of its arguments, which are JSON.
-
-    Only the first part of a call has an id and a name.
-    """
+    """A tool call, or a part of it. Only the first part has an id and a name. The arguments of all are JSON together."""
 
     index: int
     id: str = ""
@@ -209,6 +207,8 @@ class MessageParser:
             arguments = pairs.feed(arguments) + pairs.finish()
             pairs.check_complete()
         text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+        if not isinstance(json.loads(text), dict):
+            raise TypeError("the arguments of a tool are no object")
         return self._begin_call(name, text)
 
     def _begin_call(self, name: str, arguments: str) -> CallDelta:

@@ -28,7 +28,7 @@ _ERRORS = (
 
 
 class CallDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool call, or a part of it. Only the first part has an id and a name. The arguments of all are JSON together."""
+    """A tool call, or a part of it: its arguments are JSON together. Only the first part has an id and a name."""
 
     index: int
     id: str = ""

@@ -1,4 +1,4 @@
-"""Run `twofold serve MODEL FLAGS…` on a free port. Raises ConfigurationError with its log if it ends at startup."""
+"""Run `twofold serve` as a child process for demonstrations and benchmarks."""
 
 import errno
 import random

@@ -28,7 +28,7 @@ class DeviceMemory(NamedTuple):
 
 
 def choose_device(name: str) -> str:
-    """Return the device of each rank of each worker: with `cuda`, GPUs in turn. Raises ConfigurationError."""
+    """Return the device `name`, or for `auto` the best there is. Raises ConfigurationError unless torch has it."""
     # Must not initialize CUDA, which survives no fork.
     if name == "auto":
         return "cuda" if torch.version.cuda is not None and torch.cuda.device_count() else "cpu"

@@ -24,7 +24,7 @@ from twofold.slo import SlowdownSlo
 
 
 class Executor(AbstractContextManager["Executor"], Protocol):
-    """Interface of parallel simulations: a context manager, whose exit cancels simulations that have not started."""
+    """Runs simulations in parallel, as a context manager. On exit, those that have not started are cancelled."""
 
     def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
         """Submit a simulation. Return the future of its result: an error message if it raises UserError."""

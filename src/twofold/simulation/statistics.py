@@ -35,7 +35,7 @@ def width_of(lowest: int) -> int:
 
 
 class Tally:
-    """Histogram of integers ≥ 0 with HdrHistogram's buckets, 2⁻¹⁰ of a value or less. Total and range are exact."""
+    """Histogram of integers ≥ 0 with HdrHistogram's buckets, 2⁻¹⁰ of a value or less. Total and extremes are exact."""
 
     __slots__ = ("_rows", "high", "low", "total")
 
@@ -73,7 +73,7 @@ class Tally:
         counts[place] = before + weight
 
     def add_ramp(self, first: int, step: int, count: int, weight: int = 1) -> None:
-        """Add the values `first`, `first + step`, …, each `weight` times. Raises ValueError outside of the range."""
+        """Add the values `first`, `first + step`, …, each `weight` times. Raises ValueError for invalid numbers."""
         if step < 0:
             raise ValueError(f"the step of a ramp must be at least 0, not {step}")
         if count < 1 or weight < 1:

@@ -18,7 +18,7 @@ def as_tensor(memory: SharedMemory) -> torch.Tensor:
 
 
 class PooledTransport(Transport):
-    """Transport that allocates the KV cache. The engine uses `engine_pool`, peers `landing_pool`, maybe the same."""
+    """Transport that allocates the KV cache. The engine uses `engine_pool`, peers `landing_pool` (or the same)."""
 
     engine_pool: KvPool
     landing_pool: KvPool

@@ -327,7 +327,7 @@ def test_arguments_arrive_while_they_are_written(family):
     assert json.loads(call.arguments) == {"city": city, "days": 2}
 
 
-# What follows the name in a call of hermes, and the arguments of the streamed calls. A complete call follows each.
+# Text after the name in a call of hermes, and the arguments of all streamed calls. A complete call follows the text.
 IN_PARTS = (
     ('"arguments": {"city": "Rome"}} really</tool_call>', ['{"city": "Rome"}', _OSLO]),
     ('"arguments": {"city": }}</tool_call>', ['{"city": }', _OSLO]),

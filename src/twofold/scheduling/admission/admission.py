@@ -68,7 +68,7 @@ class AdmissionQueue:
         return queued
 
     def pop(self, now: float) -> QueuedRequest | None:
-        """Remove and return the first queued request whose deadline has not passed; None if there is none."""
+        """Remove and return the first queued request whose deadline has not passed, or None."""
         timely = (each for each in self._turns if each.deadline_s is None or each.deadline_s > now)
         queued = next(timely, None)
         return None if queued is None else self.leave(queued.id)

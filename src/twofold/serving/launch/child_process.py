@@ -98,7 +98,7 @@ class WorkerStarter(ABC):
     def kill_all(self) -> None: ...
 
     def watch(self) -> None:
-        """Run commands until the launcher dies or sends SIGTERM, or, after `finish`, all workers end. Kill workers."""
+        """Run commands until all workers have ended after `finish`; kill them if the launcher dies or sends SIGTERM."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write)
         signal.signal(signal.SIGTERM, self._end)  # set now, because connecting to Ray has replaced the handler

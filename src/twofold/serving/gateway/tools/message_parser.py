@@ -179,7 +179,7 @@ class MessageParser:
             yield CallDelta(index=self.calls - 1, arguments=more)
 
     def _split_calls(self, calls: Sequence[CallDelta]) -> tuple[list[CallDelta], list[CallDelta]]:
-        """Return the parts of complete calls, joined, and the parts of the one that goes on."""
+        """Separate the parts of complete calls, which are joined, from those of the running call."""
         complete = self.calls - (self._arguments is not None)
         ended = _joined(each for each in calls if each.index < complete)
         return list(ended), [each for each in calls if each.index >= complete]

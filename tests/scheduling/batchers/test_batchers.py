@@ -83,6 +83,30 @@ def test_mixed_is_limited_by_sequences():
     assert (chosen.prefills, chosen.resume) == ([("w0", 10)], ["r0"])
 
 
+@pytest.mark.parametrize("name", ["mixed", "chunked-prefill", "inlined"])
+def test_hand_offs_without_a_pause_do_not_starve_a_prompt(name):
+    """A prompt starts on an instance whose slots are full of decodes before hand-offs that arrived after it."""
+    instance = scheduler(name, num_blocks=1000, max_num_seqs=4)
+    for number in range(4):
+        arrive(instance, request(f"d{number}", output=4))
+    assert len(ran(instance)) == 4
+    arrive(instance, request("earlier", arrival_s=1.0, output=50))
+    instance.submit(request("prompt", prompt=40, arrival_s=2.0, output=50), decodes_here=True)
+    batch, later = list[str](), 0
+    while "prompt" not in batch and later < 40:
+        arrive(instance, request(f"later{later}", arrival_s=3.0 + later, output=4))
+        batch, later = ran(instance), later + 1
+    assert later < 10
+    assert {"earlier", "prompt"} <= set(batch)
+
+
+def test_a_started_prompt_keeps_its_slot_beside_hand_offs():
+    started = prefilling(300, computed=100, name="s0")
+    chosen = selected(BATCHERS["chunked-prefill"](64, 4), decoding(2), ready(3), started)
+    assert chosen.resume == ["r0"]
+    assert [name for name, _ in chosen.prefills] == ["s0"]
+
+
 def inlined(tbt_s, budget=2048):
     """Return an `inlined` batcher with a simple performance model."""
     # An iteration takes 4 ms, plus 1 ms per prompt token and per decode.

@@ -134,3 +134,17 @@ def select_ready(ready: SequenceQueue, budget: SchedulingBudget, seqs: int) -> l
         chosen.append(sequence)
         sequence = sequence.next
     return chosen
+
+
+def select_ready_beside(queues: Queues, budget: SchedulingBudget, most: int) -> list[ScheduledSequence]:
+    """Select sequences that are ready to decode, so that at most `most` sequences run.
+
+    A started prompt keeps its slot, and the first waiting one has a slot before decodes that arrived later: hand-offs
+    that do not cease would let it starve.
+    """
+    seats = most - queues.decoding.size - queues.prefilling.size
+    prompt, ready = queues.waiting.first, queues.ready.first
+    if prompt is not None and ready is not None and prompt.request.arrival_s < ready.request.arrival_s:
+        seats -= 1
+        budget.free_seats = max(1, budget.free_seats)
+    return select_ready(queues.ready, budget, seats)

@@ -46,9 +46,7 @@ class PromptForm(StrEnum):
 
 
 class PromptMaker(msgspec.Struct, frozen=True, kw_only=True):
-    """Generator of random prompts for the requests of a trace. A prompt depends only on the generator's
-    settings, such as the seed, and on the request.
-    """
+    """Generator of random prompts. A prompt depends only on the settings, such as the seed, and on the request."""
 
     form: PromptForm = PromptForm.TOKENS
     seed: int = 0

@@ -159,9 +159,6 @@ def uniform_lengths(spec: str) -> LengthDistribution | None:
 
 @cache
 def load_lengths(name: str) -> LengthDistribution:
-    """Load the named distribution of prompt and output lengths.
-
-    A name such as `512+64` means fixed lengths: 512 prompt tokens and 64 output tokens.
-    """
+    """Load a distribution of prompt and output lengths by name; `512+64` means 512 prompt and 64 output tokens."""
     data = files("twofold.workload").joinpath("data", f"{name}.json")
     return uniform_lengths(name) or msgspec.json.decode(data.read_bytes(), type=LengthDistribution)

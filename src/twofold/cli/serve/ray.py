@@ -27,9 +27,7 @@ def ray_network(settings: ServeSettings) -> HostNetwork:
 
 
 def launcher_of(settings: ServeSettings, config: ServiceConfig) -> tuple[ServiceConfig, Launcher]:
-    """Return the service configuration and the launcher that `--launcher` selects. For Ray, the
-    configuration includes the controller's TCP address.
-    """
+    """Return the configuration, for Ray with the controller's TCP address, and the launcher of `--launcher`."""
     if settings.launcher != "ray":
         return config, LocalLauncher(config)
     config = _with_endpoint(config)

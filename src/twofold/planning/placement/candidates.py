@@ -196,10 +196,7 @@ def _splits(
 
 
 def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[float, Counts]]:
-    """For each number of accelerators up to `accelerators`, find the set of instances with the highest total goodput.
-
-    All instances are of one phase.
-    """
+    """Find, for each number up to `accelerators`, the instances of one phase with the highest total goodput."""
     # This is an unbounded knapsack problem over the instance kinds.
     best: list[tuple[float, dict[MachineKind, int]]] = [(0.0, {})]
     for given in range(1, accelerators + 1):

@@ -49,10 +49,7 @@ class Affinity(StrEnum):
 
 
 class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """Bandwidths between nodes and within a node, and the highest rate of KV production in prefill.
-
-    All three fields are in bytes/s per accelerator.
-    """
+    """Bandwidths between and within nodes, and the highest rate of KV production: bytes/s per accelerator."""
 
     kv: float  # peak KV production
     between_nodes: float

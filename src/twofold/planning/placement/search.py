@@ -118,10 +118,7 @@ async def _colocated(search: RateSearch, kinds: Sequence[MachineKind], accelerat
 
 
 async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> list[Family]:
-    """Simulate one colocated instance for every pair of instance type and batcher.
-
-    Return the `BREADTH` pairs with the highest goodput per accelerator.
-    """
+    """Simulate all pairs of instance type and batcher; return the `BREADTH` best in goodput per accelerator."""
     # Single instances are compared.
     alone = [_alone(kind, batcher, budget) for kind in kinds for batcher, budget in search.colocated_batching]
     return [each.design.family for each in (await _highest(search, alone))[:BREADTH]]

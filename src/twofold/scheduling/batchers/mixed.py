@@ -5,13 +5,7 @@ from math import inf
 from typing import ClassVar
 
 from twofold.performance.base import PerformanceModel
-from twofold.scheduling.instance.batcher import (
-    Batcher,
-    SchedulingBudget,
-    select_prompts,
-    select_ready,
-    select_ready_beside,
-)
+from twofold.scheduling.instance.batcher import Batcher, SchedulingBudget, select_fairly, select_prompts, select_ready
 from twofold.scheduling.instance.queues import Queues, SchedulerOutput
 from twofold.scheduling.instance.sequence import PrefillChunk
 
@@ -22,7 +16,7 @@ class MixedContinuous(Batcher):
     whole_prompts: ClassVar[bool] = True
 
     def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
-        resume = select_ready_beside(queues, budget, self.max_num_seqs)
+        resume = select_fairly(queues, budget, self.max_num_seqs)
         seats = self.max_num_seqs - queues.decoding.size - len(resume)
         prompts = select_prompts(queues.waiting, budget, self.max_num_batched_tokens, seats)
         return SchedulerOutput(prompts, resume)
@@ -57,7 +51,7 @@ class ChunkedPrefill(Batcher):
         super().__init__(max_num_batched_tokens, min(max_num_seqs, max_num_batched_tokens))
 
     def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
-        resume = select_ready_beside(queues, budget, self.max_num_seqs)
+        resume = select_fairly(queues, budget, self.max_num_seqs)
         output = SchedulerOutput(resume=resume)
         decodes = queues.decoding.size + len(resume)
         left, seats = self.max_num_batched_tokens - decodes, self.max_num_seqs - decodes
@@ -91,7 +85,7 @@ class InlinedPrefill(Batcher):
         self._tbt_s = tbt_s
 
     def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
-        resume = select_ready_beside(queues, budget, self.max_num_seqs)
+        resume = select_fairly(queues, budget, self.max_num_seqs)
         decodes, context = queues.decoding.size + len(resume), queues.decoding.context_tokens
         for sequence in resume:
             context += sequence.computed

@@ -136,7 +136,7 @@ def select_ready(ready: SequenceQueue, budget: SchedulingBudget, seqs: int) -> l
     return chosen
 
 
-def select_ready_beside(queues: Queues, budget: SchedulingBudget, most: int) -> list[ScheduledSequence]:
+def select_fairly(queues: Queues, budget: SchedulingBudget, most: int) -> list[ScheduledSequence]:
     """Select sequences that are ready to decode, so that at most `most` sequences run.
 
     A started prompt keeps its slot, and the first waiting one has a slot before decodes that arrived later: hand-offs

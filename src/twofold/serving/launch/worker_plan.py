@@ -36,10 +36,7 @@ class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
     batchers: Mapping[Role, str] = {}
 
     def terms(self, *, colocated: bool) -> JoinTerms:
-        """Return the name of the batcher for each worker role, and the token budget per iteration.
-
-        Raise ConfigurationError for incompatible settings.
-        """
+        """Return the batcher of each role and the token budget. Raise ConfigurationError for incompatible settings."""
         chosen = {Role.PREFILL: "prefill", Role.DECODE: "chunked-prefill" if self.appends else "decode"}
         if colocated:
             whole = INLINED if self.inlines else "mixed"

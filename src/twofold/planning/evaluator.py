@@ -24,7 +24,7 @@ from twofold.slo import SlowdownSlo
 
 
 class Executor(AbstractContextManager["Executor"], Protocol):
-    """Runs simulations in parallel, as a context manager. On exit, those that have not started are cancelled."""
+    """Runs simulations in parallel, as a context manager that cancels waiting simulations on exit."""
 
     def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
         """Submit a simulation. Return the future of its result: an error message if it raises UserError."""

@@ -72,7 +72,7 @@ async def inject(kill: KillCommand, limit_s: float) -> InjectedFault:
 
 
 def longest_wait(streams: Iterable[TortureStream], begin_s: float, end_s: float) -> float | None:
-    """Return the longest wait for a token after `begin_s`, of those that begin before `end_s`; None without one."""
+    """Return the longest wait for a token after `begin_s` that begins before `end_s`, or None."""
     waits = (wait for stream in streams for wait in stream.waits())
     after = (last - max(first, begin_s) for first, last in waits if first < end_s and last > begin_s)
     return max(after, default=None)

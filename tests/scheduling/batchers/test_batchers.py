@@ -85,7 +85,7 @@ def test_mixed_is_limited_by_sequences():
 
 @pytest.mark.parametrize("name", ["mixed", "chunked-prefill", "inlined"])
 def test_hand_offs_without_a_pause_do_not_starve_a_prompt(name):
-    """A prompt starts on an instance whose slots are full of decodes before hand-offs that arrived after it."""
+    """A prompt starts before later hand-offs, though decodes have all slots of its instance."""
     instance = scheduler(name, num_blocks=1000, max_num_seqs=4)
     for number in range(4):
         arrive(instance, request(f"d{number}", output=4))

@@ -57,7 +57,10 @@ class SampledRequest:
         self._prompt, self._output = prompt, output  # vLLM appends the output tokens to the second list
 
     def draw(self, logits: torch.Tensor, drafts: Sequence[int] = ()) -> int:
-        """Return the token after output and `drafts`. Its logits, [1, vocabulary], become a greedy choice's."""
+        """Return the token that follows the output and `drafts`.
+
+        Its logits, [1, vocabulary], become those of a greedy choice.
+        """
         position = len(self._prompt) + len(self._output) + len(drafts)
         history = [*self._prompt, *self._output, *drafts] if self._sampling.needs_history else ()
         row = SamplingRow(self._sampling, position, position - self._given, history)

@@ -101,6 +101,23 @@ def test_the_conductor_fetches_from_a_busy_host(tiny_model_dir, tmp_path):
         assert asyncio.run(all_blocks_free(url))
 
 
+def test_a_turn_fetches_the_last_answer_from_the_decode_host(tiny_model_dir, tmp_path):
+    model = tiny_model_dir("llama")
+    first = tokens("turn", 40 * BLOCK - 3)
+    (answer,) = greedy_outputs(model, [first], OUTPUT)
+    next_turn = first + answer + tokens("new", 20)
+    (expected,) = greedy_outputs(model, [next_turn], OUTPUT)
+    routed = ("--prefill", "1", "--decode", "0", "--router", "conductor", *STORE)
+    with joined_service(model, tmp_path, *routed, there=("--decode", "1", *STORE)) as joined:
+        url = joined.url
+        until(lambda: len(block_counts(url)) == 2)
+        assert asyncio.run(ask(url, first)) == (answer, 0)
+        until(lambda: stored(url, "home") == 39 and stored(url, "other") == 40)
+        assert asyncio.run(ask(url, next_turn)) == (expected, 40 * BLOCK)
+        until(lambda: moved(url, "peer_read", "home") == moved(url, "peer_sent", "other") == 1)
+        assert asyncio.run(all_blocks_free(url))
+
+
 def test_a_prompt_is_computed_when_its_fetch_fails(tiny_model_dir, tmp_path):
     prompt = tokens("killed", 40 * BLOCK + 5)
     (expected,) = greedy_outputs(tiny_model_dir("llama"), [prompt], OUTPUT)

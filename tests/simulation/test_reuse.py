@@ -155,6 +155,16 @@ def test_fetched_blocks_stay():
     assert simulate(alone, later, catalog=CATALOG).reuse.fetched == 0
 
 
+def test_fetches_the_output_of_a_turn_from_the_decode_instance():
+    first = Request(id="0", arrival_s=0.0, prompt_tokens=8 * BLOCK, output_tokens=2 * BLOCK + 1, session="s")
+    next_turn = msgspec.structs.replace(first, id="1", prompt_tokens=11 * BLOCK, output_tokens=2)
+    reuse = simulate(PAIR, [first, next_turn], catalog=CATALOG).reuse
+    assert reuse.fetched == 2
+    assert reuse.reused_tokens == 10 * BLOCK
+    assert sum(reuse.hits.values()) == 8, "on the instance with the prompt"
+    assert reuse.caches == 2
+
+
 def test_survives_a_failed_source():
     slow = msgspec.structs.replace(PAIR, link_bytes_per_s=1e10, router="conductor")
     burst = [prompt("first", 0.0, range(8)), *(prompt(str(i), 100.0, range(8)) for i in range(4))]

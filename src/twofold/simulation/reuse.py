@@ -73,8 +73,10 @@ class HostCache:
     `block_ps` lists the time to load a block from each tier, in picoseconds.
     """
 
-    def __init__(self, name: str, cache: TieredCache, block_ps: Sequence[int], link: MachineLink) -> None:
-        self.name, self.cache, self.link = name, cache, link
+    def __init__(
+        self, name: str, cache: TieredCache, block_ps: Sequence[int], link: MachineLink, prefills: bool
+    ) -> None:
+        self.name, self.cache, self.link, self.prefills = name, cache, link, prefills
         self.block_ps = tuple(block_ps)
 
     def hold(self, keys: Sequence[BlockKey]) -> list[int]:
@@ -170,8 +172,9 @@ class PrefixReuse(RequestSubscriber):
         self._layers = layers
         self._tiers = tuple(tier for tier, _ in cache.tier_sizes)
         self._hits = [0] * len(self._tiers)
-        self._bits = {name: 1 << number for number, name in enumerate(self._by_name)}
-        self._requests = dict.fromkeys(hosts, 0)
+        prefilling = {instance: host.name for instance, host in hosts.items() if host.prefills}
+        self._bits = {name: 1 << number for number, name in enumerate(dict.fromkeys(prefilling.values()))}
+        self._requests = dict.fromkeys(prefilling, 0)
         self._blocks = self._fetched = self._prompt_tokens = self._reused_tokens = 0
         self._counts: dict[BlockKey, int] = {}  # prompts with a block
         self._where: dict[BlockKey, int] = {}  # the bits of the caches where prompts with a block were prefilled
@@ -179,8 +182,8 @@ class PrefixReuse(RequestSubscriber):
         self._error = Tally()
 
     def cache_of(self, instance: str) -> str:
-        """Return the name of an instance's cache or, if it has no cache, the name of the instance."""
-        return self._hosts[instance].name if instance in self._hosts else instance
+        """Return the name of an instance's cache."""
+        return self._hosts[instance].name
 
     def submit(self, life: SimulatedRequest, route: Route) -> None:
         """Pin a placed request's cached blocks, start its prefix fetch, and submit it to its instance."""
@@ -189,8 +192,8 @@ class PrefixReuse(RequestSubscriber):
         self._requests[life.prefill.name] += 1
         use.hits = host.hold(use.keys)
         use.loading = host.loading_ps(use.hits)
-        target = self._hosts.get(life.decode.name)
-        if life.splits and target is not None:
+        target = self._hosts[life.decode.name]
+        if life.splits and target.prefills:
             found = sum(target.cache.match(use.keys)) * self._block_tokens
             life.cached_tokens = min(found, life.prompt_tokens - 1)
         fetching = route.fetch is not None and self._fetch(use, route.fetch)
@@ -221,12 +224,11 @@ class PrefixReuse(RequestSubscriber):
         self._count(use)
 
     def finished(self, request_id: str, output_tokens: int, now: float) -> None:
-        """Store the blocks of a turn, including its output, in the cache of its decode instance if it has one."""
+        """Store the blocks of a turn, including its output, in the cache of its decode instance."""
         life = self._turns.pop(request_id, None)
-        host = None if life is None else self._hosts.get(life.decode.name)
-        if life is not None and host is not None:
+        if life is not None:
             tokens = life.prompt_tokens + output_tokens - 1  # the last token has no KV
-            host.cache.insert(session_keys(life.request, tokens, self._block_tokens))
+            self._hosts[life.decode.name].cache.insert(session_keys(life.request, tokens, self._block_tokens))
 
     def aborted(self, request_id: str, now: float) -> None:
         """Unpin the blocks of an aborted request."""

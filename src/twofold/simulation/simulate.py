@@ -160,13 +160,13 @@ def _attach_caches(
     caches: dict[str, TieredCache] = {}
     hosts: dict[str, HostCache] = {}
     for slot in slots:
-        if BATCHERS[slot.profile.batcher].prefills:
-            machine = slot.machine
-            if machine not in caches:
-                caches[machine] = make_cache(machine, cache, prefixes, size)
-            speeds = _cache_speeds(cache, catalog, slot.profile.tensor_parallel)
-            block_ps = [ps(cache.block_tokens * size / speed) for speed in speeds]
-            hosts[slot.name] = HostCache(machine, caches[machine], block_ps, cluster.instances[slot.name].link)
+        machine = slot.machine
+        if machine not in caches:
+            caches[machine] = make_cache(machine, cache, prefixes, size)
+        speeds = _cache_speeds(cache, catalog, slot.profile.tensor_parallel)
+        block_ps = [ps(cache.block_tokens * size / speed) for speed in speeds]
+        prefills = BATCHERS[slot.profile.batcher].prefills
+        hosts[slot.name] = HostCache(machine, caches[machine], block_ps, cluster.instances[slot.name].link, prefills)
     cluster.reuse = PrefixReuse(cluster.kernel, network, hosts, cache, size, transfers[0].layers)
     cluster.events.subscribe(cluster.reuse)
 
@@ -190,7 +190,7 @@ def _schedule_failures(cluster: VirtualCluster, failures: Sequence[InstanceFailu
 
 
 # Incremented when equal inputs may give different results; stored results of other versions are ignored.
-VERSION = 1
+VERSION = 2
 
 Progress = Callable[[int, float], None]
 StopWhen = Callable[[RunStatistics], bool]

@@ -19,14 +19,14 @@ def known(*names, transfer_s=0.1):
     return made
 
 
-def route(made, threshold=1.5, blocks=KEYS):
-    return Conductor(threshold).route(request(prompt=1000, blocks=blocks), 1009, made, 0.0)
+def route(made, fetches=True, blocks=KEYS):
+    return Conductor(fetches).route(request(prompt=1000, blocks=blocks), 1009, made, 0.0)
 
 
 def test_routes_to_the_cached_prefix():
     made = known("p0", "p1", "d0")
     made.forecast.prefixes.stored("p1", KEYS[:8])
-    found = route(made, threshold=None)
+    found = route(made, fetches=False)
     assert found == predicted("p1", "d0", 800)
     assert found.ttft_s == pytest.approx(2.0)
 
@@ -35,7 +35,7 @@ def test_a_long_queue_outweighs_a_prefix():
     made = known("p0", "p1", "d0")
     made.forecast.prefixes.stored("p1", KEYS[:3])
     made.forecast.placed("x", "p1", 400, 0, 0.0)
-    found = route(made, threshold=None)
+    found = route(made, fetches=False)
     assert found == predicted("p0", "d0")
     assert found.ttft_s == pytest.approx(10.0)
 
@@ -60,13 +60,11 @@ def test_transfer_counts_missing_blocks_only():
     assert found.ttft_s == pytest.approx(3 * 0.5 + 2.0)
 
 
-@pytest.mark.parametrize(("own", "fetches"), [(0, True), (5, True), (6, False), (8, False)])
-def test_no_fetch_below_the_threshold(own, fetches):
-    made = known("p0", "p1", "d0")
-    made.forecast.prefixes.stored("p1", KEYS[:9])
-    made.forecast.prefixes.stored("p0", KEYS[:own])
-    made.forecast.placed("x", "p1", 10_000, 0, 0.0)
-    assert route(made).fetch == (PrefixFetch("p1", 9) if fetches else None)
+def test_the_last_output_of_a_session_is_fetched_from_the_decode_instance():
+    made = known("p0", "d0")
+    made.forecast.prefixes.stored("p0", KEYS[:8])
+    made.forecast.prefixes.stored("d0", KEYS[:9])
+    assert route(made) == predicted("p0", "d0", 900, PrefixFetch("d0", 9))
 
 
 def test_no_fetch_if_computing_is_faster():
@@ -139,10 +137,10 @@ def test_requires_a_forecast():
 
 @given(
     st.lists(st.tuples(st.integers(0, 10), st.integers(0, 2000)), min_size=1, max_size=6),
-    st.sampled_from([None, 1.0, 1.5, 4.0]),
+    st.booleans(),
     st.sampled_from([0.0, 0.1, 0.5, 2.0]),
 )
-def test_picks_the_least_ttft(instances, threshold, transfer_s):
+def test_picks_the_least_ttft(instances, fetches, transfer_s):
     names = [f"p{i}" for i in range(len(instances))]
     made = known(*names, "d0", transfer_s=transfer_s)
     for name, (blocks, queue) in zip(names, instances, strict=True):
@@ -154,10 +152,10 @@ def test_picks_the_least_ttft(instances, threshold, transfer_s):
     for name, (blocks, queue) in zip(names, instances, strict=True):
         waits = queue / BLOCK_TOKENS
         ways = [waits + (1000 - min(999, blocks * 100)) / 100]
-        if threshold is not None and blocks < best and best > threshold * blocks:
+        if fetches and blocks < best:
             ways.append(max(waits, transfer_s * (best - blocks)) + (1000 - min(999, best * 100)) / 100)
         expected[name] = min(ways)
-    found = route(made, threshold)
+    found = route(made, fetches)
     assert found.ttft_s == pytest.approx(min(expected.values()))
     assert expected[found.prefill] == pytest.approx(found.ttft_s)
     own = instances[names.index(found.prefill)][0]

@@ -37,7 +37,7 @@ ROUTERS: dict[str, RegisteredRouter] = {
     "cells:jsq": RegisteredRouter(lambda: CellRouter(JoinShortestQueue()), "a cell by two choices, jsq within it"),
     "jsq-planned": RegisteredRouter(PlannedRoles, "jsq with roles that re-planning may change"),
     "load": RegisteredRouter(ShortestPredictedQueue, "shortest predicted prefill queue"),
-    "local-prefix": RegisteredRouter(lambda: Conductor(threshold=None), "least predicted TTFT, no fetches"),
+    "local-prefix": RegisteredRouter(lambda: Conductor(fetches=False), "least predicted TTFT, no fetches"),
     "conductor": RegisteredRouter(Conductor, "least predicted TTFT, fetches cached prefixes (Mooncake)"),
     "append": RegisteredRouter(
         AppendPrefill, "conductor that prefills on decode instances with most of the prompt cached"

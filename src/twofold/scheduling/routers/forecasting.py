@@ -1,7 +1,7 @@
 """Routers that use load forecasts: shortest predicted queue, and Mooncake's Conductor."""
 
 from abc import abstractmethod
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
@@ -70,24 +70,21 @@ class ShortestPredictedQueue(ForecastingRouter):
         return PrefillChoice(chosen.id, reused, None, least_s + prefill_s)
 
 
-THRESHOLD: Final = 1.5  # the paper gives none
-
-
 class Conductor(ForecastingRouter):
     """Router that picks the prefill instance with the least predicted TTFT.
 
-    Implements algorithm 1 of Mooncake (arXiv 2407.00079, section 6). An instance fetches a longer prefix from another
-    cache only if the fetch lowers the predicted TTFT. The longer prefix must also have more than `threshold` times as
-    many blocks as the instance's own cached prefix. If `threshold` is None, instances fetch no blocks.
+    Implements algorithm 1 of Mooncake (arXiv 2407.00079, section 6), but an instance fetches a longer prefix from
+    another cache whenever this lowers the predicted TTFT; the paper's threshold would exclude the last output of a
+    session, which is short beside its prompt. Without `fetches`, instances fetch nothing.
     """
 
     reads_prefix_caches: ClassVar[bool] = True
 
-    def __init__(self, threshold: float | None = THRESHOLD) -> None:
-        self._threshold = threshold
+    def __init__(self, fetches: bool = True) -> None:
+        self._fetches = fetches
 
     def choose(self, request: Request, pool: Pool, forecast: ClusterForecast, now: float) -> PrefillChoice | None:
-        prompt, threshold = request.prompt_tokens, self._threshold
+        prompt = request.prompt_tokens
         found = forecast.matches(request.prefix_blocks)
         best = found.longest
         chosen: InstanceLoad | None = None
@@ -96,7 +93,7 @@ class Conductor(ForecastingRouter):
             blocks, prediction = found.cached_blocks(load), forecast.prediction(load.id)
             queue_s = forecast.queue_s(load.id, now)
             this_s = queue_s + prediction.prefill_s(prompt, forecast.reused_tokens(blocks, prompt))
-            if threshold is not None and best > blocks and best > threshold * blocks:
+            if self._fetches and best > blocks:
                 transfer_s = prediction.transfer_s((best - blocks) * forecast.block_tokens)
                 prefill_s = prediction.prefill_s(prompt, forecast.reused_tokens(best, prompt))
                 fetching_s = max(queue_s, transfer_s) + prefill_s

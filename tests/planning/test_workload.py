@@ -82,23 +82,37 @@ def test_a_window_goes_on_at_the_start_of_the_trace(bursty):
     assert 0.0 <= times[0] <= times[-1] < 100.0
 
 
-@pytest.mark.parametrize(("count", "parts"), [(2_400, 3), (24_000, 5), (100_000, 20)])
+@pytest.mark.parametrize(("count", "parts"), [(2_400, 3), (24_000, 5), (100_000, 12)])
 def test_draws_divide_a_trace(tmp_path, count, parts):
-    """Each draw has a third of the trace, or less of a long trace; successive draws have different requests."""
+    """Each draw has a third of the trace, or less of a long trace, three times; successive ones differ."""
     path = tmp_path / "trace.jsonl"
     write_trace([ask(n, 0.5 * n, 1 + n, 10) for n in range(count)], path, FORMATS["twofold"])
     arguments = WorkloadArguments(workload=str(path))
     drawn = [arguments.drawn(draw).requests(4.0) for draw in range(1, 2 * parts + 1)]
     for first in (0, parts):
-        assert sorted(each.prompt_tokens for part in drawn[first : first + parts] for each in part) == list(
-            range(1, count + 1)
-        )
+        found = sorted(each.prompt_tokens for part in drawn[first : first + parts] for each in part)
+        assert found == [1 + n for n in range(count) for _ in range(3)]
     for part in drawn:
         gaps = [after.arrival_s - before.arrival_s for before, after in pairwise(part)]
         assert median(gaps) == pytest.approx(0.25)
         assert 0.0 <= min(gaps) <= max(gaps) <= 0.5  # between blocks
         assert 0.0 <= part[0].arrival_s <= 0.25
+        assert len({each.id for each in part}) == len(part)
     assert drawn[0] != drawn[parts]
+
+
+def test_repeated_requests_of_a_draw_share_no_kv(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    requests = [replace(ask(n, 0.5 * n, 900, 10), prefix_blocks=(0, 1 + n)) for n in range(60)]
+    write_trace(requests, path, FORMATS["twofold"])
+    drawn = WorkloadArguments(workload=str(path)).drawn(1).requests(2.0)
+    third = len(drawn) // 3
+    keys = [
+        {key for each in drawn[at : at + third] for key in each.prefix_blocks} for at in range(0, len(drawn), third)
+    ]
+    assert len(keys) == 3
+    assert all(len(each) == 1 + third for each in keys)
+    assert len(set.union(*keys)) == sum(map(len, keys))
 
 
 def test_draws_of_a_generated_workload_are_seeds():

@@ -28,8 +28,10 @@ WHOLE = -1
 _STARTS, _SHARE = 40, 0.1  # windows compared by load, and their share of the trace
 _HIGH = 0.9  # quantile of the loads
 # The mean over a random third of n blocks, drawn without replacement, differs from the mean over all of them with a
-# variance of (1 - 1/3) / (n / 3) = 2 / n that of a block: as much as the means of two such traces differ.
-_BLOCKS, _PARTS = 24, 3
+# variance of (1 - 1/3) / (n / 3) = 2 / n that of a block: as much as the means of two such traces differ, if blocks are
+# long enough to be independent. A third is replayed three times in a row: in a shorter run, the start with an empty
+# cluster would count for more than in the trace.
+_BLOCKS, _PARTS = 12, 3
 _MOST_DRAWN = 5_000  # requests of a part
 _arrival = attrgetter("arrival_s")
 
@@ -133,12 +135,14 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
         return [replace(request, arrival_s=request.arrival_s - start_s) for request in found]
 
     def _blocks(self, rate: float) -> list[Request]:
-        """Return a random part of the blocks of the trace, in their order and without the gaps, or the whole trace."""
+        """Return the whole trace, or a random part of its blocks, in their order and without the gaps, three times."""
         trace, width_s = self.trace, len(self.trace) / rate / _BLOCKS
         edges = [bisect_left(trace, block * width_s, key=_arrival) for block in range(_BLOCKS)]
+        drawn = self._drawn_blocks
         found = (
-            replace(request, arrival_s=request.arrival_s - (block - place) * width_s)
-            for place, block in enumerate(self._drawn_blocks)
+            _again(request, turn, request.arrival_s + (turn * len(drawn) + place - block) * width_s)
+            for turn in range(1 if self.draw == WHOLE else _PARTS)
+            for place, block in enumerate(drawn)
             for request in trace[edges[block] : (*edges, len(trace))[block + 1]]
         )
         return sorted(found, key=_arrival)  # rounding may swap requests at edges
@@ -178,6 +182,15 @@ class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
     def context(self) -> float:
         """Mean number of KV tokens read to decode one token."""
         return self.context_tokens / self.decode_tokens if self.decode_tokens else 0.0
+
+
+def _again(request: Request, turn: int, arrival_s: float) -> Request:
+    """Return a copy of a request; in turns after the first, as another request, which finds no KV of those before."""
+    if not turn:
+        return replace(request, arrival_s=arrival_s)
+    keys = tuple(key + (turn << 64) if isinstance(key, int) else key for key in request.prefix_blocks)
+    session = request.session and f"{request.session}/{turn}"
+    return replace(request, id=f"{request.id}/{turn}", arrival_s=arrival_s, prefix_blocks=keys, session=session)
 
 
 @lru_cache(maxsize=2)

@@ -44,10 +44,7 @@ class CapacityProbe:
     bursts: Iterator[int] = field(default_factory=count)
 
     async def measure(self, before: Capacity | None = None) -> Capacity:
-        """Measure the capacity until it is that of `before` and the service is idle, for at most `settle_s`.
-
-        `before` is None for the first measurement.
-        """
+        """Measure the capacity until it is `before` (None: the first) and the service is idle, at most `settle_s`."""
         over_s, best = time.monotonic() + self.config.settle_s, 0.0
         idle = ServiceMetrics() if before is None or before.metrics is None else before.metrics
         while True:

@@ -57,10 +57,7 @@ class SampledRequest:
         self._prompt, self._output = prompt, output  # vLLM appends the output tokens to the second list
 
     def draw(self, logits: torch.Tensor, drafts: Sequence[int] = ()) -> int:
-        """Return the token that follows the output and `drafts`.
-
-        Its logits, [1, vocabulary], become those of a greedy choice.
-        """
+        """Return the token after the output and `drafts`; its logits, [1, vocabulary], become a greedy choice's."""
         position = len(self._prompt) + len(self._output) + len(drafts)
         history = [*self._prompt, *self._output, *drafts] if self._sampling.needs_history else ()
         row = SamplingRow(self._sampling, position, position - self._given, history)

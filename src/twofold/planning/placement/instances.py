@@ -83,10 +83,7 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
-    """Return the link bandwidths of a machine type, and the highest rate at which prefill produces KV.
-
-    Bandwidths and rate are in bytes/s per accelerator.
-    """
+    """Return a machine type's link bandwidths, and its highest rate of KV from prefill: bytes/s per accelerator."""
     machine = problem.catalog.machine(kinds[0].name)
     model = problem.catalog.model(problem.template.model)
     per_token = problem.template.kv_bytes_per_token or model.kv_bytes_per_token

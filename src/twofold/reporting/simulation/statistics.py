@@ -87,10 +87,7 @@ UNKNOWN = "error unknown"
 
 
 def describe(error: ModelAccuracy) -> str:
-    """Return a text with the errors of a performance model and the data that the model is based on.
-
-    Example: `±10% prefill, ±2% decode: fitted to …`.
-    """
+    """Return a performance model's errors and the data it is based on: `±10% prefill, ±2% decode: fitted to …`."""
     known = ", ".join(
         f"{percent(value)} {phase}"
         for phase, value in ((Phase.PREFILL, error.prefill), (Phase.DECODE, error.decode))

@@ -70,7 +70,7 @@ class ReuseResult(msgspec.Struct, frozen=True, kw_only=True):
 class HostCache:
     """Handle with which a simulated instance accesses the prefix cache of the instance's machine.
 
-    `block_ps` lists the time to load a block from each tier, in picoseconds.
+    `block_ps` lists the time to load a block from each tier, in picoseconds; `prefills`: the instance computes prompts.
     """
 
     def __init__(

@@ -6,10 +6,11 @@ import signal
 from contextlib import contextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 from msgspec.structs import replace
 
-from support.api_client import all_blocks_free, block_counts, complete_all, metric
+from support.api_client import all_blocks_free, block_counts, complete_all, complete_cached, metric
 from support.hosts import TIMES, profile
 from support.joined_service import joined_service
 from support.reference import greedy_outputs
@@ -102,17 +103,31 @@ def test_the_conductor_fetches_from_a_busy_host(tiny_model_dir, tmp_path):
 
 
 def test_a_turn_fetches_the_last_answer_from_the_decode_host(tiny_model_dir, tmp_path):
-    model = tiny_model_dir("llama")
+    model, path = tiny_model_dir("llama"), tmp_path / "host.yaml"
+    path.write_text(dump_profile(replace(profile(), model=read_model(model), times=TIMES.slower(10.0))))
     first = tokens("turn", 40 * BLOCK - 3)
     (answer,) = greedy_outputs(model, [first], OUTPUT)
     next_turn = first + answer + tokens("new", 20)
     (expected,) = greedy_outputs(model, [next_turn], OUTPUT)
-    routed = ("--prefill", "1", "--decode", "0", "--router", "conductor", *STORE)
+    routed = ("--prefill", "1", "--decode", "1", "--router", "conductor", "--profile", str(path), *STORE)
     with joined_service(model, tmp_path, *routed, there=("--decode", "1", *STORE)) as joined:
         url = joined.url
-        until(lambda: len(block_counts(url)) == 2)
-        assert asyncio.run(ask(url, first)) == (answer, 0)
-        until(lambda: stored(url, "home") == 39 and stored(url, "other") == 40)
+        until(lambda: len(block_counts(url)) == 3)
+
+        def decoding(blocks):
+            return blocks["free"] < blocks["total"]
+
+        async def turn_beside_another_request():
+            async with aiohttp.ClientSession() as session:
+                long = {**GREEDY, "max_tokens": 1500}
+                other = asyncio.create_task(complete_cached(session, url, tokens("long", 20), **long))
+                await asyncio.to_thread(until, lambda: decoding(block_counts(url)["decode-0"]))
+                told = await ask(url, first)  # decodes on the other host, where less memory is reserved
+                other.cancel()
+                return told
+
+        assert asyncio.run(turn_beside_another_request()) == (answer, 0)
+        until(lambda: stored(url, "home") >= 39 and stored(url, "other") == 40)
         assert asyncio.run(ask(url, next_turn)) == (expected, 40 * BLOCK)
         until(lambda: moved(url, "peer_read", "home") == moved(url, "peer_sent", "other") == 1)
         assert asyncio.run(all_blocks_free(url))

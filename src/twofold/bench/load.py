@@ -46,10 +46,7 @@ class LoadCounts:
 
 @dataclass(slots=True)
 class LoadResult:
-    """Results of a load test: timelines and outcomes of requests, in order of completion.
-
-    `send_lags_s` has the seconds by which each request was sent late.
-    """
+    """Results of a load test, in order of completion. `send_lags_s`: how late each request was sent, in seconds."""
 
     timelines: list[Timeline] = field(default_factory=list)
     outcomes: list[RequestOutcome] = field(default_factory=list)  # none for an aborted request

@@ -195,10 +195,7 @@ class RequestFailed(Message, frozen=True, kw_only=True):
 
 
 class HandoffEnded(Message, frozen=True, kw_only=True):
-    """Message to a decode instance: a hand-off has ended.
-
-    `tokens` are the first output token and the draft tokens that follow it, or None if the KV is incomplete.
-    """
+    """Message to a decode instance: a hand-off has ended. `tokens`: the first and its drafts; None if KV is missing."""
 
     request_id: str
     epoch: int

@@ -125,10 +125,7 @@ class MachineLink:
 
 
 class PacedWork:
-    """Simulated work whose speed can change, such as a KV transfer.
-
-    The speed last changed at picosecond `since`; the amount of work left at that time was `left`.
-    """
+    """Simulated work, such as a KV transfer, of which `left` was left when its speed last changed, at `since` (ps)."""
 
     __slots__ = ("end", "left", "rate", "since", "version")
 

@@ -240,10 +240,7 @@ class RunStatistics:
                 self._every *= 2
 
     def steady(self) -> Counts:
-        """Return the picoseconds of the second half of the arrivals, and the counts in that time.
-
-        In this time, the cluster has filled up and does not drain yet.
-        """
+        """Return the picoseconds of the second half of the arrivals, when the cluster is full, and the counts then."""
         counts = self._counts
         if not counts:
             return 0, 0, 0, 0

@@ -1,7 +1,4 @@
-"""Transport `emulated`: moves no data, but takes as long as the network would.
-
-An instance sends one hand-off after another, each at full link bandwidth.
-"""
+"""Transport `emulated`: moves no data, but takes a network's time. Hand-offs of an instance follow each other."""
 
 from collections.abc import Sequence
 

@@ -66,10 +66,7 @@ class CacheMemory:
             self._parts.append(parts)
 
     def pieces(self, layers: range, starts: Sequence[int], counts: Sequence[int]) -> Pieces:
-        """Return the memory ranges of the given layers for several ranges of blocks.
-
-        The k-th range of blocks starts at block `starts[k]` and has `counts[k]` blocks.
-        """
+        """Return the memory of layers for ranges of blocks, the k-th of `counts[k]` blocks from `starts[k]` on."""
         parts = np.array(list(chain.from_iterable(self._parts[layers.start : layers.stop])), dtype=np.uint64)
         rows = np.empty((len(parts), len(starts), 2), dtype=np.uint64)
         rows[:, :, 0] = parts[:, :1] + parts[:, 1:] * np.array(starts, dtype=np.uint64)

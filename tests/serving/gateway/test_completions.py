@@ -1,5 +1,7 @@
 """`/v1/completions` over a real socket."""
 
+import json
+
 import pytest
 
 from support.running_gateway import running_gateway
@@ -7,6 +9,7 @@ from support.scripted_service import EOS, ScriptedService, served_model
 from support.tokenizers_for_tests import byte_level
 from twofold.errors import InstanceLostError, RequestError
 from twofold.request import FinishReason, TokenOutput
+from twofold.serving.gateway.gateway import RequestLimits
 
 
 def ids_of(text):
@@ -51,9 +54,26 @@ def test_servers_tokenize_and_detokenize():
         chat = {"model": "tiny", "messages": [{"role": "user", "content": "The fox"}]}
         for limit in ({"max_tokens": 2}, {}):
             client.post("/v1/chat/completions", json=chat | limit)
-    sent = [None if each.prompt_text is None else each.prompt_text.text for each in service.started]
+    sent = [None if each.prompt_text is None else json.loads(each.prompt_text.json) for each in service.started]
     assert sent == ["The fox", "The fox", None, "<|user|>The fox</s><|assistant|>", None]
     assert [bool(each.prompt_token_ids) for each in service.started] == [each is None for each in sent]
+
+
+def test_servers_get_a_text_as_it_came():
+    """Unless its length in characters, which may be fewer than its bytes, decides whether it is within a limit."""
+    service = ScriptedService(lambda _: [TokenOutput(index=0, token_id=5, text="a", finish_reason=FinishReason.STOP)])
+    service.takes_text = True
+    fits = rb'"\u0041\n\" \ud83d\ude00 ' + "é".encode() + b'"'
+    escaped, letters = b'"' + rb"\u0041" * 250 + b'"', b'"' + b"A" * 250 + b'"'
+    good, bad = (fits, escaped, b'["a","b"]'), (b'"\xff"', rb'"\x"', b"[")
+    head = {"content-type": "application/json"}
+    with running_gateway(service, limits=RequestLimits(prompt_characters=300)) as client:
+        for text in (*good, *bad):
+            body = b'{"model":"tiny","max_tokens":2,"prompt":%b}' % text
+            answer = client.post("/v1/completions", content=body, headers=head)
+            assert answer.status_code == (200 if text in good else 400)
+            assert text in good or answer.json()["error"]["code"] == "invalid_json"
+    assert [each.prompt_text.json for each in service.started] == [fits, letters, b'"a"', b'"b"']
 
 
 def test_default_max_tokens_is_clipped_to_the_context(complete):

@@ -41,7 +41,7 @@ class Events:
 
     def tokenized(self, attempt_id, prompt_ids, tokens):
         assert not self.tokens, "before the first token"
-        self.prompt = (json.loads(bytes(prompt_ids)), tokens)
+        self.prompt = (json.loads(bytes(prompt_ids) or b'""'), tokens)
 
     def prefill_started(self, attempt_id, at_s):
         self.started_s = at_s
@@ -259,7 +259,7 @@ def test_other_outputs_continue_after_their_tokens(attempt):
     assert (asked[0]["prompt"], asked[0]["allowed_token_ids"], asked[0]["user"]) == ([5, 6, 7, 8], [9, 10], "me")
 
 
-TEXT = PromptText(text="he is", add_special_tokens=True, skip_special_tokens=False)
+TEXT = PromptText(json=b'"he is"', add_special_tokens=True, skip_special_tokens=False)
 
 
 def said(text, *tokens, prompt=None, finish=None):
@@ -272,13 +272,24 @@ def test_a_server_tokenizes_a_text(attempt):
     events = said("a", 7, prompt=[3, 4, 5]), said("bc", 8, 9), said("d", 10, finish="length")
     heard, raised, (asked,) = attempt([*(Send(event(**each)) for each in events), Send(DONE)], text=TEXT)
     assert raised is None
-    assert (asked[0]["prompt"], asked[0]["add_special_tokens"], asked[0]["skip_special_tokens"]) == (
-        TEXT.text,
-        True,
-        False,
-    )
+    assert asked[0]["prompt"] == "he is"
+    assert (asked[0]["add_special_tokens"], asked[0]["skip_special_tokens"]) == (True, False)
     assert heard.prompt == ([3, 4, 5], 3)
     assert heard.texts == [("a", 3), ("", 0), ("bc", 0), ("d", 0)]
+
+
+def test_a_server_that_ends_a_text_with_one_token_tells_no_token_ids(attempt):
+    """They would only serve to continue the output on another server."""
+    usage = {"prompt_tokens": 3, "completion_tokens": 1}
+    answer = Send(json.dumps({**said("a", finish="length"), "usage": usage}).encode())
+    heard, raised, (asked,) = attempt([answer], text=TEXT, max_tokens=1)
+    assert (raised, heard.texts, heard.finish) == (None, [("a", 3)], FinishReason.LENGTH)
+    assert (asked[0]["stream"], asked[0]["return_token_ids"]) == (False, False)
+    assert heard.prompt == ("", 3)
+    for wrong in ({"choices": []}, {**said("a b", finish="stop"), "usage": {"completion_tokens": 2}}):
+        heard, raised, _ = attempt([Send(json.dumps(wrong).encode())], text=TEXT, max_tokens=1)
+        assert isinstance(raised, AttemptLostError)
+        assert not heard.tokens
 
 
 def together(*events):
@@ -333,7 +344,7 @@ def test_the_decode_server_gets_the_token_ids_of_a_text(attempt):
         [prefill], [*(Send(event(**each)) for each in decode), Send(DONE)], text=TEXT
     )
     assert raised is None
-    assert (asked[0]["prompt"], fetched[0]["prompt"]) == (TEXT.text, [3, 4, 5])
+    assert (asked[0]["prompt"], fetched[0]["prompt"]) == ("he is", [3, 4, 5])
     assert heard.texts == [(None, 3), ("b", 0)], "the first text may end within a character"
 
 

@@ -100,10 +100,7 @@ def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfi
 
 
 def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) -> ClusterSpec:
-    """Return a cluster spec to simulate the service's workers, from the cluster file or the host profile.
-
-    Raises ConfigurationError if there is neither.
-    """
+    """Return a spec to simulate the workers, from cluster file or host profile. Raises ConfigurationError without."""
     if config.cluster is not None:
         require(profile is None, "--profile excludes --cluster, whose file may name a profile")
         return config.cluster

@@ -69,10 +69,7 @@ async def for_rate(
 
 
 async def whole_stock(search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]) -> PlacementResults:
-    """Find the placements with the highest request rate on the available accelerators.
-
-    `stock` maps each machine type to the number of available accelerators.
-    """
+    """Find the placements with the highest request rate on the accelerators in `stock` (counts by machine)."""
     prefills, decodes = await goodputs(search, kinds)
     candidates = divided(stock, prefills, decodes, BREADTH)
     split = await _highest(search, [each.design for each in candidates])

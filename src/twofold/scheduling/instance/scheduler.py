@@ -204,10 +204,7 @@ class InstanceScheduler(KvReceiver):
     # -- batches ------------------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> RunningBatch | None:
-        """Start and return a batch of the idle lane with work that has been idle longest.
-
-        Return None if no idle lane has work, or if the pipeline is full.
-        """
+        """Start and return a batch of the lane that is idle longest; None without work, or if the pipeline is full."""
         if self._running == self.stages:
             if self.stages == 1:
                 raise RuntimeError("the running batch has not been completed")

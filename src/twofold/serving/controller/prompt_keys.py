@@ -19,10 +19,7 @@ class PromptKeys:
         self._secret = secret or secrets.token_bytes(32)
 
     def name(self, generation: Generation) -> Generation:
-        """Return a copy of a generation request, with the block keys of the prompt added.
-
-        Prompts to score have none, because all of their tokens must be computed.
-        """
+        """Return a copy with the prompt's block keys; none for a prompt to score, which is computed whole."""
         salt = tenant_salt(generation.key, secret=self._secret)
         if generation.cache_salt or generation.request.adapter:
             salt = tenant_salt(generation.cache_salt, generation.request.adapter, salt)

@@ -196,10 +196,7 @@ class WorkerRegistry(WorkerGroup):
     # -- failures and restarts --------------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> tuple[list[str], list[str]]:
-        """Kill faulty workers, and restart exited workers when due.
-
-        Return the names of the killed workers that were up, and those of the restarted workers.
-        """
+        """Kill faulty workers, restart exited ones when due. Return the killed that were up, and the restarted."""
         if self._swept_s is not None and now - self._swept_s > STALL_S:
             for member in self.members.values():
                 if member.state is WorkerState.UP:

@@ -112,10 +112,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 def create_app(
     service: Service, tokenizer: TextTokenizer | None, settings: GatewaySettings, forwarder: Forwarder | None = None
 ) -> ASGIApp:
-    """Create the gateway application for `service`. Without a tokenizer, prompts must be token ids.
-
-    Requests that this gateway cannot run itself go to `forwarder`.
-    """
+    """Create the gateway application. Without a tokenizer, prompts are ids. `forwarder` gets what it cannot run."""
     gateway = _gateway(service, tokenizer, settings, forwarder)
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(Exception, answer_error)
@@ -152,7 +149,7 @@ def _gateway(
         limits=limits,
         parsers=settings.parsers,
         responses=ResponseStore(limits.stored_response_bytes, limits.stored_response_s),
-        bodies=BodyReader(limits, keeps=forwarder is not None),
+        bodies=BodyReader(limits, keeps=forwarder is not None or service.takes_text),
         constrains=settings.constrains and (tokenizer is not None or not settings.checks_constraints),
         grammars=grammars,
         forwarder=forwarder,

@@ -96,7 +96,7 @@ class RequestRunner(Protocol):
 class BodyReader:
     """Reads the bodies of requests. Limits the size of each, the time for each, and the memory of all together.
 
-    With `keeps`, `request.state.body` has the body of a request, for a forwarder.
+    With `keeps`, `request.state.body` has the body of a request, from which more than its fields can be read.
     """
 
     def __init__(self, limits: RequestLimits, *, keeps: bool = False) -> None:
@@ -180,9 +180,9 @@ class Gateway:
             raise invalid(field, "this model has no tokenizer, so prompts must be token ids")
         return self.tokenizer
 
-    def least_tokens(self, text: str) -> int:
+    def least_tokens(self, characters: int) -> int:
         """Return the least number of tokens of a text, which is at least 1."""
-        return max(1, len(text) // self.require_tokenizer("prompt").longest_token)
+        return max(1, characters // self.require_tokenizer("prompt").longest_token)
 
     def check_length(self, characters: int, field: str) -> None:
         """Raise RequestError if a text is too long for the limits or for the model's context."""
@@ -222,10 +222,11 @@ class Gateway:
 
 async def read_struct(request: Request, kind: type[T], bodies: BodyReader) -> T:
     """Decode a request's JSON body as type `kind`. Raises RequestError (400, 408, 413 or 503) and ClientDisconnect."""
-    body = await bodies.read(request)
+    state = request.scope["state"]
+    body: bytes = state.get("body") or await bodies.read(request)
     closed: type[T] | None = None
     if bodies.keeps:
-        request.state.body = body
+        state["body"] = body
         closed = closed_kind(kind)
     if len(body) <= _INLINE_BYTES:
         return _decode(body, kind, closed, bodies.limits)

@@ -32,6 +32,7 @@ TIMEOUT_HEADER = "X-Request-Timeout"
 RETENTIONS: Final = {"in_memory": 0.0, "in-memory": 0.0, "24h": 24 * 3600.0}
 MODES: Final = ("implicit",)
 
+PromptInput = str | bytes | list[int]  # bytes: a JSON string
 CHARACTERS_PER_TOKEN: Final = 4  # a guess, of a prompt that a server tokenizes
 
 # The gateway sets these fields itself.
@@ -118,15 +119,14 @@ def _known_fields(kind: type[GenerationFields]) -> frozenset[str]:
 
 
 def plan(
-    gateway: Gateway, fields: GenerationFields, spec: ResponseSpec, prompts: Sequence[str | list[int]]
+    gateway: Gateway, fields: GenerationFields, spec: ResponseSpec, prompts: Sequence[PromptInput]
 ) -> Iterator[PlannedChoice]:
     """Yield a generation request and an output processor for every completion, which may be several per prompt.
 
-    A prompt is a list of token ids, or a text that a server tokenizes. Raises RequestError if a request parameter is
-    invalid.
+    Servers tokenize prompts that are no token ids. Raises RequestError if a request parameter is invalid.
     """
     n = fields.generated
-    lengths = [gateway.least_tokens(each) if isinstance(each, str) else len(each) for each in prompts]
+    lengths = [len(each) if isinstance(each, list) else gateway.least_tokens(len(each)) for each in prompts]
     tokens, most = n * sum(lengths), gateway.limits.generated_prompt_tokens
     if tokens > most:
         raise invalid(
@@ -152,13 +152,14 @@ def plan(
 
 
 def _generation(
-    spec: ResponseSpec, fields: GenerationFields, index: int, prompt: str | list[int], sampling: SamplingParams
+    spec: ResponseSpec, fields: GenerationFields, index: int, prompt: PromptInput, sampling: SamplingParams
 ) -> Generation:
     key, text = spec.arrival.key_name, None
-    if isinstance(prompt, str):
+    if not isinstance(prompt, list):
         # Special tokens may delimit reasoning and tool calls.
         skips = fields.skip_special_tokens is not False and spec.format is None
-        text = PromptText(text=prompt, add_special_tokens=fields.adds_special_tokens, skip_special_tokens=skips)
+        json = msgspec.json.encode(prompt) if isinstance(prompt, str) else prompt
+        text = PromptText(json=json, add_special_tokens=fields.adds_special_tokens, skip_special_tokens=skips)
     request = Request(
         # Clients may reuse request ids, so the generation's id has a random suffix.
         id=f"{spec.id}-{index}-{random.getrandbits(128):032x}",
@@ -172,7 +173,7 @@ def _generation(
     )
     return Generation(
         request=request,
-        prompt_token_ids=[] if isinstance(prompt, str) else prompt,
+        prompt_token_ids=prompt if isinstance(prompt, list) else [],
         prompt_text=text,
         sampling=sampling,
         key=key,

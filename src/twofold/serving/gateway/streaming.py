@@ -19,7 +19,7 @@ from twofold.errors import InstanceLostError, TwofoldError
 from twofold.request import FinishReason, RequestTimings, TokenOutput, TokenRun
 from twofold.serving.controller.live_request import OutputSink, deadline_error
 from twofold.serving.gateway.gateway import Gateway, RequestRunner
-from twofold.serving.gateway.generations import PlannedChoice, ResponseSpec, plan
+from twofold.serving.gateway.generations import PlannedChoice, PromptInput, ResponseSpec, plan
 from twofold.serving.gateway.middleware import Departure
 from twofold.serving.gateway.output import Delta
 from twofold.serving.gateway.responses import MaybeUsage, PromptTokensDetails, Usage, error_response_for, json_response
@@ -62,10 +62,7 @@ async def unless_disconnected(departure: Departure, work: Coroutine[None, None, 
 
 
 async def send_until(deadline_s: float, scope: Scope, sending: Awaitable[None]) -> None:
-    """Await `sending`, which ends at the deadline if its client reads.
-
-    Otherwise cancel it then, and abort the connection. Raises ClientDisconnect.
-    """
+    """Await `sending`; after the deadline, cancel it and abort the connection. Raises ClientDisconnect."""
     timeout = asyncio.timeout(max(0.0, deadline_s - time.monotonic()) + LAST_SEND_S)
     try:
         async with timeout:
@@ -280,7 +277,7 @@ async def respond(
     request: Request,
     fields: GenerationFields,
     spec: ResponseSpec,
-    prompts: Sequence[str | list[int]],
+    prompts: Sequence[PromptInput],
     writer: ResponseWriter,
 ) -> Response:
     """Run the prompts of a request and return the response. Raises ClientDisconnect and API errors."""
@@ -290,7 +287,7 @@ async def respond(
         planned.append(each)
         if len(planned) % PLANNED_AT_ONCE == 0:
             await asyncio.sleep(0)
-    count = UsageCounter([0 if isinstance(prompt, str) else len(prompt) for prompt in prompts], planned)
+    count = UsageCounter([len(prompt) if isinstance(prompt, list) else 0 for prompt in prompts], planned)
     if fields.stream:
         options = fields.stream_options or StreamOptions()
         return EventStream(gateway.service, planned, spec.deadline_s, writer, options, count)

@@ -17,10 +17,7 @@ TERMINATE_S = 5.0  # from SIGTERM to SIGKILL
 
 
 class Launcher(ProcessControl):
-    """Base class of launchers, which start and kill workers through a child process.
-
-    The child process runs the Python module `module` with the input `job`.
-    """
+    """Starts and kills workers through a child process, which runs the module `module` with the input `job`."""
 
     joins = False  # whether workers join the service over the network
 

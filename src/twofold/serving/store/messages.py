@@ -87,10 +87,7 @@ class Release(msgspec.Struct, frozen=True, tag=True):
 
 
 class FetchBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request to copy missing KV blocks of a prompt from the store at `address`.
-
-    The copying stops after `limit_s` seconds, even if blocks are still missing.
-    """
+    """Request to copy missing KV blocks of a prompt from the store at `address`, for at most `limit_s` seconds."""
 
     keys: list[bytes]
     address: str

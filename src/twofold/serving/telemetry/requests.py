@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from itertools import starmap
 from operator import attrgetter
 
@@ -66,7 +67,7 @@ class RequestTelemetry:
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests with output.")
         self._output_tokens = counter("generation_tokens", "Output tokens.")
         self._log, self._slo = log, slo
-        self._ended: deque[RequestSnapshot] = deque(maxlen=_MAX_REQUESTS)
+        self._ended: deque[tuple[Timeline, float]] = deque(maxlen=_MAX_REQUESTS)  # with the times of two tokens each
         self._new: list[tuple[Timeline, float]] = []  # ended requests that no metric includes yet
         self._new_size = 0
         self._latencies = LatencyWindow(slo, log.start_s)
@@ -82,7 +83,6 @@ class RequestTelemetry:
         new, self._new, self._new_size = self._new, [], 0
         if not new:
             return
-        self._ended.extend(starmap(_snapshot, new[-_MAX_REQUESTS:]))
         ended = [timeline for timeline, _ in new]
         good = [self._slo.met_by(timeline) for timeline in ended]
         self._latencies.take(ended)
@@ -92,6 +92,7 @@ class RequestTelemetry:
             for met, count in Counter(good).items():
                 self._good.labels("true" if met else "false").inc(count)
         self._observe(ended)
+        self._ended.extend((replace(each, token_times_s=each.token_times_s[:2]), now) for each, now in new)
 
     def _observe(self, ended: list[Timeline]) -> None:
         output_tokens, reasons = sum(each.output_tokens for each in ended), Counter(map(_reason, ended))
@@ -121,7 +122,7 @@ class RequestTelemetry:
         """Return recent finished requests and the oldest requests in `live`, ordered by arrival."""
         alive = sorted(live, key=lambda timeline: timeline.moments[Moment.ARRIVED])[:_MAX_REQUESTS]
         self.count()
-        shown = [*self._ended, *map(_snapshot, alive)]
+        shown = [*starmap(_snapshot, self._ended), *map(_snapshot, alive)]
         return tuple(sorted(shown, key=lambda request: request.stages[0].start_s))
 
 

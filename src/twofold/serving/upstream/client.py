@@ -84,10 +84,7 @@ class UpstreamChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
 
     def outputs(self, first_index: int, *, text: bool = False) -> list[TokenOutput]:
-        """Return all tokens of this choice, numbered from `first_index`; with `text`, the last one has their text.
-
-        Raises ServerError for invalid data.
-        """
+        """Return all tokens, from `first_index` on; with `text`, the last one has their text. Raises ServerError."""
         tokens, logprobs, reason = self.token_ids or [], self.logprobs, self.finish_reason
         if reason is not None and reason not in _FINISH:
             raise ServerError(f"the output ended with {reason!r}")
@@ -128,6 +125,11 @@ class _Metrics(msgspec.Struct, frozen=True):
     queue_time_ms: float | None = None
 
 
+class _TokenCounts(msgspec.Struct, frozen=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
 class UpstreamCompletion(msgspec.Struct):
     """Completion from a server: a complete response, or one event of a stream.
 
@@ -139,12 +141,15 @@ class UpstreamCompletion(msgspec.Struct):
     kv_transfer_params: dict[str, object] | None = None
     metrics: _Metrics | None = None  # of vLLM servers with --enable-per-request-metrics
     prompt_ids: msgspec.Raw = _NO_IDS
+    usage: _TokenCounts | None = None
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of token ids of the prompt."""
+        """Number of tokens of the prompt; 0 if the server does not tell."""
         ids = bytes(self.prompt_ids)
-        return 1 + int(np.count_nonzero(np.frombuffer(ids, np.uint8) == _COMMA)) if ids else 0
+        if not ids:
+            return 0 if self.usage is None else self.usage.prompt_tokens
+        return 1 + int(np.count_nonzero(np.frombuffer(ids, np.uint8) == _COMMA))
 
     @property
     def queue_s(self) -> float:
@@ -339,10 +344,7 @@ class VllmClient:
             self._pool.release(connection)
 
     async def _opened(self, method: str, path: str, body: bytes) -> ServerConnection:
-        """Send a request and return its connection with an answer of status 200, which the caller must release.
-
-        Raises UnavailableError and RejectedError.
-        """
+        """Return a request's connection with status 200, to be released. Raises UnavailableError, RejectedError."""
         connection = await self._requested(method, path, body, _JSON)
         if connection.status == _OK:
             return connection

@@ -107,9 +107,26 @@ class UpstreamRequest:
             await self._split_concurrently()
         elif self.prefill is self.decode or self._generation.sampling.max_tokens == 1:
             self._listener.prefill_started(self._id, time.monotonic())
-            await self._stream(self.prefill, {}, None)
+            one_text = self._generation.sampling.max_tokens == 1 and self._generation.prompt_text is not None
+            await (self._one_text() if one_text else self._stream(self.prefill, {}, None))
         else:
             await self._split()
+
+    async def _one_text(self) -> None:
+        """Get the text of the only token. No server has to continue the output, so token ids are not needed."""
+        server, requested_s = self.prefill, time.monotonic()
+        more = {"stream": False, **({"return_token_ids": False} if server.kind.returns_ids else {})}
+        body = server.body(self._generation, self._seed, more)
+        answer = await self._response(server, server.client.complete(body))
+        made = 1 if answer.usage is None else answer.usage.completion_tokens
+        outputs = self._outputs(server, answer, 0, ids=False)
+        if made > 1 or not outputs:
+            raise AttemptLostError(server.instance, f"{server.instance} returned {made} tokens instead of 1")
+        if answer.prompt_tokens:
+            self._listener.tokenized(self._id, answer.prompt_ids, answer.prompt_tokens)
+        reason = outputs[0].finish_reason or FinishReason.LENGTH
+        only = msgspec.structs.replace(outputs[0], finish_reason=reason, prompt_tokens=answer.prompt_tokens)
+        self._emit(only, server, requested_s)
 
     async def _split(self) -> None:
         fewest = min(self._generation.sampling.min_tokens, 1)
@@ -258,10 +275,12 @@ class UpstreamRequest:
         except ServerError as error:
             raise AttemptLostError(server.instance, f"{server.instance}: {error}") from error
 
-    def _outputs(self, server: Server, answer: UpstreamCompletion, index: int) -> list[TokenOutput]:
+    def _outputs(
+        self, server: Server, answer: UpstreamCompletion, index: int, *, ids: bool | None = None
+    ) -> list[TokenOutput]:
         if not answer.choices:
             return []
-        text, ids = self._generation.prompt_text is not None, server.kind.returns_ids
+        text, ids = self._generation.prompt_text is not None, server.kind.returns_ids if ids is None else ids
         try:
             choice = answer.choices[0]
             outputs = choice.outputs(index, text=text) if ids else choice.text_outputs(index)

@@ -30,7 +30,7 @@ class VllmKind:
             **generation.server_fields,
             "model": model,
             "request_id": generation.request.id,
-            "prompt": generation.prompt_token_ids if prompt is None else prompt.text,
+            "prompt": generation.prompt_token_ids if prompt is None else msgspec.Raw(prompt.json),
             **dict(zip(_SAMPLING, _sampling_values(sampling), strict=True)),
             "return_token_ids": True,
         }

@@ -1,6 +1,8 @@
 """The endpoint `POST /v1/completions`."""
 
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import cast
 
 import msgspec
 from fastapi.responses import Response
@@ -8,7 +10,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 
 from twofold.serving.gateway.gateway import Gateway, read_struct
-from twofold.serving.gateway.generations import ResponseSpec, response_spec, server_fields
+from twofold.serving.gateway.generations import PromptInput, ResponseSpec, response_spec, server_fields
 from twofold.serving.gateway.output import Delta, LogprobFormat
 from twofold.serving.gateway.responses import Completion, CompletionChoice, MaybeTokenIds, MaybeUsage, Usage
 from twofold.serving.gateway.schemas import CompletionFields, Prompt, check_limit, invalid
@@ -16,23 +18,43 @@ from twofold.serving.gateway.streaming import OpenAIWriter, event, respond
 from twofold.serving.gateway.tokenizer import off_loop
 
 _TOKENS_CHECKED = 16  # token ids that are checked in the time of encoding a character
+_UNREAD = msgspec.defstruct("Unread", [("prompt", msgspec.Raw)], bases=(CompletionFields,), frozen=True, kw_only=True)
 
 
 async def complete(gateway: Gateway, request: Request) -> Response:
     """Answer `POST /v1/completions`. Raises RequestError, InstanceLostError and ClientDisconnect."""
-    fields = await read_struct(request, CompletionFields, gateway.bodies)
-    prompts = split_prompts(gateway, fields.prompt)
+    fields, prompts = await _read(gateway, request)
     spec = response_spec(gateway, request, fields, prompts=len(prompts))
     spec = msgspec.structs.replace(spec, server_fields=server_fields(gateway, request, fields))
-    texts = [each for each in prompts if isinstance(each, str) and each]
+    texts = [each for each in prompts if isinstance(each, str | bytes) and each]
     if len(texts) == len(prompts) and gateway.sends_text(fields):
         for each in texts:
             gateway.check_length(len(each), "prompt")
-        tokenized: Sequence[str | list[int]] = texts
     else:
-        tokenized = await encode_prompts(gateway, prompts, add_special_tokens=fields.adds_special_tokens)
-    writer = CompletionWriter(spec, fields, LogprobFormat(gateway.tokenizer), tokenized)
-    return await respond(gateway, request, fields, spec, tokenized, writer)
+        prompts = await encode_prompts(gateway, prompts, add_special_tokens=fields.adds_special_tokens)
+    writer = CompletionWriter(spec, fields, LogprobFormat(gateway.tokenizer), prompts)
+    return await respond(gateway, request, fields, spec, prompts, writer)
+
+
+async def _read(gateway: Gateway, request: Request) -> tuple[CompletionFields, Sequence[PromptInput]]:
+    """Return a request's fields and prompts. A text for servers stays JSON: decoding is most work for a long one."""
+    if gateway.service.takes_text:
+        fields = await read_struct(request, cast(type[CompletionFields], _UNREAD), gateway.bodies)
+        sent = bytes(cast(msgspec.Raw, fields.prompt))
+        if sent.startswith(b'"') and gateway.sends_text(fields) and _fits(gateway, fields, len(sent)):
+            with suppress(UnicodeDecodeError):
+                _ = sent.isascii() or sent.decode()
+                return fields, [sent]
+    fields = await read_struct(request, CompletionFields, gateway.bodies)
+    return fields, split_prompts(gateway, fields.prompt)
+
+
+def _fits(gateway: Gateway, fields: CompletionFields, size: int) -> bool:
+    """Return whether a text of `size` bytes exceeds no limit, whatever the number of its characters is."""
+    tokens, limits = gateway.least_tokens(size), gateway.limits
+    whole = tokens + (fields.token_limit or fields.default_max_tokens) <= gateway.service.model.max_model_len
+    most = limits.generated_prompt_tokens // fields.generated
+    return whole and len('""') < size <= (limits.prompt_characters or size) and tokens <= most
 
 
 def split_prompts(gateway: Gateway, prompt: Prompt) -> list[str | list[int]]:
@@ -55,7 +77,7 @@ def split_prompts(gateway: Gateway, prompt: Prompt) -> list[str | list[int]]:
 
 
 async def encode_prompts(
-    gateway: Gateway, prompts: Sequence[str | list[int]], *, add_special_tokens: bool
+    gateway: Gateway, prompts: Sequence[PromptInput], *, add_special_tokens: bool
 ) -> list[list[int]]:
     """Return the token ids of each prompt. Raises RequestError if any prompt is invalid."""
     texts = [each for each in prompts if isinstance(each, str)]
@@ -100,7 +122,7 @@ class CompletionWriter(OpenAIWriter):
     """Formats the response bodies and stream events of text completions."""
 
     def __init__(
-        self, spec: ResponseSpec, fields: CompletionFields, logprobs: LogprobFormat, prompts: Sequence[str | list[int]]
+        self, spec: ResponseSpec, fields: CompletionFields, logprobs: LogprobFormat, prompts: Sequence[PromptInput]
     ) -> None:
         super().__init__(texts_only=fields.logprobs is None and not fields.return_token_ids)
         self._spec, self._fields, self._logprobs, self._prompts = spec, fields, logprobs, prompts
@@ -137,4 +159,4 @@ class CompletionWriter(OpenAIWriter):
     def _prompt_ids(self, delta: Delta) -> MaybeTokenIds:
         """Return the token ids of a choice's prompt, which come once, with the first output token."""
         prompt = self._prompts[delta.choice // (self._fields.n or 1)]
-        return UNSET if isinstance(prompt, str) or delta.token.index or delta.of_prompt else prompt
+        return UNSET if not isinstance(prompt, list) or delta.token.index or delta.of_prompt else prompt

@@ -193,10 +193,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
                 self.cache.release(key)
 
     def _rewrite_last(self, allocation: BlockAllocation, key: BlockKey) -> tuple[int, int] | None:
-        """Append a cached block to an allocation, with copy-on-write if other requests use the block.
-
-        Return the block ids (source, target) of the copy to make, or None.
-        """
+        """Append a cached block. Return the block ids (source, target) of a copy on write, or None without one."""
         source, table = self._cached[key], self._tables[allocation]
         if not self._owners[source]:  # the cached block itself becomes writable
             self.cache.remove(key, RemovalReason.REWRITTEN)

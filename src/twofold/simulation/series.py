@@ -29,10 +29,7 @@ class Series(msgspec.Struct):
         self.value = value
 
     def finish(self, at: int) -> None:
-        """Extend the series to the time `at` (picoseconds) with the current value.
-
-        Raise ValueError if `at` is before the time of the previous call of `set` or `finish`.
-        """
+        """Extend the series to `at` (ps) with its value. Raises ValueError before the last `set` or `finish`."""
         held = at - self.at_ps
         if held < 0:
             raise ValueError(f"time runs backwards, from {self.at_ps} to {at} ps")

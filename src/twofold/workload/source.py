@@ -48,10 +48,7 @@ class Replay:
         take((), self.num_requests)
 
     def requests(self, reopen: Callable[[], Iterator[Request]]) -> Iterator[Request]:
-        """Return the selected requests of a trace, with scaled arrival times.
-
-        `reopen` is a function that returns a new iterator over all requests of the trace.
-        """
+        """Return the selected requests of a trace, at scaled times. `reopen` returns a new iterator over all."""
         if self.rate is not None:
             scaled = to_rate(lambda: self._part(reopen), self.rate)
         else:

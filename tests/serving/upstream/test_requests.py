@@ -318,10 +318,19 @@ def test_tokens_beyond_the_limit_are_cut_from_those_that_arrive_together(attempt
     assert heard.finish is FinishReason.LENGTH
 
 
-def test_tokens_before_an_invalid_event_are_passed_on(attempt):
-    invalid = {"choices": [{"text": "c", "token_ids": [-3]}]}
-    events = said("a", 7, prompt=[3, 4, 5]), said("b", 8), said("b", 9), invalid, said("d", 10)
-    heard, raised, _ = attempt(together(*events), text=TEXT, max_tokens=20)
+@pytest.mark.parametrize(
+    "invalid",
+    [
+        event(choices=[{"text": "c", "token_ids": [-3]}]),
+        b'data: {"choices":[{"text":"\xff","token_ids":[3]}]}\n\n',
+        b'data: {"kv_transfer_params":' + b'{"a":' * 100_000 + b"\n\n",
+        event(error={"message": "broken"}),
+    ],
+)
+def test_tokens_before_an_invalid_event_are_passed_on(attempt, invalid):
+    before = [event(**each) for each in (said("a", 7, prompt=[3, 4, 5]), said("b", 8), said("b", 9))]
+    sent = b": a comment\n\n".join([*before, invalid, event(**said("d", 10))])
+    heard, raised, _ = attempt([Send(sent + DONE)], text=TEXT, max_tokens=20)
     assert isinstance(raised, AttemptLostError)
     assert [token for _, token, _ in heard.tokens] == [7, 8, 9]
 

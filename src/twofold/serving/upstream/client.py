@@ -31,6 +31,7 @@ _OK = 200
 _JSON = {"content-type": "application/json"}
 _DATA, _DONE = b"data:", b"[DONE]"
 _PROMPT_IDS, _NO_IDS, _COMMA = b'"prompt_token_ids":', msgspec.Raw(), ord(",")
+_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _LINE_BYTES = 1 << 24  # the first event of a stream repeats the prompt
 
 
@@ -171,7 +172,7 @@ def read_completion(data: bytes) -> UpstreamCompletion:
     data, prompt_ids = _without_prompt_ids(data)
     try:
         answer = _decoder.decode(data.removeprefix(_DATA))
-    except msgspec.DecodeError as error:
+    except _MALFORMED as error:
         raise ServerError(f"not a completion: {data[:200]!r} ({error})") from error
     if answer.error is not None:
         raise ServerError(answer.error.message)
@@ -193,7 +194,7 @@ def error_text(body: bytes) -> str:
     """Return the error message in the body of a response with a status other than 200."""
     try:
         error = _decoder.decode(body).error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _MALFORMED:
         error = None
     return body[:300].decode(errors="replace") if error is None else error.message
 
@@ -250,24 +251,34 @@ class _EventReader:
         try:
             for line in lines:
                 stripped = line.strip() if line else line  # without a copy of a long line
-                if not stripped or self.done:
+                if not stripped or self.done or stripped.startswith(b":"):  # a comment keeps the connection alive
                     continue
                 if stripped.endswith(_DONE):
                     self.done = True
                     continue
-                event = read_completion(stripped)
-                choice = event.choices[0] if self._begun and event.choices else _NO_CHOICE
-                ids, text, more = choice.token_ids, choice.text, choice.finish_reason or choice.logprobs
-                if ids is not None and len(ids) == 1 and text is not None and more is None:
-                    self._token_ids += ids
-                    self._texts.append(text)
+                if self._begun and self._is_token(stripped):
                     continue
                 self._pass_on()
+                event = read_completion(stripped)
                 if self._on_tokens is not None and event.choices and event.choices[0].token_ids:
                     self._begun = True
                 self._on_event(event)
         finally:  # events before an invalid one count
             self._pass_on()
+
+    def _is_token(self, line: bytes) -> bool:
+        """Take the event of one token after the first; return False for any other event."""
+        try:
+            event = _decoder.decode(line.removeprefix(_DATA))
+        except _MALFORMED:  # `read_completion` raises it
+            return False
+        choice = event.choices[0] if event.choices and event.error is None else _NO_CHOICE
+        ids, text, more = choice.token_ids, choice.text, choice.finish_reason or choice.logprobs
+        if ids is None or len(ids) != 1 or text is None or more is not None:
+            return False
+        self._token_ids.append(ids[0])
+        self._texts.append(text)
+        return True
 
     def _pass_on(self) -> None:
         token_ids, texts = self._token_ids, self._texts

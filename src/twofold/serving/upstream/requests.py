@@ -118,6 +118,7 @@ class UpstreamRequest:
         more = {"stream": False, **({"return_token_ids": False} if server.kind.returns_ids else {})}
         body = server.body(self._generation, self._seed, more)
         answer = await self._response(server, server.client.complete(body))
+        server.heard_s = time.monotonic()
         made = 1 if answer.usage is None else answer.usage.completion_tokens
         outputs = self._outputs(server, answer, 0, ids=False)
         if made > 1 or not outputs:

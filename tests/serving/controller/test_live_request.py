@@ -74,7 +74,7 @@ def test_tokens_that_arrive_together_out_of_order_are_taken_one_by_one():
 def test_a_replay_continues_after_the_token_ids_of_a_server():
     """Until a server has sent tokens, the prompt is a text; then, its token ids are those of that server."""
     request = live(prompt=())
-    text = PromptText(text="abc", add_special_tokens=True, skip_special_tokens=True)
+    text = PromptText(json=b'"abc"', add_special_tokens=True, skip_special_tokens=True)
     request.generation = msgspec.structs.replace(request.generation, prompt_text=text)
     for _ in range(2):
         begin(request)

@@ -115,7 +115,7 @@ class BlockChain(msgspec.Struct, frozen=True):
 class PromptText(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt as text, for servers that tokenize it themselves and return text beside the tokens."""
 
-    json: bytes  # a JSON string, as a client has sent it
+    json: bytes  # a JSON string: that of the client if it sent one text
     add_special_tokens: bool
     skip_special_tokens: bool  # in the output
 

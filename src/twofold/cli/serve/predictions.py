@@ -100,7 +100,7 @@ def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfi
 
 
 def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) -> ClusterSpec:
-    """Return a spec to simulate the workers, from cluster file or host profile. Raises ConfigurationError without."""
+    """Return a spec to simulate the workers, from cluster file or host profile, else raise ConfigurationError."""
     if config.cluster is not None:
         require(profile is None, "--profile excludes --cluster, whose file may name a profile")
         return config.cluster

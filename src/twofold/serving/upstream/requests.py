@@ -103,11 +103,12 @@ class UpstreamRequest:
         if self._misplaced:
             name = self.prefill.instance
             raise AttemptLostError(name, f"{name} is of another kind than the servers that the request needs")
+        one_token = self._generation.sampling.max_tokens == 1
         if self.prefill is not self.decode and self.prefill.kind.concurrent:
             await self._split_concurrently()
-        elif self.prefill is self.decode or self._generation.sampling.max_tokens == 1:
+        elif self.prefill is self.decode or one_token:
             self._listener.prefill_started(self._id, time.monotonic())
-            one_text = self._generation.sampling.max_tokens == 1 and self._generation.prompt_text is not None
+            one_text = one_token and self._generation.prompt_text is not None
             await (self._one_text() if one_text else self._stream(self.prefill, {}, None))
         else:
             await self._split()
@@ -122,12 +123,10 @@ class UpstreamRequest:
         made = 1 if answer.usage is None else answer.usage.completion_tokens
         outputs = self._outputs(server, answer, 0, ids=False)
         if made > 1 or not outputs:
-            raise AttemptLostError(server.instance, f"{server.instance} returned {made} tokens instead of 1")
-        if answer.prompt_tokens:
-            self._listener.tokenized(self._id, answer.prompt_ids, answer.prompt_tokens)
-        reason = outputs[0].finish_reason or FinishReason.LENGTH
-        only = msgspec.structs.replace(outputs[0], finish_reason=reason, prompt_tokens=answer.prompt_tokens)
-        self._emit(only, server, requested_s)
+            raise AttemptLostError(server.instance, f"{server.instance} did not return one token")
+        only = self._tokenized(server, answer, outputs[0]) if answer.prompt_tokens else outputs[0]
+        reason = only.finish_reason or FinishReason.LENGTH
+        self._emit(msgspec.structs.replace(only, finish_reason=reason), server, requested_s)
 
     async def _split(self) -> None:
         fewest = min(self._generation.sampling.min_tokens, 1)
@@ -169,7 +168,7 @@ class UpstreamRequest:
             await asyncio.gather(prefill, decode, return_exceptions=True)
 
     def _first(self, answer: UpstreamCompletion) -> TokenOutput:
-        outputs = self._outputs(self.prefill, answer, 0)
+        outputs = self._outputs(self.prefill, answer, 0, ids=self.prefill.kind.returns_ids)
         if len(outputs) != 1:
             raise AttemptLostError(self.prefill.instance, f"{self.prefill.instance} returned no token")
         # The text of one token alone may end within a character, so the gateway detokenizes it.
@@ -199,7 +198,7 @@ class UpstreamRequest:
         self, server: Server, first: TokenOutput | None, progress: "_Progress", event: UpstreamCompletion
     ) -> None:
         server.heard_s = time.monotonic()
-        outputs = self._outputs(server, event, progress.index)
+        outputs = self._outputs(server, event, progress.index, ids=server.kind.returns_ids)
         known = max(len(self._again), 0 if first is None else 1)
         if len(outputs) > 1 and not known <= progress.index <= self._generation.sampling.max_tokens - len(outputs):
             # Only a part of the event's text is new, or within the limit: the gateway detokenizes that part.
@@ -276,12 +275,10 @@ class UpstreamRequest:
         except ServerError as error:
             raise AttemptLostError(server.instance, f"{server.instance}: {error}") from error
 
-    def _outputs(
-        self, server: Server, answer: UpstreamCompletion, index: int, *, ids: bool | None = None
-    ) -> list[TokenOutput]:
+    def _outputs(self, server: Server, answer: UpstreamCompletion, index: int, *, ids: bool) -> list[TokenOutput]:
         if not answer.choices:
             return []
-        text, ids = self._generation.prompt_text is not None, server.kind.returns_ids if ids is None else ids
+        text = self._generation.prompt_text is not None
         try:
             choice = answer.choices[0]
             outputs = choice.outputs(index, text=text) if ids else choice.text_outputs(index)

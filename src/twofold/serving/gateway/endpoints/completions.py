@@ -23,34 +23,29 @@ _UNREAD = msgspec.defstruct("Unread", [("prompt", msgspec.Raw)], bases=(Completi
 
 async def complete(gateway: Gateway, request: Request) -> Response:
     """Answer `POST /v1/completions`. Raises RequestError, InstanceLostError and ClientDisconnect."""
-    fields, prompts = await _read(gateway, request)
-    spec = response_spec(gateway, request, fields, prompts=len(prompts))
+    fields, sent = await _read(gateway, request)
+    given = [] if sent else split_prompts(gateway, fields.prompt)
+    spec = response_spec(gateway, request, fields, prompts=len(given) or 1)
     spec = msgspec.structs.replace(spec, server_fields=server_fields(gateway, request, fields))
-    texts = [each for each in prompts if isinstance(each, str | bytes) and each]
-    if len(texts) == len(prompts) and gateway.sends_text(fields):
-        for each in texts:
-            gateway.check_length(len(each), "prompt")
-    else:
-        prompts = await encode_prompts(gateway, prompts, add_special_tokens=fields.adds_special_tokens)
+    prompts: Sequence[PromptInput] = [sent] if sent else await _inputs(gateway, fields, given)
     writer = CompletionWriter(spec, fields, LogprobFormat(gateway.tokenizer), prompts)
     return await respond(gateway, request, fields, spec, prompts, writer)
 
 
-async def _read(gateway: Gateway, request: Request) -> tuple[CompletionFields, Sequence[PromptInput]]:
-    """Return a request's fields and prompts. A text for servers stays JSON: decoding is most work for a long one."""
+async def _read(gateway: Gateway, request: Request) -> tuple[CompletionFields, bytes]:
+    """Return a request's fields, and its prompt's JSON string if servers get it: decoding a long one takes long."""
     if gateway.service.takes_text:
         fields = await read_struct(request, cast(type[CompletionFields], _UNREAD), gateway.bodies)
         sent = bytes(cast(msgspec.Raw, fields.prompt))
         if sent.startswith(b'"') and gateway.sends_text(fields) and _fits(gateway, fields, len(sent)):
             with suppress(UnicodeDecodeError):
                 _ = sent.isascii() or sent.decode()
-                return fields, [sent]
-    fields = await read_struct(request, CompletionFields, gateway.bodies)
-    return fields, split_prompts(gateway, fields.prompt)
+                return fields, sent
+    return await read_struct(request, CompletionFields, gateway.bodies), b""
 
 
 def _fits(gateway: Gateway, fields: CompletionFields, size: int) -> bool:
-    """Return whether a text of `size` bytes exceeds no limit, whatever the number of its characters is."""
+    """Return whether a text of `size` bytes is within all limits, even if each byte is a character."""
     tokens, limits = gateway.least_tokens(size), gateway.limits
     whole = tokens + (fields.token_limit or fields.default_max_tokens) <= gateway.service.model.max_model_len
     most = limits.generated_prompt_tokens // fields.generated
@@ -76,8 +71,17 @@ def split_prompts(gateway: Gateway, prompt: Prompt) -> list[str | list[int]]:
     raise invalid("prompt", "the list mixes kinds; send all strings, all token ids or all lists of token ids")
 
 
+async def _inputs(gateway: Gateway, fields: CompletionFields, prompts: list[str | list[int]]) -> Sequence[PromptInput]:
+    texts = [each for each in prompts if isinstance(each, str) and each]
+    if len(texts) < len(prompts) or not gateway.sends_text(fields):
+        return await encode_prompts(gateway, prompts, add_special_tokens=fields.adds_special_tokens)
+    for each in texts:
+        gateway.check_length(len(each), "prompt")
+    return texts
+
+
 async def encode_prompts(
-    gateway: Gateway, prompts: Sequence[PromptInput], *, add_special_tokens: bool
+    gateway: Gateway, prompts: Sequence[str | list[int]], *, add_special_tokens: bool
 ) -> list[list[int]]:
     """Return the token ids of each prompt. Raises RequestError if any prompt is invalid."""
     texts = [each for each in prompts if isinstance(each, str)]
